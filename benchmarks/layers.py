@@ -87,9 +87,8 @@ def attention_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
             attended = scaled_dot_product_attention(*parts, dropout_p=dropout, is_causal=True)
             return attended.transpose(1, 2)
 
-        here = functools.partial(attention.supports, pairs=pairs)
-        of_row = time, heads, width
-        paths = [path for path in attention.PATHS if here(path, of_row, arrays[0].dtype)]
+        fits = attention.kernels_fit((time, heads, width), arrays[0].dtype)
+        paths = ["triton", "chunked"] if fits else ["chunked"]
         peers = {path: functools.partial(attend, path=path) for path in paths}
         flops = 6.0 * rows * heads * width * time * (time + 1)
         yield Case(f"dropout {dropout}", peers, arrays, in_torch, flops, random=dropout > 0)

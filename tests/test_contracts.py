@@ -37,6 +37,10 @@ WORDS = Vocabulary.build({"<eos>": 3, "<unk>": 2} | SPELT)
 
 LEXICON = str(Path(__file__).parent / "fixtures" / "lexicon.jsonl")
 
+SHORT = {"width": 4, "filters": ((1, 6), (3, 8)), "length": 8}
+LONG = {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40}
+BLOCKS = {"layers": 2, "heads": 2, "feed_forward": 24}
+
 # Smallest settings of each layer; a layer that is missing here fails
 # test_every_layer_is_under_contract.
 INPUT = {
@@ -45,103 +49,44 @@ INPUT = {
         {"cutoffs": CUTOFFS, "factor": 2},
         {"cutoffs": (7, 20, 40), "factor": 2, "width": 8},
     ],
-    "char_cnn": [
-        {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8},
-        {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40},
-    ],
+    "char_cnn": [SHORT, LONG],
     "groc": [
-        {
-            "width": 4,
-            "filters": ((1, 6), (3, 8)),
-            "strides": (1, 2),
-            "length": 8,
-            "lexicon": LEXICON,
-        },
-        {
-            "width": 4,
-            "filters": ((2, 12),),
-            "strides": (),
-            "highway_layers": 0,
-            "length": 40,
-            "relations": 0,
-            "combine": "add",
-            "lexicon": LEXICON,
-        },
+        SHORT | {"strides": (1, 2), "lexicon": LEXICON},
+        LONG | {"strides": (), "relations": 0, "combine": "add", "lexicon": LEXICON},
     ],
 }
-SPELLING = {
-    "char_cnn",
-    "groc",
-}  # words share what they are spelt with, so a gradient for one reaches others
+# Words share what they are spelt with, so a gradient for one reaches others.
+SPELLING = {"char_cnn", "groc"}
 BODY = {
-    "transformer": [
-        {"layers": 2, "heads": 2, "feed_forward": 24},
-        {"layers": 1, "heads": 4, "feed_forward": 24, "final_norm": False, "positions": "alibi"},
-    ],
+    "transformer": [BLOCKS, BLOCKS | {"final_norm": False, "positions": "alibi"}],
     "gated_conv": [
         {"blocks": ((1, 3, 12), (2, 1, 8, 4, 8, 1, FEATURES))},
-        {
-            "blocks": ((2, 4, 12), (1, 2, 12)),
-            "form": "fairseq",
-            "activation": "gtu",
-            "weight_norm": False,
-            "output_width": FEATURES,
-        },
+        {"blocks": ((2, 4, 12), (1, 2, 12)), "form": "fairseq", "activation": "gtu"}
+        | {"weight_norm": False, "output_width": FEATURES},
     ],
     "transformer_post_norm": [
-        {
-            "layers": 2,
-            "heads": 2,
-            "feed_forward": 24,
-            "final_norm": False,
-            "positions": "learned",
-            "max_positions": TIME + 2,
-        }
+        BLOCKS | {"final_norm": False, "positions": "learned", "max_positions": TIME + 2}
     ],
     "lstm": [{"widths": (12, FEATURES)}],
     "awd_lstm": [{"widths": (FEATURES,), "biases": 2}],
 }
 TABLE = {
-    "own": [
-        {"cutoffs": CUTOFFS, "factor": 2, "bias": True},
-        {"cutoffs": (20,), "factor": 1, "width": 8},
-        {"weight_norm": True},
-        {"cutoffs": CUTOFFS, "factor": 2, "width": 9, "bias": True, "projected": False},
-    ],
-    "tied": [
-        {},
-        {"share_projections": False, "bias": True},
-        {"share_head_projection": True},
-        {"cutoffs": CUTOFFS, "own_head": True},
-    ],
+    "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}],
+    "tied": [{}],
     "mapped": [
         {"form": "bilinear", "bias": "own"},
         {"depth": 2, "dropout": 0.1, "layer_dropout": 0.2, "bias": "predicted"},
     ],
     "assembled": [{"dropout": 0.1, "bias": "own"}],
     "composed": [
-        {
-            "width": 4,
-            "filters": ((1, 6), (3, 8)),
-            "highway_layers": 1,
-            "length": 8,
-            "correction": 5,
-            "bias": "own",
-        },
-        {
-            "width": 4,
-            "filters": ((2, 12),),
-            "highway_layers": 0,
-            "length": 40,
-            "correction": 0,
-            "bias": "predicted",
-        },
+        SHORT | {"correction": 5, "bias": "own"},
+        LONG | {"correction": 0, "bias": "predicted"},
     ],
 }
 OUTPUT = {
     "softmax": [{}, {"input_dropout": 0.1}],
     "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}],
-    "hierarchical": [{}, {"classes": 5}],
+    "hierarchical": [{}],
     "sampled": [{"samples": 9}, {"samples": 9, "proposal": "unigram"}],
     "nce": [{"samples": 9}],
     "differentiated": [{}],
@@ -173,69 +118,52 @@ def cases(settings):
     ]
 
 
-def takes(output, fields, cut):
-    """Whether an output takes a table of several bands, or one of a single band."""
-    if output == "hierarchical":
-        return not (cut and "classes" in fields)
-    return OUTPUTS[output].many_bands or not cut
+NARROW = ("lookup", {"width": 8})
+BANDS = ("adaptive", {"cutoffs": CUTOFFS, "factor": 2})
+ONE_BAND = [(NARROW, ("own", {"weight_norm": True})), (NARROW, ("tied", {}))]
+SEVERAL = [(NARROW, ("own", TABLE["own"][0])), (BANDS, ("tied", {})), (NARROW, ("tied", {}))]
 
 
-def whole_models():
-    """The softmax on every table that fits it, other outputs on one of each kind, further
-    settings of an output on one table.
-    """
-    seen = set()
-    for output, fields_list in OUTPUT.items():
-        for table in ("own", "tied"):
-            tables = TABLE[table]
-            for source in (
-                ("lookup", {"width": 8}),
-                ("adaptive", {"cutoffs": CUTOFFS, "factor": 2}),
-            ):
-                for table_fields in tables if source[0] == "adaptive" or table == "tied" else []:
-                    cut = bool(table_fields.get("cutoffs")) or (
-                        table == "tied" and source[0] == "adaptive"
-                    )
-                    twice = (
-                        table == "tied" and source[0] == "adaptive" and "cutoffs" in table_fields
-                    )
-                    for fields in fields_list if not twice else []:
-                        kind = (
-                            table,
-                            source[0],
-                            repr(table_fields)
-                            if output in ("softmax", "adaptive")
-                            else "projected" in table_fields,
-                        )
-                        kind = (output, repr(fields), kind if fields is fields_list[0] else "")
-                        readable = output == "differentiated" or "projected" not in table_fields
-                        if readable and takes(output, fields, cut) and kind not in seen:
-                            seen.add(kind)
-                            yield (source, (output, fields), (table, table_fields))
+def on_tables():
+    """Every output on tables that it takes, its further settings on the first of them."""
+    for output, settings in OUTPUT.items():
+        tables = SEVERAL if OUTPUTS[output].many_bands else ONE_BAND
+        for i, fields in enumerate(settings):
+            for source, table in tables[: 1 if i else None]:
+                yield source, (output, fields), table
 
 
+ADAPTIVE = ("adaptive", {})
+OWN_ROWS = [
+    *on_tables(),
+    (NARROW, ("hierarchical", {"classes": 5}), ("own", {"weight_norm": True})),
+    (NARROW, ADAPTIVE, ("own", {"cutoffs": (20,), "factor": 1, "width": 8})),
+    (NARROW, ADAPTIVE, ("tied", {"cutoffs": CUTOFFS, "own_head": True})),
+    (BANDS, ADAPTIVE, ("tied", {"share_projections": False, "bias": True})),
+    (BANDS, ADAPTIVE, ("tied", {"share_head_projection": True})),
+    (NARROW, ("differentiated", {}), ("own", TABLE["own"][0] | {"width": 9, "projected": False})),
+]
 OWN_ROWS = [
     pytest.param(case, id="-".join(part[0] for part in case) + f"-{i}")
-    for i, case in enumerate(whole_models())
+    for i, case in enumerate(OWN_ROWS)
 ]
-COMPOSED = (("char_cnn", INPUT["char_cnn"][0]), ("softmax", {}), ("tied", {}))
+COMPOSED = (("char_cnn", SHORT), ("softmax", {}), ("tied", {}))
 MAPPED = (("lookup", {}), ("softmax", {}), ("mapped", TABLE["mapped"][1]))
-# More, whose output words share parameters.
-COMPUTED = [COMPOSED, (COMPOSED[0], ("softmax", {}), MAPPED[2])]
-COMPUTED += [
-    (("lookup", {}), ("softmax", {}), (name, fields))
-    for name in ("mapped", "composed")
-    for fields in TABLE[name]
-]
-SCALED = ("adaptive", {"cutoffs": CUTOFFS, "factor": 2, "scaled": True})
-COMPUTED += [(SCALED, ("softmax", {}), ("assembled", TABLE["assembled"][0]))]
 GROC = ("groc", INPUT["groc"][0])
-COMPUTED += [
+OF_GROC = {"cutoffs": CUTOFFS, "depth": 0, "dropout": 0.1, "bias": "predicted"}
+# More, whose output words share parameters.
+COMPUTED = [
+    COMPOSED,
+    (COMPOSED[0], ("softmax", {}), MAPPED[2]),
+    MAPPED,
+    (("lookup", {}), ("softmax", {}), ("mapped", TABLE["mapped"][0])),
+    *((("lookup", {}), ("softmax", {}), ("composed", fields)) for fields in TABLE["composed"]),
     (
-        GROC,
-        ("adaptive", {}),
-        ("mapped", {"cutoffs": CUTOFFS, "depth": 0, "dropout": 0.1, "bias": "predicted"}),
-    )
+        (BANDS[0], BANDS[1] | {"scaled": True}),
+        ("softmax", {}),
+        ("assembled", TABLE["assembled"][0]),
+    ),
+    (GROC, ADAPTIVE, ("mapped", OF_GROC)),
 ]
 MODELS = [*OWN_ROWS, *(pytest.param(case, id=f"computed-{i}") for i, case in enumerate(COMPUTED))]
 
@@ -267,7 +195,7 @@ def with_params(variables, params):
     return variables | {"params": params}
 
 
-def alone(layer, *arrays):
+def alone_variables(layer, *arrays):
     """A layer's variables: random parameters, and what it wants to know about the words."""
     shapes = jax.eval_shape(layer.init, jax.random.key(0), *arrays)
     return {
@@ -297,18 +225,17 @@ def hidden_and_targets():
     return hidden, jnp.concatenate([jnp.arange(VOCABULARY), jnp.arange(VOCABULARY)[::-1]])
 
 
-def reach(model, variables, vectors, *rest):
-    """`[time, time]`: which positions' vectors each hidden state depends on, by gradient."""
+def reach(layer, variables, vectors, *rest):
+    """`[time, time]`: how strongly each hidden state depends on each position's vector, by
+    gradient.
+    """
 
     def at(position, vectors):
         pull = jax.random.normal(jax.random.key(2), (FEATURES,))
-        return jnp.vdot(run(model, variables, vectors, *rest)[0][0, position], pull)
+        return jnp.vdot(layer.apply(variables, vectors, *rest)[0][0, position], pull)
 
-    gradient = jax.jit(jax.vmap(lambda position: jax.grad(at, argnums=1)(position, vectors)))(
-        jnp.arange(TIME)
-    )
-    assert jnp.isfinite(gradient).all()
-    return np.asarray(jnp.abs(gradient[:, 0]).sum(axis=-1) > 0)
+    gradient = jax.vmap(jax.grad(at, argnums=1), (0, None))(jnp.arange(TIME), vectors)
+    return jnp.abs(gradient[:, 0]).sum(axis=-1)
 
 
 class Plain(nn.Module):
@@ -354,35 +281,30 @@ def test_every_layer_is_under_contract():
 
 @pytest.mark.parametrize("source", cases(INPUT))
 def test_input_is_rows_of_its_table(source):
-    """`__call__` equals rows of the table that `bands()` assembles."""
+    """`__call__` equals rows of the table that `bands()` assembles; a gradient reaches the rows of
+    the words given and, unless words share what they are spelt with, no others.
+    """
     layer = build(config(input=source), VOCABULARY).input
-    variables = alone(layer, jnp.arange(VOCABULARY))
-    bands = run(layer, variables, method="bands")
-    table = jnp.concatenate(
-        [b.table if b.projection is None else b.table @ b.projection for b in bands]
-    )
-    assert table.shape == (VOCABULARY, FEATURES)
+    variables = alone_variables(layer, jnp.arange(VOCABULARY))
     tokens = jnp.array([[3, 60, 11, 10], [29, 30, 0, 3]])
-    np.testing.assert_allclose(run(layer, variables, tokens), table[tokens], atol=1e-6)
 
+    @jax.jit
+    def everything(variables):
+        def look_up(params):
+            return layer.apply(with_params(variables, params), tokens)
 
-@pytest.mark.parametrize(
-    "source", cases({name: INPUT[name] for name in INPUT if name not in SPELLING})
-)
-def test_input_gradient_reaches_only_the_words_given(source):
-    """Rows of the words given, and only those, change when their vectors are pulled."""
-    layer = build(config(input=source), VOCABULARY).input
-    variables = alone(layer, jnp.arange(VOCABULARY))
-    given = jnp.array([2, 12, 45])
+        vectors, pull = jax.vjp(look_up, variables["params"])
+        [gradient] = pull(jax.random.normal(jax.random.key(3), vectors.shape))
+        bands = layer.apply(variables, method="bands")
+        of_rows = layer.apply(with_params(variables, gradient), method="bands")
+        touched = [jnp.abs(band.table).sum(axis=1) > 0 for band in of_rows]
+        return jnp.concatenate([band.vectors() for band in bands]), vectors, touched
 
-    def loss(variables):
-        return jnp.sum(
-            run(layer, variables, given) * jax.random.normal(jax.random.key(3), (3, FEATURES))
-        )
-
-    bands = run(layer, jax.grad(loss)(variables), method="bands")
-    touched = jnp.concatenate([jnp.abs(band.table).sum(axis=1) > 0 for band in bands])
-    assert set(np.flatnonzero(touched)) == set(given.tolist())
+    table, vectors, touched = everything(variables)
+    assert table.shape == (VOCABULARY, FEATURES)
+    np.testing.assert_allclose(vectors, table[tokens], atol=1e-6)
+    words = set(np.flatnonzero(np.concatenate(touched)))
+    assert words == set(tokens.ravel().tolist()) or source[0] in SPELLING
 
 
 @pytest.mark.parametrize("body", cases(BODY))
@@ -392,24 +314,24 @@ def test_body_is_causal_within_segments(body):
     """
     layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
-    variables = alone(layer, vectors)
-    np.testing.assert_array_equal(
-        reach(layer, variables, vectors), np.tril(np.ones((TIME, TIME), bool))
-    )
-
     segments = jnp.array([[1, 1, 1, 2, 3, 3, 0, 0]])
-    batch = rows_of(segments, segments)
-    reached = reach(layer, variables, vectors, (), batch)
-    np.testing.assert_array_equal(reached[:6], np.tril(np.asarray(segments == segments.T))[:6])
-    hidden, carry = run(layer, variables, vectors, (), batch)
-    assert carry == ()
-    starts = [0, 3, 4]
-    shifted = jnp.concatenate(
-        [jnp.roll(vectors, -start, axis=1) for start in starts]
-    )  # what follows a segment does not reach it
-    for start, length, row in zip(
-        starts, (3, 1, 2), run(layer, variables, shifted)[0], strict=True
-    ):
+    batch, starts, lengths = rows_of(segments, segments), (0, 3, 4), (3, 1, 2)
+    # What follows a segment does not reach it.
+    shifted = jnp.concatenate([jnp.roll(vectors, -start, axis=1) for start in starts])
+
+    @jax.jit
+    def everything(variables):
+        hidden, carry = layer.apply(variables, vectors, (), batch)
+        assert carry == ()
+        reached = reach(layer, variables, vectors), reach(layer, variables, vectors, (), batch)
+        return *reached, hidden, layer.apply(variables, shifted)[0]
+
+    whole, apart, hidden, alone = everything(alone_variables(layer, vectors))
+    assert jnp.isfinite(whole).all() and jnp.isfinite(apart).all()
+    np.testing.assert_array_equal(whole > 0, np.tril(np.ones((TIME, TIME), bool)))
+    same = np.tril(np.asarray(segments == segments.T))
+    np.testing.assert_array_equal((apart > 0)[:6], same[:6])
+    for start, length, row in zip(starts, lengths, alone, strict=True):
         np.testing.assert_allclose(hidden[0, start : start + length], row[:length], atol=2e-5)
 
 
@@ -418,11 +340,11 @@ def test_body_with_a_carry_parts_equal_the_whole(body):
     """Feeding a row in parts, handing on the carry, gives the hidden states of feeding it whole."""
     layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
-    variables = alone(layer, vectors)
-    whole, _ = run(layer, variables, vectors)
+    variables, apply = alone_variables(layer, vectors), jax.jit(layer.apply)
+    whole, _ = apply(variables, vectors)
     carry, hidden = layer.cache(BATCH, TIME + 2), []
-    for part in slice(0, 1), slice(1, TIME // 2), slice(TIME // 2, TIME):
-        states, carry = run(layer, variables, vectors[:, part], carry)
+    for part in jnp.split(vectors, 4, axis=1):
+        states, carry = apply(variables, part, carry)
         hidden.append(states)
     np.testing.assert_allclose(jnp.concatenate(hidden, axis=1), whole, atol=2e-5)
 
@@ -436,94 +358,63 @@ def test_body_continues_rows_of_a_stream(body):
     """
     layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
-    variables = alone(layer, vectors)
+    variables, apply = alone_variables(layer, vectors), jax.jit(layer.apply)
     assert all(len(a) == BATCH for a in jax.tree.leaves(layer.initial_carry(BATCH)))
-    whole, _ = run(layer, variables, vectors)
+    whole, _ = apply(variables, vectors)
     reset = jnp.array([False, True, False])
     batch = rows_of(jnp.zeros((BATCH, TIME // 2), jnp.int32))._replace(reset=reset)
-    before, carry = run(
-        layer, variables, vectors[:, : TIME // 2], layer.initial_carry(BATCH), batch
-    )
-    after, _ = run(layer, variables, vectors[:, TIME // 2 :], carry, batch)
-    fresh, _ = run(layer, variables, vectors[:, TIME // 2 :])
+    first, second = jnp.split(vectors, 2, axis=1)
+    before, carry = apply(variables, first, layer.initial_carry(BATCH), batch)
+    after, _ = apply(variables, second, carry, batch)
+    fresh, _ = apply(variables, second, layer.initial_carry(BATCH), batch)
     np.testing.assert_allclose(before, whole[:, : TIME // 2], atol=2e-5)
-    np.testing.assert_allclose(
-        after, jnp.where(reset[:, None, None], fresh, whole[:, TIME // 2 :]), atol=2e-5
-    )
+    expected = jnp.where(reset[:, None, None], fresh, whole[:, TIME // 2 :])
+    np.testing.assert_allclose(after, expected, atol=2e-5)
 
 
-def test_transformers_do_not_continue_rows():
-    """They say so by a carry of nothing, and are refused for streams."""
-    for name in "transformer", "transformer_post_norm":
-        assert build(config(body=(name, BODY[name][0])), VOCABULARY).body.initial_carry(BATCH) == ()
+def loss_of(model, variables, *arrays, **how):
+    method = lambda m, *arrays: m.output.loss(*arrays, train="rngs" in how)
+    return model.apply(variables, *arrays, method=method, **how)
 
 
 @pytest.mark.parametrize("case", MODELS)
 def test_output_is_normalised_and_agrees_with_itself(case):
     """Probabilities sum to one; nll and untrained loss are minus the log-probability of the
-    target, in the order given.
+    target, in the order given. Where words have rows of their own, the row of a word that is the
+    only target is pulled, the first two of each cluster included.
     """
     model, variables = made(case)
     hidden, targets = hidden_and_targets()
     weights = jnp.linspace(0, 2, len(targets))
-    orders = jnp.stack(
-        [jnp.arange(len(targets)), jax.random.permutation(jax.random.key(5), len(targets))]
-    )
+    orders = jnp.arange(len(targets)), jax.random.permutation(jax.random.key(5), len(targets))
+
+    def pull(word):
+        def loss(params):
+            given = hidden[:1], word[None], jnp.ones(1)
+            return loss_of(model, with_params(variables, params), *given).total
+
+        gradient = with_params(variables, jax.grad(loss)(variables["params"]))
+        bands = model.apply(gradient, method=lambda m: m.output.table.bands())
+        return jnp.concatenate([jnp.abs(band.table).sum(axis=1) for band in bands])[word]
 
     @jax.jit
     def everything(variables):
         log_probs = model.apply(variables, hidden, method=lambda m, h: m.output.log_probs(h))
         nll = jax.lax.map(
             lambda order: model.apply(variables, hidden[order], targets[order], method="nll"),
-            orders,
+            jnp.stack(orders),
         )
-        return (
-            log_probs,
-            nll,
-            model.apply(
-                variables,
-                hidden,
-                targets,
-                weights,
-                method=lambda m, *arrays: m.output.loss(*arrays),
-            ),
-        )
+        pulls = jax.vmap(pull)(jnp.arange(VOCABULARY)) if case not in COMPUTED else jnp.ones(1)
+        return log_probs, nll, loss_of(model, variables, hidden, targets, weights), pulls
 
-    log_probs, nll, loss = jax.tree.map(np.asarray, everything(variables))
+    log_probs, nll, loss, pulls = jax.tree.map(np.asarray, everything(variables))
     assert log_probs.shape == (len(targets), VOCABULARY)
     np.testing.assert_allclose(np.logaddexp.reduce(log_probs, axis=1), 0.0, atol=2e-6)
     expected = -log_probs[np.arange(len(targets)), targets]
-    np.testing.assert_allclose(nll, expected[orders], atol=2e-5)
+    np.testing.assert_allclose(nll, expected[np.stack(orders)], atol=2e-5)
     np.testing.assert_allclose(loss.nll, np.where(weights == 0, 0.0, expected), atol=2e-5)
     np.testing.assert_allclose(loss.total, np.sum(weights * expected), rtol=1e-5)
-
-
-@pytest.mark.parametrize("case", OWN_ROWS)
-def test_every_word_gets_a_gradient_as_a_target(case):
-    """The row of a word that is the only target is pulled, the first two of each cluster
-    included.
-    """
-    model, variables = made(case)
-    hidden = jax.random.normal(jax.random.key(4), (1, FEATURES))
-
-    @jax.jit
-    @jax.vmap
-    def pull(word):
-        def loss(params):
-            given = with_params(variables, params)
-            return model.apply(
-                given,
-                hidden,
-                word[None],
-                jnp.ones(1),
-                method=lambda m, *arrays: m.output.loss(*arrays),
-            ).total
-
-        gradient = with_params(variables, jax.grad(loss)(variables["params"]))
-        bands = model.apply(gradient, method=lambda m: m.output.table.bands())
-        return jnp.concatenate([jnp.abs(band.table).sum(axis=1) for band in bands])[word]
-
-    assert (pull(jnp.arange(VOCABULARY)) > 1e-4).all()
+    assert (pulls > 1e-4).all()
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -536,22 +427,15 @@ def test_training_draws_dropout_and_evaluation_does_not(case):
 
     def loss(**rngs):
         given = hidden, targets, jnp.ones(targets.shape)
-        return model.apply(
-            variables,
-            *given,
-            rngs=rngs,
-            method=lambda m, *arrays: m.output.loss(*arrays, train=True),
-        ).total
+        return loss_of(model, variables, *given, rngs=rngs).total
 
     _, (_, fields), (_, table) = case
     bands = jax.eval_shape(lambda: model.apply(variables, method=lambda m: m.output.table.bands()))
-    dropped = fields.get("input_dropout", 0) > 0 or (
-        fields.get("tail_dropout", 0) > 0 and len(bands) > 1
-    )
-    if not (dropped or table.get("dropout", 0) > 0 or "samples" in fields):
-        assert (
-            jax.eval_shape(loss).shape == ()
-        )  # asking for a key that was not given would be an error
+    rates = [fields.get("input_dropout", 0), table.get("dropout", 0)]
+    rates += [fields.get("tail_dropout", 0)] if len(bands) > 1 else []
+    if not any(rates) and "samples" not in fields:
+        # Asking for a key that was not given would be an error.
+        assert jax.eval_shape(loss).shape == ()
         return
     with pytest.raises(InvalidRngError):
         jax.eval_shape(loss)
@@ -559,27 +443,8 @@ def test_training_draws_dropout_and_evaluation_does_not(case):
     assert drawn(0) != drawn(1)
 
 
-ADP_T = (("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {}))
-CNN = (
-    ("char_cnn", INPUT["char_cnn"][0]),
-    ("adaptive", {}),
-    ("own", {"cutoffs": CUTOFFS, "factor": 2}),
-)
-
-
-def test_decoding_step_by_step_gives_the_same_hidden_states():
-    """LanguageModel.step, one token at a time from an empty cache, equals LanguageModel.hidden
-    of the whole row.
-    """
-    model, variables = made(ADP_T)
-    tokens = jax.random.randint(jax.random.key(0), (BATCH, TIME), 0, VOCABULARY)
-    step = jax.jit(lambda token, carry: model.apply(variables, token, carry, method="step"))
-    carry, hidden = model.body.cache(BATCH, TIME), []
-    for t in range(TIME):
-        state, carry = step(tokens[:, t : t + 1], carry)
-        hidden.append(state)
-    whole, _ = run(model, variables, rows_of(tokens), method="hidden")
-    np.testing.assert_allclose(jnp.concatenate(hidden, axis=1), whole, atol=2e-5)
+ADP_T = (BANDS, ADAPTIVE, ("tied", {}))
+CNN = (COMPOSED[0], ADAPTIVE, ("own", BANDS[1]))
 
 
 def test_log_probs_of_positions_builds_no_more_than_asked_for():
@@ -605,15 +470,13 @@ def test_log_probs_of_positions_builds_no_more_than_asked_for():
 @pytest.mark.parametrize(
     "case, which",
     [
-        (ADP_T, "none"),
-        (CNN, "inputs"),
-        (COMPOSED, "all"),
-        (MAPPED, "all"),
-        (COMPUTED[1], "all"),
-        (COMPUTED[-1], "all"),
-        ((GROC, *CNN[1:]), "inputs"),
+        pytest.param(ADP_T, "none", id="none"),
+        pytest.param(CNN, "inputs", id="inputs"),
+        pytest.param(MAPPED, "all", id="mapped"),
+        pytest.param(COMPUTED[1], "all", id="mapped and composed"),
+        pytest.param(COMPUTED[-1], "all", id="groc"),
+        pytest.param((GROC, *CNN[1:]), "inputs", id="groc, inputs"),
     ],
-    ids=["none", "inputs", "all", "mapped", "mapped and composed", "groc", "groc, inputs"],
 )
 def test_gradients_of_microbatches_are_those_of_the_loss(case, which):
     """The slow twin differentiates one loss of all rows, every vector composed where it is used."""
@@ -688,23 +551,3 @@ def test_letters_are_neither_in_the_program_nor_read_by_every_microbatch(case):
     large, _ = program(case, 100 * VOCABULARY)
     assert len(large) < 1.02 * len(small)
     assert "ui8" in small and "u8[" not in loop
-
-
-def test_a_composed_model_scores_words_it_never_saw():
-    """Another vocabulary, larger and of other words, changes arrays and no parameter;
-    probabilities stay normalised.
-    """
-    source, output, table = COMPOSED
-    other = Vocabulary.build(
-        {"<eos>": 3, "<unk>": 2} | {f"zebra{n}": 1 for n in range(3 * VOCABULARY)}
-    )
-    _, variables = made(COMPOSED)
-    larger = build(config(input=source, output=output, table=table), len(other))
-    assert jax.tree.map(jnp.shape, variables["params"]) == jax.tree.map(
-        lambda a: a.shape, parameter_shapes(larger)
-    )
-    hidden, _ = hidden_and_targets()
-    given = {"params": variables["params"], "lexicon": lexicon(other, larger.lexicon_spec())}
-    log_probs = run(larger, given, hidden[:4], method=lambda m, h: m.output.log_probs(h))
-    assert log_probs.shape == (4, len(other))
-    np.testing.assert_allclose(jax.nn.logsumexp(log_probs, axis=1), 0.0, atol=2e-6)

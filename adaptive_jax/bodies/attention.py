@@ -1,5 +1,4 @@
-"""Causal self-attention with dropout on its weights. Several implementations, called paths, give
-the same numbers.
+"""Causal self-attention with dropout on its weights.
 
 For one row of three tokens in segments 7 7 8, the weights of a head are
 
@@ -7,11 +6,10 @@ For one row of three tokens in segments 7 7 8, the weights of a head are
     query 1   a b .      token 0 and itself, a + b = 1
     query 2   . . 1      itself: the other tokens belong to another segment
 
-`chunked` runs everywhere: it computes a chunk of queries at a time and skips the keys after it, so
-only one chunk of weights exists. Its backward pass recomputes weights and dropout masks. `triton`
-is two kernels for NVIDIA GPUs (see flash.py), `splash` JAX's kernel for TPUs, which drops no
-weights. A dropout mask depends only on the row's seeds and on positions, so all paths drop the same
-weights.
+`attention` runs everywhere: it computes a chunk of queries at a time and skips the keys after it,
+so only one chunk of weights exists. Its backward pass recomputes weights and dropout masks. On
+NVIDIA GPUs `joint_attention` runs two kernels instead (see flash.py). A dropout mask depends only
+on the row's seeds and on positions, so both drop the same weights.
 """
 
 import functools
@@ -25,8 +23,6 @@ from adaptive_jax.bodies.positions import biases
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.dropout import keep_mask, tied
 from adaptive_jax.numerics.platforms import capability, platform
-
-PATHS = ("triton", "splash", "chunked")
 
 
 class Pairs(NamedTuple):
@@ -51,7 +47,7 @@ class Pairs(NamedTuple):
 ALONE = Pairs()  # queries and keys decide alone
 
 
-def attention(queries, keys, values, pairs: Pairs = ALONE, *, path: str | None = None):
+def attention(queries, keys, values, pairs: Pairs = ALONE):
     """Scaled dot-product attention of each token to itself and the tokens before it (Vaswani et al.
     2017, section 3.2.1).
 
@@ -59,7 +55,6 @@ def attention(queries, keys, values, pairs: Pairs = ALONE, *, path: str | None =
         queries, keys, values: `[rows, time, heads, width]` of one dtype, which is also the dtype of
             the products. Scores are scaled by width^-0.5; scores and softmax are float32.
         pairs: what else decides the weights: segments, distance, dropout.
-        path: one of `PATHS`, for a benchmark; None: the first one that `supports` the arguments.
 
     Returns:
         `[rows, time, heads, width]` in the dtype of the queries.
@@ -67,30 +62,31 @@ def attention(queries, keys, values, pairs: Pairs = ALONE, *, path: str | None =
     Raises:
         InputError: a row has more than 2^32 weights to drop.
     """
-    path = path or _choose(queries.shape[1:], queries.dtype, pairs)
-    if path == "triton":
-        return _flash(jnp.stack([queries, keys, values], axis=2), pairs)
-    if path == "splash":
-        return splash(queries, keys, values, pairs.segment_ids)
+    _check_weights(*queries.shape[1:3], pairs)
     seeds = pairs.seeds if pairs.dropout else None
-    return chunked(pairs.dropout, pairs.slopes, queries, keys, values, pairs.segment_ids, seeds)
+    return _chunked(pairs.dropout, pairs.slopes, queries, keys, values, pairs.segment_ids, seeds)
 
 
 def joint_attention(joint, bias, heads: int, pairs: Pairs = ALONE, *, path: str | None = None):
     """`attention` of queries, keys and values side by side, `[rows, time, 3 * heads * width]`,
     after a bias is added to them.
 
-    "triton" reads them in place, and sums the gradient of the bias `[3 * heads * width]` where it
-    computes theirs.
+    path: "triton", the kernels, which read them in place and sum the gradient of the bias
+        `[3 * heads * width]` where they compute theirs; or "chunked", `attention`, for a benchmark.
+        None: the kernels where `kernels_fit`.
     """
     rows, time, width = *joint.shape[:2], joint.shape[2] // (3 * heads)
-    path = path or _choose((time, heads, width), joint.dtype, pairs)
+    if path is None:
+        path = "triton" if kernels_fit((time, heads, width), joint.dtype) else "chunked"
     if path == "triton":
+        from adaptive_jax.bodies.flash import flash  # Triton is slow to import, and not everywhere
+
+        _check_weights(time, heads, pairs)
         joint = joint.reshape(rows, time, 3, heads, width)
-        return _flash(joint, pairs, bias.reshape(3, heads, width))
+        return flash(joint, pairs, bias.reshape(3, heads, width))
     joint = save_for_backward(added(joint, bias))
     parts = (part.reshape(rows, time, heads, width) for part in jnp.split(joint, 3, axis=-1))
-    return attention(*parts, pairs, path=path)
+    return attention(*parts, pairs)
 
 
 def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()):
@@ -116,59 +112,22 @@ def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()
     return jnp.einsum("bhqk,bkhw->bqhw", weights.astype(queries.dtype), values)
 
 
-def _flash(joint, pairs, bias=None):
-    # Triton is slow to import, and not on every machine.
-    from adaptive_jax.bodies.flash import flash
-
-    return flash(joint, pairs, bias)
-
-
-def splash(queries, keys, values, segment_ids=None):
-    """`attention` by the kernel for TPUs that comes with JAX; time is a multiple of 128."""
-    from jax.experimental.pallas.ops.tpu import splash_attention as tpu
-
-    time, heads = queries.shape[1:3]
-    size = next(size for size in (512, 256, 128) if time % size == 0)
-    backward = "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"
-    attend = tpu.make_splash_mha(
-        tpu.MultiHeadMask([tpu.CausalMask((time, time))] * heads),
-        block_sizes=tpu.BlockSizes(size, size, size, **dict.fromkeys(backward, size)),
-        head_shards=1,
-        q_seq_shards=1,
-        interpret=platform() == "cpu",
-    )
-
-    def attend_row(queries, keys, values, ids):
-        return attend(queries, keys, values, None if ids is None else tpu.SegmentIds(ids, ids))
-
-    by_heads = (array.swapaxes(1, 2) for array in (scaled(queries), keys, values))
-    return jax.vmap(attend_row)(*by_heads, segment_ids).swapaxes(1, 2)
-
-
-def _choose(shape, dtype, pairs):
-    time, heads, _ = shape
+def _check_weights(time, heads, pairs):
     if pairs.dropout and heads * time**2 > 2**32:
         raise InputError(
             f"attention dropout supports 2^32 weights a row, not those of {heads} heads over {time}"
             " tokens: choose a smaller batches.sequence_length or body.attention_dropout=0"
         )
-    return next(path for path in PATHS if supports(path, shape, dtype, pairs))
 
 
-def supports(path: str, shape: tuple[int, int, int], dtype, pairs: Pairs = ALONE) -> bool:
-    """Whether a path computes rows of `shape`, (time, heads, width), on the device that the code
+def kernels_fit(shape: tuple[int, int, int], dtype) -> bool:
+    """Whether flash.py computes rows of `shape`, (time, heads, width), on the device that the code
     is traced for.
     """
     time, _, width = shape
-    if path == "triton":
-        # In float32 it would have no matrix units, and take a minute to compile.
-        fits = time % 64 == 0 and width in (16, 32, 64, 128)
-        return fits and dtype in (jnp.float16, jnp.bfloat16) and capability() >= (8, 0)
-    if path == "splash":
-        # It would round float32 factors of products to bfloat16.
-        plain = not pairs.dropout and not pairs.slopes
-        return platform() == "tpu" and plain and time % 128 == 0 and dtype == jnp.bfloat16
-    return True
+    # In float32 they would have no matrix units, and take a minute to compile.
+    fits = time % 64 == 0 and width in (16, 32, 64, 128) and dtype in (jnp.float16, jnp.bfloat16)
+    return fits and capability() >= (8, 0)
 
 
 def causal_mask(first, time: int, length: int) -> jax.Array:
@@ -208,10 +167,8 @@ def _unfold(x, heads):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def chunked(dropout, slopes, queries, keys, values, segment_ids, seeds):
-    """Attention in chunks of queries; arguments as those of `attention.attention` and
-    `attention.Pairs`.
-    """
+def _chunked(dropout, slopes, queries, keys, values, segment_ids, seeds):
+    """`attention`, whose arguments it takes, and those of `Pairs`."""
     return _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)[0]
 
 
@@ -240,7 +197,7 @@ def _chunked_backward(dropout, _, residuals, gradient):
     return scaled(queries), keys, values, None, None
 
 
-chunked.defvjp(_chunked_forward, _chunked_backward)
+_chunked.defvjp(_chunked_forward, _chunked_backward)
 
 
 def _forward(dropout, heads):

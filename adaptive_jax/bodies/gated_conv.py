@@ -41,14 +41,15 @@ class Convolution(nn.Module):
         outputs: width of the outputs.
         variance: initial variance of the outputs where the inputs have mean square 1.
         dtype: of the product.
+        normed: the parameter v is the direction of the weights, and g, which starts as the norm of
+            v, their norm for each output.
     """
 
     kernel: int
     outputs: int
     variance: float
     dtype: jnp.dtype
-
-    matrix = staticmethod(lambda v: v)
+    normed: bool = False
 
     @nn.compact
     def __call__(self, x, before=None, positions=None):
@@ -64,32 +65,18 @@ class Convolution(nn.Module):
         initial = nn.initializers.normal(math.sqrt(self.variance / inputs))
         v = self.param("v", initial, (self.kernel, x.shape[-1], self.outputs))
         bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
-        weights = self.weights(v.reshape(inputs, self.outputs))
-        return added(_convolve(self.matrix, x, before, positions, weights), bias)
-
-    def weights(self, v):
-        """The arguments of `matrix`, given the parameter as `[kernel * width, outputs]`."""
-        return (v,)
+        v = v.reshape(inputs, self.outputs)
+        g = self.param("g", lambda _: norms(v, axis=0)) if self.normed else None
+        return added(_convolve(x, before, positions, v, g), bias)
 
 
-class NormedConvolution(Convolution):
-    """A convolution whose weights have the norm g for each output, and v for their direction; g
-    starts as the norm of v.
-    """
-
-    matrix = staticmethod(weight_norm)
-
-    def weights(self, v):
-        """See `Convolution`."""
-        return v, self.param("g", lambda _: norms(v, axis=0))
-
-
-@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)
-def _convolve(matrix, x, before, positions, weights):
-    """The product of a convolution. The backward pass computes windows and matrix again:
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _convolve(x, before, positions, v, g):
+    """The product of a convolution with the matrix `v [kernel * width, outputs]`, whose norms
+    are `g [outputs]` if that is not None. The backward pass computes windows and matrix again:
     windows have `kernel` times the inputs.
     """
-    matrix = matrix(*weights).astype(x.dtype)
+    matrix = (v if g is None else weight_norm(v, g)).astype(x.dtype)
     kernel = len(matrix) // x.shape[-1]
     return product(x if kernel == 1 else _windows(x, before, positions, kernel), matrix)
 
@@ -330,9 +317,8 @@ class GatedConv(nn.Module):
         memory = self.initial_carry(rows)
         if carry:
             _check_carry(carry, memory, rows, positions)
-            memory = carry if batch is None or batch.reset is None else _without(batch.reset, carry)
-        kind = NormedConvolution if self.weight_norm else Convolution
-        convolution = functools.partial(kind, dtype=self.dtype)
+            memory = carry if batch is None else _reset(batch.reset, carry)
+        convolution = functools.partial(Convolution, dtype=self.dtype, normed=self.weight_norm)
         form, after = FORMS[self.form], []
         x = vectors.astype(self.dtype)
         if form.entry:
@@ -388,8 +374,10 @@ def _repeated(count):
     )
 
 
-def _without(reset, carry):
-    """The carry with zeros for rows that are reset, bool `[rows]`."""
+def _reset(reset, carry):
+    """The carry with zeros for rows that are reset, bool `[rows]`; None: none are."""
+    if reset is None:
+        return carry
     return jax.tree.map(
         lambda a: jnp.where(jnp.asarray(reset).reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry
     )

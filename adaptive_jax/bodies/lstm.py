@@ -9,12 +9,13 @@ from flax import linen as nn
 from jax.experimental import rnn
 
 from adaptive_jax.bodies.blocks import ids_of
+from adaptive_jax.bodies.positions import positions_in_segments
 from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
 from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout, uniform
 from adaptive_jax.numerics.platforms import platform, present
-from adaptive_jax.numerics.products import is_cpu_bfloat16, wide
+from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype, wide
 
 FEW_ROWS = 48  # rows of a step's product, up to which Eigen is the faster one
 _barrier = jax.lax.optimization_barrier
@@ -48,7 +49,7 @@ class State(NamedTuple):
 
 def zero_state(rows: int, width: int, dtype=jnp.float32) -> State:
     """The state before the first step."""
-    return State(jnp.zeros((rows, width), dtype), jnp.zeros((rows, width), _wide(dtype)))
+    return State(jnp.zeros((rows, width), dtype), jnp.zeros((rows, width), sum_dtype(dtype)))
 
 
 def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax.Array, State]:
@@ -174,7 +175,7 @@ class LSTM(nn.Module):
                 "a carry continues every row as one segment: give no batch.segment_ids, or the"
                 " carry ()"
             )
-        starts = None if segment_ids is None else _starts(segment_ids)
+        starts = None if segment_ids is None else positions_in_segments(segment_ids) == 0
         states = self._states(carry, rows, None if batch is None else batch.reset)
         drops = [
             Dropout(rate, self.locked, name=f"dropout_{i}") for i, rate in enumerate(self._rates())
@@ -289,11 +290,6 @@ class AWDLSTM(LSTM):
             self.sow("penalties", "tar", self.tar * changes)
 
 
-def _starts(segment_ids):
-    """Which tokens begin a segment: bool `[rows, time]`."""
-    return jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1] - 1) != 0
-
-
 def _squared_changes(hidden, batch):
     """The mean square of each hidden state's difference from the one before: `[rows, time]`, 0 for
     a token that has none before it.
@@ -301,22 +297,14 @@ def _squared_changes(hidden, batch):
     A row of T tokens has T - 1 pairs, so each is scaled by T / (T - 1): the mean over tokens is the
     mean over pairs.
     """
-    weights = (
-        jnp.ones(hidden.shape[:2]) if batch is None or batch.weights is None else batch.weights
-    )
-    pairs = jnp.ones(hidden.shape[:2], bool).at[:, 0].set(False)
-    if batch is not None and batch.segment_ids is not None:
-        pairs = ~_starts(batch.segment_ids)
+    shape, (_, segment_ids) = hidden.shape[:2], ids_of(batch, *hidden.shape[:2])
+    weights = jnp.ones(shape) if batch is None or batch.weights is None else batch.weights
+    segment_ids = jnp.zeros(shape, jnp.int32) if segment_ids is None else segment_ids
+    pairs = positions_in_segments(segment_ids) > 0
     squares = jnp.mean(jnp.square(jnp.diff(hidden, axis=1, prepend=hidden[:, :1])), axis=-1)
     tokens, counted = (jnp.sum(each, axis=1, keepdims=True) for each in (weights, weights * pairs))
-    return jnp.where(
-        pairs & (counted > 0), squares * (tokens / jnp.where(counted > 0, counted, 1)), 0
-    )
-
-
-def _wide(dtype):
-    """The dtype of sums and cells."""
-    return jnp.promote_types(dtype, jnp.float32)
+    scale = tokens / jnp.where(counted > 0, counted, 1)
+    return jnp.where(pairs & (counted > 0), squares * scale, 0)
 
 
 @jax.custom_vjp
@@ -332,7 +320,7 @@ def _dot(a, b, axis_of_a=1, axis_of_b=0):
     if is_cpu_bfloat16(a):
         return wide(a if axis_of_a else a.T, b.T if axis_of_b else b)
     return jax.lax.dot_general(
-        a, b, (((axis_of_a,), (axis_of_b,)), ((), ())), preferred_element_type=_wide(a.dtype)
+        a, b, (((axis_of_a,), (axis_of_b,)), ((), ())), preferred_element_type=sum_dtype(a.dtype)
     )
 
 

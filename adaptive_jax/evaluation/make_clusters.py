@@ -148,12 +148,7 @@ def of_run(workdir, vocabulary):
     variables = {"params": run.params, "lexicon": run.lexicon}
 
     def table(model):
-        return jnp.concatenate(
-            [
-                band.table if band.projection is None else band.table @ band.projection
-                for band in model.input.bands()
-            ]
-        )
+        return jnp.concatenate([band.vectors() for band in model.input.bands()])
 
     apply = jax.jit(lambda variables: run.model.apply(variables, method=table))
     vectors = np.asarray(apply(variables), np.float32)

@@ -3,20 +3,18 @@ that is asked for.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.inputs.letters import Reader, read_words, word_positions
+from adaptive_jax.inputs.letters import Reader, read_words
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.layers import ACTIVATIONS, uniform
+from adaptive_jax.numerics.layers import ACTIVATIONS, from_lexicon, uniform
 
-# See `Reader`.
-CHUNK = 256
-SHORT = (8, 16)
 FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
 LETTERS = {"bytes": 256, "elmo": 262}  # letters that there are, without the padding of "bytes"
 
@@ -71,6 +69,9 @@ class CharacterCNN(nn.Module):
     letters: str = "bytes"
     dtype: jnp.dtype = jnp.float32
 
+    chunk: ClassVar[int] = 256  # see `Reader`, as the next
+    short: ClassVar[tuple[int, ...]] = (8, 16)
+
     def __post_init__(self):
         super().__post_init__()
         sizes = {"vocabulary_size": self.vocabulary_size, "features": self.features}
@@ -103,16 +104,7 @@ class CharacterCNN(nn.Module):
         return {"spelling": {"length": self.length, "marks": self.letters == "elmo"}}
 
     def setup(self):
-        if not (self.is_initializing() or self.has_variable("lexicon", "spelling")):
-            raise InputError(
-                'a character CNN needs its words\' spelling: apply({"params": ..., "lexicon":'
-                " lexicon(...)}, ...)"
-            )
-        self.spelling = self.variable("lexicon", "spelling", self._blank)
-        if (words := len(self.spelling.value["lengths"])) != self.vocabulary_size:
-            raise InputError(
-                f"the lexicon must have vocabulary_size={self.vocabulary_size} words, got {words}"
-            )
+        self.spelling = from_lexicon(self, "spelling", self.vocabulary_size, self._blank)
         init, pooled = nn.initializers, sum(out for _, out in self.filters)
         torch = self.letters == "elmo"
         square, table = init.xavier_normal(), (LETTERS[self.letters], self.width)
@@ -166,12 +158,7 @@ class CharacterCNN(nn.Module):
             return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]
         return [Band(self._encode(jnp.arange(self.vocabulary_size)))]
 
-    @property
-    def chunk(self) -> int:
-        """Distinct words that are read at a time."""
-        return min(CHUNK, self.vocabulary_size)
-
-    def _encode(self, words, short=SHORT):
+    def _encode(self, words):
         weights = {
             "characters": self.characters,
             "convolutions": self.convolutions,
@@ -182,9 +169,9 @@ class CharacterCNN(nn.Module):
             weights["characters"] = jnp.pad(self.characters, [(1, 0), (0, 0)])
             weights["symbols"] = self.symbols
         strides = tuple(self.strides or (1,) * len(self.filters))
-        chunk, spelling = min(self.chunk, len(words)), self.spelling.value
-        reader = Reader(strides, self.activation, self.dtype, chunk, short)
-        return read_words(reader, weights, word_positions(words, spelling), spelling)
+        chunk = min(self.chunk, self.vocabulary_size, len(words))
+        reader = Reader(strides, self.activation, self.dtype, chunk, self.short)
+        return read_words(reader, weights, words, self.spelling)
 
     def _blank(self):
         words = jnp.zeros(self.vocabulary_size, jnp.int32)

@@ -4,6 +4,7 @@ words and its definition.
 
 import functools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,8 @@ import jax.numpy as jnp
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_not_negative
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.numerics.arrays import exists, ids, look_up
-from adaptive_jax.numerics.layers import uniform
+from adaptive_jax.numerics.layers import from_lexicon, uniform
 from adaptive_jax.numerics.products import product
-
-# See `Reader`.
-CHUNK = 1024
-SHORT = (8, 12)
 
 
 class GroC(CharacterCNN):
@@ -91,6 +88,9 @@ class GroC(CharacterCNN):
     combine: str = "concat"
     init_range: float = 0.05
 
+    chunk: ClassVar[int] = 1024  # many: large gradients of the highway layers add up over chunks
+    short: ClassVar[tuple[int, ...]] = (8, 12)
+
     def __post_init__(self):
         super().__post_init__()
         check_at_least(0, relations=self.relations, definition=self.definition)
@@ -118,19 +118,15 @@ class GroC(CharacterCNN):
         return super().lexicon_spec | parts
 
     def setup(self):
-        missing = [name for name in self.lexicon_spec if not self.has_variable("lexicon", name)]
-        if missing and not self.is_initializing():
-            raise InputError(
-                f'groc needs {", ".join(missing)} of words: apply({{"params": ..., "lexicon":'
-                " lexicon(...)}, ...)"
-            )
         super().setup()
+
+        def unrelated(most):
+            return {"words": jnp.full((self.vocabulary_size, most), -1, jnp.int32)}
+
         self.others = {
-            name: self.variable(
-                "lexicon",
-                name,
-                lambda most=most: {"words": jnp.full((self.vocabulary_size, most), -1, jnp.int32)},
-            )
+            name: from_lexicon(
+                self, name, self.vocabulary_size, functools.partial(unrelated, most)
+            )["words"]
             for name, most in self._parts().items()
         }
         if self.combine == "concat" and self.others:
@@ -151,19 +147,12 @@ class GroC(CharacterCNN):
         words = ids("words", words, self.vocabulary_size, "words")
         self.put_variable("tables", "surfaces", self._surfaces(words).astype(jnp.float32))
 
-    @property
-    def chunk(self) -> int:
-        """Distinct words that are read at a time: many, since large gradients of the highway
-        layers add up over chunks.
-        """
-        return min(CHUNK, self.vocabulary_size)
-
     def _surfaces(self, words):
-        return super()._encode(words, SHORT)
+        return super()._encode(words)
 
     def _encode(self, words):
-        every = [jnp.asarray(other.value["words"]) for other in self.others.values()]
-        lists = [others.at[words].get(mode="fill", fill_value=-1) for others in every]
+        others = map(jnp.asarray, self.others.values())
+        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in others]
         if self.has_variable("tables", "surfaces"):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:

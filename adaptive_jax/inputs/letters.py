@@ -42,28 +42,22 @@ class Reader(NamedTuple):
     short: tuple[int, ...]
 
 
-def word_positions(words: jax.Array, spelling: Mapping) -> jax.Array:
-    """Rows of `spelling`, whose words are sorted by length, that hold `words`; one that does
-    not exist for a word that does not.
-    """
-    places = jnp.asarray(spelling["row_of_word"])
-    return places.at[words].get(mode="fill", fill_value=len(places), wrap_negative_indices=False)
-
-
-def read_words(reader: Reader, weights: Mapping, places: jax.Array, spelling: Mapping) -> jax.Array:
-    """Vectors `[words, features]` of the words at `places [words]` of `spelling`; NaN where there
-    is none.
+def read_words(reader: Reader, weights: Mapping, words: jax.Array, spelling: Mapping) -> jax.Array:
+    """Vectors `[n, features]` of `words [n]`; NaN for one that does not exist.
 
     weights: `characters [letters, width]`; `convolutions`, `(kernel [span, width, features], bias)`
-    of each; `highways`, `(kernel [features, 2 features], bias)` of each, new values before gates;
-    `projection`, `(kernel, bias or None)`; and, for words with symbols instead of letters, `symbols
-    [symbols, features]`.
+        of each; `highways`, `(kernel [features, 2 features], bias)` of each, new values before
+        gates; `projection`, `(kernel, bias or None)`; and, for words with symbols instead of
+        letters, `symbols [symbols, features]`.
+    spelling: of all words, in rows sorted by length.
     """
     weights, spelling = jax.tree.map(jnp.asarray, (weights, dict(spelling)))
     known = len(spelling["lengths"])
-    words, index = distinct(places, known, reader.chunk)
-    vectors = _of_sorted(reader, weights, words, spelling)[index]
-    return jnp.where((places < known)[:, None], vectors, jnp.nan)
+    rows = spelling["row_of_word"].at[words]
+    rows = rows.get(mode="fill", fill_value=known, wrap_negative_indices=False)
+    found, index = distinct(rows, known, reader.chunk)
+    vectors = _of_sorted(reader, weights, found, spelling)[index]
+    return jnp.where((rows < known)[:, None], vectors, jnp.nan)
 
 
 def distinct(places: jax.Array, known: int, chunk: int) -> tuple[jax.Array, jax.Array]:

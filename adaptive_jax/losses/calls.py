@@ -166,7 +166,7 @@ def validate_bands(
     tails, head = len(bands) - 1, bands[0]
     empty = tails and np.shape(head.table)[:-1] == (0,)  # a head of clusters alone
     head = _checked("bands[0]", head, "features", 0 if empty else "words")
-    features = (head.table if head.projection is None else head.projection).shape[1]
+    features = head.features
     others = enumerate(bands[1:], 1)
     bands = [head, *(_checked(f"bands[{i}]", band, features) for i, band in others)]
     if clusters is None and tails:

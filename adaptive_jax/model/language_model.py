@@ -250,10 +250,8 @@ def _check(model, output):
     bands = jax.eval_shape(
         lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0]
     )
-    features = model.output.table.features
-    if not getattr(model.output, "reads_slices", False) and any(
-        band.projection is None and band.table.shape[1] != features for band in bands
-    ):
+    features, sliced = model.output.table.features, getattr(model.output, "reads_slices", False)
+    if not sliced and any(band.features != features for band in bands):
         raise InputError(
             "config.output.table.projected=False leaves a band that is not as wide as the hidden"
             f" states, {features}, and config.output.name={output!r} cannot read it: use"

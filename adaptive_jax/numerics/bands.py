@@ -35,6 +35,23 @@ class Band(NamedTuple):
     projection: "jax.Array | None" = None
     bias: "jax.Array | None" = None
 
+    @property
+    def features(self) -> int:
+        """Width of the hidden states, which the projection takes to the table's."""
+        return (self.table if self.projection is None else self.projection).shape[1]
+
+    def vectors(self) -> "jax.Array":
+        """The words' vectors `[words, features]`."""
+        return self.table if self.projection is None else self.table @ self.projection
+
+    def split(self, sizes: Sequence[int]) -> "list[Band]":
+        """The band as several of these numbers of words, all with its projection."""
+        tables = split_rows(self.table, sizes)
+        biases = [None] * len(sizes) if self.bias is None else split_rows(self.bias, sizes)
+        return [
+            Band(table, self.projection, bias) for table, bias in zip(tables, biases, strict=True)
+        ]
+
 
 def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
     """Words in each band: cutoffs 20,000 and 60,000 of 267,735 words give 20,000, 40,000 and

@@ -1,6 +1,6 @@
 """What inputs, bodies and outputs share: dropout of hidden states, of words and of matrices as flax
-modules over `numerics.dropout`, weight normalisation, activations by name, and an
-initializer.
+modules over `numerics.dropout`, weight normalisation, activations by name, an
+initializer, and what the lexicon says of words.
 
 The one file of this folder that needs flax.
 """
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import check_rates
+from adaptive_jax.errors import InputError, check_rates
 from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.dropout import (
     Mask,
@@ -29,6 +29,26 @@ ACTIVATIONS = {
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
 }
+
+
+def from_lexicon(layer: nn.Module, name: str, words: int, blank: Callable):
+    """What the collection "lexicon" holds for a layer under `name`: arrays whose rows are `words`
+    words, or a dict of them. `blank()` stands for it while the layer is initialised.
+
+    Raises:
+        InputError: there is none, or it has rows of another number of words.
+    """
+    if not (layer.is_initializing() or layer.has_variable("lexicon", name)):
+        raise InputError(
+            f"{type(layer).__name__} needs the {name} of its words: give apply"
+            ' {"params": ..., "lexicon": lexicon(...)}'
+        )
+    found = layer.variable("lexicon", name, blank).value
+    if (known := len(jax.tree.leaves(found)[0])) != words:
+        raise InputError(
+            f"the lexicon must have the vocabulary's {words} words, got one of {known} words"
+        )
+    return found
 
 
 def uniform(bound: float) -> Callable:

@@ -14,9 +14,9 @@ from flax import linen as nn
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import look_up
-from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
+from adaptive_jax.numerics.bands import Band, band_sizes
 from adaptive_jax.numerics.layers import ACTIVATIONS, uniform
-from adaptive_jax.outputs.tables import check_source
+from adaptive_jax.outputs.tables import check_bands
 
 BIASES = ("none", "own", "predicted")
 _matrix = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -37,9 +37,9 @@ class ComputedTable(nn.Module):
         super().__post_init__()
         check_at_least(1, features=self.features)
         check_known(f"bias={self.bias!r}", self.bias, BIASES)
-        if "source" in self.__dataclass_fields__:
+        if hasattr(self, "source"):
             check_rates(self, "dropout")
-            check_source(self.source)
+            check_bands("source", self.source)
 
     def words(self) -> int:
         """The number of words."""
@@ -50,12 +50,8 @@ class ComputedTable(nn.Module):
         dropout if `train`.
         """
         words = self.words()
-        if self.has_variable("tables", "vectors"):
-            tables = {"vectors": self.get_variable("tables", "vectors")[:words]}
-            if self.bias == "predicted":
-                tables["bias"] = self.get_variable("tables", "bias")[:words]
-        else:
-            tables = self._tables(jnp.arange(words), train)
+        tables = self._tables(jnp.arange(words), train)
+        tables = {name: array[:words] for name, array in tables.items()}
         bias = self.own_bias if self.bias == "own" else tables.get("bias")
         return [Band(tables["vectors"], None, bias)]
 
@@ -67,11 +63,26 @@ class ComputedTable(nn.Module):
             self.put_variable("tables", name, array)
 
     def _tables(self, words, train):
-        tables = {"vectors": self.vectors(words, train)}
-        if self.bias == "predicted":
+        """Vectors of `words [n]`, and their biases where these are predicted: those that
+        "tables" has, or computed.
+        """
+        if self.has_variable("tables", "vectors"):
+            tables = {"vectors": self.get_variable("tables", "vectors")}
+        else:
+            tables = {"vectors": self.vectors(words, train)}
+        if self.has_variable("tables", "bias"):
+            tables["bias"] = self.get_variable("tables", "bias")
+        elif self.bias == "predicted":
             weights, bias = self.bias_weights
             tables["bias"] = jnp.tanh(tables["vectors"] @ weights[:, 0] + bias)
         return tables
+
+    def _of_source(self, table, words):
+        """Rows of the source's `table` that belong to `words [n]`; a table that the source
+        composed has these rows alone.
+        """
+        composed = self.source.has_variable("tables", "vectors")
+        return table if composed else look_up(table, words)
 
     def _set_up_bias(self):
         if self.bias == "own":
@@ -81,11 +92,12 @@ class ComputedTable(nn.Module):
             self.bias_weights = weights, self.param("bias", nn.initializers.zeros, ())
 
     def _mask(self, rate, train):
-        """Factors `[features]` that all words and tokens of an update share."""
+        """Factors `[1, features]` that all words and tokens of an update share."""
         if not train or not rate:
             return 1.0
         seeds = dropout.shared_seeds(self.make_rng("dropout"))
-        return dropout.keep_mask(seeds, dropout.positions((self.features,)), rate) / (1 - rate)
+        mask = dropout.keep_mask(seeds, dropout.positions((self.features,)), rate)
+        return jnp.atleast_2d(mask) / (1 - rate)
 
 
 class MappedTable(ComputedTable):
@@ -150,37 +162,18 @@ class MappedTable(ComputedTable):
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """See `ComputedTable`; with cutoffs, frequent words first."""
-        [(table, _, bias)] = super().bands(train=train)
-        sizes = band_sizes(self.words(), self.cutoffs)
-        biases = [None] * len(sizes) if bias is None else split_rows(bias, sizes)
-        parts = zip(split_rows(table, sizes), biases, strict=True)
-        return [Band(rows, None, part) for rows, part in parts]
+        [band] = super().bands(train=train)
+        return band.split(band_sizes(self.words(), self.cutoffs))
 
     def vectors(self, words: jax.Array, train: bool) -> jax.Array:
         """Vectors `[n, features]` of `words [n]`."""
         [(table, *_)] = self.source.bands()
-        if not self.source.has_variable("tables", "vectors"):  # else they are those of `words`
-            table = look_up(table, words)
-        rates = self.dropout, *[self.layer_dropout] * len(self.layers)
-        masks = [self._mask(rate, train) for rate in rates]
-        activation = None if self.form == "bilinear" else ACTIVATIONS[self.activation]
-        return mapped(table, self.layers, masks, activation)
-
-
-def mapped(table: jax.Array, layers: Sequence, masks: Sequence, activation=None) -> jax.Array:
-    """The vectors of `MappedTable`.
-
-    Args:
-        table: `[words, features]`.
-        layers: `(kernel, bias)` of each.
-        masks: factors `[features]` of the table and of what enters each layer.
-        activation: that of the residual form; None: the bilinear one.
-    """
-    table = made = table * jnp.atleast_2d(masks[0])
-    for (kernel, bias), mask in zip(layers, masks[1:], strict=True):
-        made = (made * jnp.atleast_2d(mask)) @ kernel + bias[None]
-        made = made if activation is None else activation(made) + table
-    return made
+        table = vectors = self._of_source(table, words) * self._mask(self.dropout, train)
+        for kernel, bias in self.layers:
+            vectors = (vectors * self._mask(self.layer_dropout, train)) @ kernel + bias[None]
+            if self.form == "residual":
+                vectors = ACTIVATIONS[self.activation](vectors) + table
+        return vectors
 
 
 class AssembledTable(ComputedTable):
@@ -207,10 +200,7 @@ class AssembledTable(ComputedTable):
     bias: str = "none"
 
     def setup(self):
-        widths = {
-            band.table.shape[1] if band.projection is None else band.projection.shape[1]
-            for band in self.source.bands()
-        }
+        widths = {band.features for band in self.source.bands()}
         if widths != {self.features}:
             raise InputError(
                 "output.table.name='assembled' takes an input whose vectors are as wide as the"
@@ -221,14 +211,9 @@ class AssembledTable(ComputedTable):
 
     def vectors(self, words: jax.Array, train: bool) -> jax.Array:
         """Vectors `[n, features]` of `words [n]`."""
-        parts = [
-            band.table if band.projection is None else band.table @ band.projection
-            for band in self.source.bands()
-        ]
-        table = jnp.concatenate(parts)
-        if not self.source.has_variable("tables", "vectors"):  # else they are those of `words`
-            table = look_up(table, words)
-        return table * jnp.atleast_2d(self._mask(self.dropout, train) * self.features**0.5)
+        table = jnp.concatenate([band.vectors() for band in self.source.bands()])
+        scale = self._mask(self.dropout, train) * self.features**0.5
+        return self._of_source(table, words) * scale
 
 
 class ComposedTable(ComputedTable):
@@ -276,11 +261,7 @@ class ComposedTable(ComputedTable):
         return self.cnn.vocabulary_size
 
     def vectors(self, words: jax.Array, train: bool) -> jax.Array:
-        """Float32 vectors `[n, features]` of `words [n]`, computed or, where "tables" has them,
-        given.
-        """
-        if self.has_variable("tables", "vectors"):
-            return self.get_variable("tables", "vectors")
+        """Float32 vectors `[n, features]` of `words [n]`."""
         vectors = self.cnn(words).astype(jnp.float32)
         if self.correction:
             vectors += look_up(self.corrections, words) @ self.correction_map

@@ -16,7 +16,7 @@ from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.outputs import scanned
 from adaptive_jax.outputs.softmax import Loss
-from adaptive_jax.outputs.tables import check_table
+from adaptive_jax.outputs.tables import check_bands
 
 
 class Differentiated(nn.Module):
@@ -47,23 +47,21 @@ class Differentiated(nn.Module):
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout")
-        check_table(self.table)
+        check_bands("table", self.table)
 
     def setup(self):
         self.dropout = Dropout(self.input_dropout)
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The bands of the softmax; `train` draws the table's dropout."""
-        bands = self.table.bands(train=train)
+        bands, features = self.table.bands(train=train), self.table.features
         widths = [band.table.shape[1] for band in bands]
-        narrow = any(
-            band.projection is None and band.table.shape[1] != self.table.features for band in bands
-        )
-        if narrow and sum(widths) > self.table.features:
-            most = widths[0] * self.table.features // sum(widths)
+        narrow = any(band.features != features for band in bands)
+        if narrow and sum(widths) > features:
+            most = widths[0] * features // sum(widths)
             raise InputError(
-                f"slices of {', '.join(map(str, widths))} do not fit hidden states of"
-                f" {self.table.features}: give output.table.width={most} or less"
+                f"slices of {', '.join(map(str, widths))} do not fit hidden states of {features}:"
+                f" give output.table.width={most} or less"
             )
         return bands
 
@@ -120,8 +118,8 @@ def _logits(bands, hidden):
     for (table, projection, bias), end in zip(bands, ends, strict=True):
         whole = projection is not None or table.shape[1] == hidden.shape[1]
         x = hidden if whole else hidden[:, end - table.shape[1] : end]
-        x = project(x, None if projection is None else projection.astype(x.dtype))
-        logits.append(scanned.logits_of(x, table) + (0.0 if bias is None else bias[None]))
+        band_logits = scanned.logits_of(project(x, projection), table)
+        logits.append(band_logits + (0.0 if bias is None else bias[None]))
     return logits
 
 

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.errors import check_at_least, check_known, check_rates
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.calls import validate_bands
 from adaptive_jax.losses.chunks import chunk_size, project
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, band_flops
-from adaptive_jax.numerics.layers import Dropout
+from adaptive_jax.numerics.layers import Dropout, from_lexicon
 from adaptive_jax.outputs import scanned
 from adaptive_jax.outputs.softmax import Loss
-from adaptive_jax.outputs.tables import check_table, one_band
+from adaptive_jax.outputs.tables import check_bands, one_band
 
 PROPOSALS = ("log_uniform", "unigram")
 # The score of a candidate that is the target: finite, so that its gradient is 0 where all
@@ -67,7 +67,7 @@ class Sampled(nn.Module):
         check_rates(self, "input_dropout")
         check_at_least(1, samples=self.samples)
         check_known(f"proposal={self.proposal!r}", self.proposal, PROPOSALS)
-        check_table(self.table)
+        check_bands("table", self.table)
 
     @property
     def lexicon_spec(self) -> dict:
@@ -78,15 +78,8 @@ class Sampled(nn.Module):
         self.dropout = Dropout(self.input_dropout)
         [(table, *_)] = self.bands()
         if self.proposal == "unigram":
-            if not (self.is_initializing() or self.has_variable("lexicon", "counts")):
-                raise InputError(
-                    "proposal='unigram' needs its words' counts: give apply the collection lexicon"
-                )
-            self.counts = self.variable("lexicon", "counts", jnp.ones, len(table))
-            if (words := len(self.counts.value)) != len(table):
-                raise InputError(
-                    f"the lexicon must have the {len(table)} words of the table, got {words}"
-                )
+            words = len(table)
+            self.counts = from_lexicon(self, "counts", words, lambda: jnp.ones(words))
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The one band; `train` draws the table's dropout."""
@@ -123,8 +116,7 @@ class Sampled(nn.Module):
         rows = (*rows, math.log(self.samples) + log_chance(drawn))
         own = jax.tree.map(lambda a: a[:count].reshape(*targets.shape, *a.shape[1:]), rows)
         others = jax.tree.map(lambda a: a[count:], rows)
-        projection = None if band.projection is None else band.projection.astype(hidden.dtype)
-        x = project(hidden.reshape(count, -1), projection).reshape(*targets.shape, -1)
+        x = project(hidden.reshape(count, -1), band.projection).reshape(*targets.shape, -1)
 
         def losses(x, targets, own):
             hit = targets[:, None] == candidates[None]
@@ -140,7 +132,7 @@ class Sampled(nn.Module):
         if self.proposal == "log_uniform":
             chance = functools.partial(log_uniform_chance, words=words)
             return log_uniform(key, words, self.samples), chance
-        counts = jnp.asarray(self.counts.value)
+        counts = jnp.asarray(self.counts)
         return unigram(key, counts, self.samples), functools.partial(unigram_chance, counts=counts)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:

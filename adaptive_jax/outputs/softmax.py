@@ -17,9 +17,9 @@ from adaptive_jax.losses import banded
 from adaptive_jax.losses.cross_entropy import reduced
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
-from adaptive_jax.numerics.bands import Band, softmax_flops, split_rows
+from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
-from adaptive_jax.outputs.tables import OwnTable, check_table, one_band
+from adaptive_jax.outputs.tables import OwnTable, check_bands, one_band
 
 
 class Loss(NamedTuple):
@@ -76,7 +76,7 @@ class Softmax(nn.Module):
         super().__post_init__()
         check_rates(self, "input_dropout")
         banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss).check()
-        check_table(self.table)
+        check_bands("table", self.table)
 
     def setup(self):
         self.dropout = Dropout(self.input_dropout)
@@ -265,17 +265,12 @@ class Hierarchical(Softmax):
                 f"output.classes={self.classes} is more than the {words} words: give fewer"
             )
         if len(bands) == 1:
-            [(table, projection, bias)], classes = bands, self.classes or round(math.sqrt(words))
+            classes = self.classes or round(math.sqrt(words))
             sizes = [len(part) for part in np.array_split(np.arange(words), classes)]
-            biases = [None] * classes if bias is None else split_rows(bias, sizes)
-            bands = [
-                Band(rows, projection, own)
-                for rows, own in zip(split_rows(table, sizes), biases, strict=True)
-            ]
-        table, projection, bias = bands[0]
-        features = (table if projection is None else projection).shape[1]
-        empty = jnp.zeros((0, features), table.dtype)
-        return [Band(empty, None, None if bias is None else bias[:0]), *bands]
+            bands = bands[0].split(sizes)
+        first = bands[0]
+        empty = jnp.zeros((0, first.features), first.table.dtype)
+        return [Band(empty, None, None if first.bias is None else first.bias[:0]), *bands]
 
 
 class AdaptiveSoftmax(Softmax):

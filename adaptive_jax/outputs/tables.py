@@ -32,10 +32,11 @@ def xavier_uniform(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> j
     return init(key, shape, dtype)
 
 
-def check_table(table) -> None:
-    """Raises InputError if an output cannot stand on this table."""
-    if not hasattr(table, "bands"):
-        raise InputError(f"table={table!r} has no bands(): give OwnTable(...) or TiedTable(...)")
+def check_bands(name: str, module) -> None:
+    """Raises InputError if the `table` of an output, or the `source` of a table, has no bands."""
+    if not hasattr(module, "bands"):
+        cure = {"table": "OwnTable(...) or TiedTable(...)", "source": "an AdaptiveInput(...)"}
+        raise InputError(f"{name}={module!r} has no bands(): give {cure[name]}")
 
 
 def one_band(bands: list[Band]) -> list[Band]:
@@ -51,14 +52,6 @@ def one_band(bands: list[Band]) -> list[Band]:
             " 'assembled'"
         )
     return bands
-
-
-def check_source(source) -> None:
-    """Raises InputError if a table cannot share what this input has."""
-    if not hasattr(source, "bands"):
-        raise InputError(
-            f"source={source!r} has no bands(): give an input, such as AdaptiveInput(...)"
-        )
 
 
 class OwnTable(nn.Module):
@@ -153,7 +146,7 @@ class TiedTable(nn.Module):
     own_head: bool = False
 
     def __post_init__(self):
-        check_source(self.source)
+        check_bands("source", self.source)
         if self.features is None:
             self.features = getattr(self.source, "features", None)
         super().__post_init__()
@@ -199,8 +192,7 @@ def _cut(bands, cutoffs):
             " bands: leave them empty, or use input.name='lookup'"
         )
     [(table, projection, _)] = bands
-    parts = split_rows(table, band_sizes(len(table), cutoffs))
-    return [Band(rows, projection) for rows in parts]
+    return Band(table, projection).split(band_sizes(len(table), cutoffs))
 
 
 def _biases(module, tables):

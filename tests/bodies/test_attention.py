@@ -1,5 +1,5 @@
-"""Attention: against one written out in float64 with the same weights dropped; which path
-runs where.
+"""Attention: against one written out in float64 with the same weights dropped; where its kernels
+run.
 """
 
 import functools
@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies import attention as module
-from adaptive_jax.bodies.attention import Pairs, attention, splash, supports
+from adaptive_jax.bodies.attention import Pairs, attention, kernels_fit
 from adaptive_jax.bodies.positions import alibi_slopes, biases
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.dropout import keep_mask, positions, row_seeds
@@ -112,22 +111,6 @@ def test_chunks_equal_the_slow_twin(rows, time, heads, segmented, dropout, alibi
         np.testing.assert_allclose(ours, right, rtol=1e-4, atol=atol)
 
 
-def test_sizes_of_the_tests_cross_chunks_and_groups():
-    """The test above covers all heads at once, two groups of six side by side, three groups of
-    one in turn, and stages.
-    """
-    counts = []
-    for heads, time in ((4, 7), (12, 130), (3, 1100)):
-        arrays = module._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None, None)
-        module._in_groups(lambda heads: counts.append(len(heads.keys)) or heads, arrays)
-    assert counts == [4, 6, 6, 1]  # groups in turn are one loop, whose body is traced once
-    assert module._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
-    assert module._stages(1100) == [
-        *((first, first + 256, 128) for first in (0, 256, 512, 768)),
-        (1024, 1100, 76),
-    ]
-
-
 def test_bfloat16_and_large_scores():
     """In bfloat16 results are as close to float64 as bfloat16 allows; scores whose exponentials
     overflow stay finite.
@@ -156,35 +139,26 @@ def test_memory_of_chunks_grows_with_time():
     assert 1.6 < long / short < 2.4
 
 
-SEEDED = Pairs(jnp.zeros((1, 128), jnp.int32), (0.5,), 0.1, jnp.zeros((1, 2), jnp.uint32))
-H100, V5E = ("gpu", "NVIDIA H100 80GB HBM3"), ("tpu", "TPU v5 lite")
+H100 = "gpu", "NVIDIA H100 80GB HBM3"
 
 
 @pytest.mark.parametrize(
-    "device, time, width, dtype, pairs, path",
+    "device, time, width, dtype, fits",
     [
-        (("cpu", "cpu"), 128, 16, "bfloat16", Pairs(), "chunked"),
-        (H100, 128, 16, "bfloat16", Pairs(), "triton"),
-        (H100, 64, 128, "float16", SEEDED, "triton"),
-        (H100, 128, 16, "float32", Pairs(), "chunked"),
-        (H100, 100, 16, "bfloat16", Pairs(), "chunked"),
-        (H100, 128, 48, "bfloat16", Pairs(), "chunked"),
-        (("gpu", "Tesla V100-SXM2-16GB"), 128, 16, "bfloat16", Pairs(), "chunked"),
-        (V5E, 128, 16, "bfloat16", Pairs(), "splash"),
-        (V5E, 100, 16, "bfloat16", Pairs(), "chunked"),
-        (V5E, 128, 16, "float32", Pairs(), "chunked"),
-        (V5E, 128, 16, "bfloat16", SEEDED, "chunked"),
-        (V5E, 128, 16, "bfloat16", Pairs(slopes=(0.5,)), "chunked"),
+        (("cpu", "cpu"), 128, 16, "bfloat16", False),
+        (H100, 128, 16, "bfloat16", True),
+        (H100, 64, 128, "float16", True),
+        (H100, 128, 16, "float32", False),
+        (H100, 100, 16, "bfloat16", False),
+        (H100, 128, 48, "bfloat16", False),
+        (("gpu", "Tesla V100-SXM2-16GB"), 128, 16, "bfloat16", False),
+        (("tpu", "TPU v5 lite"), 128, 16, "bfloat16", False),
     ],
 )
-def test_the_path_of_a_device(device, time, width, dtype, pairs, path):
-    """A kernel where it computes the same: in 16 bits, of the lengths and widths that it takes;
-    elsewhere chunks.
-    """
-    shape, dtype = (time, 2, width), jnp.dtype(dtype)
+def test_where_the_kernels_run(device, time, width, dtype, fits):
+    """The kernels in 16 bits, for the lengths and widths that they take; elsewhere chunks."""
     with tracing_for(*device):
-        assert module._choose(shape, dtype, pairs) == path
-        assert supports(path, shape, dtype, pairs)
+        assert kernels_fit((time, 2, width), jnp.dtype(dtype)) == fits
 
 
 def test_more_weights_than_a_mask_has_positions():
@@ -208,30 +182,6 @@ def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
     text = step.trace(like, like, like).lower(lowering_platforms=(platform,)).as_text()
     assert "stablehlo.while" not in text
     assert "tensor<128x128x256xbf16>" in text and "-> tensor<128x128x256xf32>" in text
-
-
-@pytest.mark.parametrize("time", [128, 384])
-def test_splash_equals_chunks(time):
-    """JAX's kernel for TPUs, interpreted, against chunks: results and gradients, with segments."""
-    arrays, pairs = tensors(2, time, 2, 64), Pairs(segments(2, time))
-    ours = with_gradients(splash, segment_ids=pairs.segment_ids)(*arrays)
-    right = with_gradients(attention, pairs=pairs)(*arrays)
-    for one, other in zip(ours, right, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6 * np.abs(other).max())
-
-
-def test_splash_lowers_for_tpus(monkeypatch):
-    """A kernel forward and two backward, in bfloat16, and no scores of all pairs."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    step = jax.jit(
-        jax.grad(
-            lambda *arrays: attention(*arrays).sum().astype(jnp.float32),
-            argnums=(0, 1, 2),
-        )
-    )
-    like = jax.ShapeDtypeStruct((8, 512, 16, 64), jnp.bfloat16)
-    text = step.trace(like, like, like).lower(lowering_platforms=("tpu",)).as_text()
-    assert text.count("stablehlo.custom_call @tpu_custom_call") == 3 and "512x512" not in text
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def segments(rows, time):
 
 
 def of_all_pairs(joint, pairs=ALONE):
-    return attention(*(joint[:, :, part] for part in range(3)), pairs, path="chunked")
+    return attention(*(joint[:, :, part] for part in range(3)), pairs)
 
 
 def with_gradient(attend, given, gradient):

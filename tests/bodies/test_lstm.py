@@ -41,26 +41,6 @@ def a_layer(dtype=np.float32):
 STARTS = np.array([[0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]], bool)
 
 
-def twin(x, weights, state, starts):
-    """The layer step by step and gate by gate, in float64 numpy."""
-
-    def sigmoid(a):
-        return 1 / (1 + np.exp(-a))
-
-    hidden, cell = state
-    every = []
-    for t in range(x.shape[1]):
-        if starts is not None:
-            hidden, cell = (np.where(starts[:, t, None], 0, a) for a in (hidden, cell))
-        i, f, g, o = np.split(
-            x[:, t] @ weights.input + hidden @ weights.recurrent + weights.bias, 4, axis=1
-        )
-        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
-        hidden = sigmoid(o) * np.tanh(cell)
-        every.append(hidden)
-    return np.stack(every, axis=1), State(hidden, cell)
-
-
 PULLS = some(ROWS, TIME, WIDTH, seed=6), some(ROWS, WIDTH, seed=7), some(ROWS, WIDTH, seed=8)
 
 
@@ -69,63 +49,46 @@ def pulled(result):
     return sum((pull * a).sum() for pull, a in zip(PULLS, (hidden, *state), strict=True))
 
 
-@pytest.mark.parametrize("starts", [None, STARTS], ids=["whole", "segments"])
-def test_the_layer_equals_its_slow_twin(starts):
-    """Hidden states and last state; the gradients of everything, which the twin finds by
-    differences.
-    """
-    given = a_layer(np.float64)
-    expected = twin(*given, starts)
-    narrow = a_layer()
-
-    def both(*given):
-        result = lstm(*given, starts)
-        return pulled(result), result
-
-    (_, ours), gradients = hurried(
-        jax.value_and_grad(both, argnums=(0, 1, 2), has_aux=True), *narrow
-    )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), ours, expected)
-
-    leaves, tree = jax.tree.flatten(given)
-    for number, (leaf, gradient) in enumerate(zip(leaves, jax.tree.leaves(gradients), strict=True)):
-        for place in zip(
-            *np.unravel_index(np.linspace(0, leaf.size - 1, 7).astype(int), leaf.shape), strict=True
-        ):
-
-            def moved(by, number=number, place=place):
-                changed = [np.copy(each) for each in leaves]
-                changed[number][place] += by
-                return pulled(twin(*jax.tree.unflatten(tree, changed), starts))
-
-            assert abs((moved(1e-5) - moved(-1e-5)) / 2e-5 - gradient[place]) < 2e-5 * max(
-                1, np.abs(gradient).max()
-            )
-
-
-def plain(x, weights, state):
+def plain(x, weights, state, starts=None):
     """The layer as a loop that JAX differentiates."""
 
-    def step(state, x):
-        i, f, g, o = jnp.split(
-            x @ weights.input + state.hidden @ weights.recurrent + weights.bias[None], 4, axis=1
-        )
+    def step(state, inputs):
+        x, starts = inputs
+        state = State(*(jnp.where(starts[:, None], 0, a) for a in state))
+        gates = x @ weights.input + state.hidden @ weights.recurrent + weights.bias[None]
+        i, f, g, o = jnp.split(gates, 4, axis=1)
         cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
         state = State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
         return state, state.hidden
 
-    state, hidden = jax.lax.scan(step, state, jnp.swapaxes(x, 0, 1))
+    starts = jnp.zeros(x.shape[:2], bool) if starts is None else starts
+    inputs = jnp.swapaxes(x, 0, 1), jnp.swapaxes(starts, 0, 1)
+    state, hidden = jax.lax.scan(step, state, inputs)
     return jnp.swapaxes(hidden, 0, 1), state
 
 
-def test_the_backward_pass_equals_plain_differentiation():
-    """Every gradient of the layer against the loop's."""
-    ours, expected = (
-        hurried(jax.grad(lambda *given, f=f: pulled(f(*given)), argnums=(0, 1, 2)), *a_layer())
-        for f in (lstm, plain)
+def with_gradients(layer):
+    def both(*given):
+        result = layer(*given)
+        return pulled(result), result
+
+    return jax.value_and_grad(both, argnums=(0, 1, 2), has_aux=True)
+
+
+@pytest.mark.parametrize("starts", [None, STARTS], ids=["whole", "segments"])
+def test_the_layer_equals_plain_differentiation(starts):
+    """Hidden states, last state and the gradients of everything are those of the loop in
+    float64.
+    """
+    (_, ours), gradients = hurried(
+        with_gradients(functools.partial(lstm, starts=starts)), *a_layer()
     )
+    with jax.enable_x64(True):
+        slow = with_gradients(functools.partial(plain, starts=starts))
+        (_, expected), exact = hurried(slow, *a_layer(np.float64))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), ours, expected)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max()), ours, expected
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max()), gradients, exact
     )
 
 
@@ -136,11 +99,7 @@ def test_bfloat16_rounds_products_and_not_cells():
     x, weights, state = a_layer()
     weights = jax.tree.map(lambda a: 0.3 * a, weights)
 
-    def both(*given):
-        result = lstm(*given)
-        return pulled(result), result
-
-    gradients = jax.value_and_grad(both, argnums=(0, 1, 2), has_aux=True)
+    gradients = with_gradients(lstm)
     (_, expected), exact = hurried(gradients, x, weights, state)
     narrow = x.astype(jnp.bfloat16), weights, State(state.hidden.astype(jnp.bfloat16), state.cell)
     (_, (hidden, after)), ours = hurried(gradients, *narrow)
@@ -260,22 +219,12 @@ def vectors(rows=ROWS, time=TIME):
     return jnp.asarray(some(rows, time, FEATURES, seed=9), jnp.float32)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def trained(body, variables, x, carry, batch, seed=0):
     """Hidden states, carry and penalties of a training step."""
-    (hidden, carry), sown = hurried(
-        lambda variables, x, carry, batch: body.apply(
-            variables,
-            x,
-            carry,
-            batch,
-            train=True,
-            rngs={"dropout": jax.random.key(seed)},
-            mutable=["penalties"],
-        ),
-        variables,
-        x,
-        carry,
-        batch,
+    rngs = {"dropout": jax.random.key(seed)}
+    (hidden, carry), sown = body.apply(
+        variables, x, carry, batch, train=True, rngs=rngs, mutable=["penalties"]
     )
     return hidden, carry, {name: each[0] for name, each in sown.get("penalties", {}).items()}
 
@@ -288,7 +237,8 @@ def test_a_row_that_is_reset_stands_alone():
     start = jax.tree.map(lambda a: a + 0.5, body.initial_carry(ROWS))
     reset = np.array([False, True, False])
     hidden, carry, _ = trained(body, variables, vectors(), start, batch_of(reset=reset))
-    kept, _, _ = trained(body, variables, vectors(), start, batch_of())
+    none = np.zeros(ROWS, bool)
+    kept, _, _ = trained(body, variables, vectors(), start, batch_of(reset=none))
     alone, nothing, _ = trained(body, variables, vectors(), (), batch_of(reset=reset))
     np.testing.assert_allclose(hidden[1], alone[1], atol=1e-6)
     np.testing.assert_allclose(hidden[::2], kept[::2], atol=1e-6)
@@ -301,19 +251,19 @@ def test_a_row_that_is_reset_stands_alone():
     "kind, fields", [(LSTM, {"dropout": 0.4}), (AWDLSTM, DROPPING)], ids=["lstm", "awd_lstm"]
 )
 def test_masks_depend_on_seed_and_row_id_alone(kind, fields):
-    """Rows 1 and 2 by themselves come out as among three; another row id or seed gives other
+    """Rows 1 and 2 come out in other places as they did; another row id or seed gives other
     masks.
     """
     body, variables = made(kind, **fields)
-    whole, _, _ = trained(body, variables, vectors(), (), batch_of())
-    part, _, _ = trained(body, variables, vectors()[1:], (), batch_of(2, row_ids=np.array([1, 2])))
-    np.testing.assert_allclose(part, whole[1:], atol=1e-6)
-    other, _, _ = trained(body, variables, vectors()[1:], (), batch_of(2, row_ids=np.array([7, 2])))
-    assert np.abs(other[0] - part[0]).max() > 0.01
-    np.testing.assert_allclose(other[1], part[1], atol=1e-6)
-    assert (
-        np.abs(trained(body, variables, vectors(), (), batch_of(), seed=1)[0] - whole).max() > 0.01
-    )
+
+    def hidden(rows, row_ids, seed=0):
+        batch = batch_of(row_ids=np.array(row_ids, np.int32))
+        return trained(body, variables, vectors()[jnp.array(rows)], (), batch, seed)[0]
+
+    whole, part = hidden([0, 1, 2], [0, 1, 2]), hidden([1, 2, 2], [1, 2, 7])
+    np.testing.assert_allclose(part[:2], whole[1:], atol=1e-6)
+    assert np.abs(part[2] - part[1]).max() > 0.01
+    assert np.abs(hidden([0, 1, 2], [0, 1, 2], seed=1) - whole).max() > 0.01
 
 
 @pytest.mark.parametrize("kind", [LSTM, AWDLSTM])
@@ -356,30 +306,28 @@ def test_dropped_weights_are_shared_by_rows_and_steps_and_by_nothing_else():
     assert all((gradient[f"input_{i}"] != 0).all() for i in range(2))
 
 
-def penalty(kind="tar", x=None, **batch):
+def penalties(x=None, **batch):
+    """Hidden states, and what is sown: AR and TAR of each token."""
     body, variables = made(AWDLSTM, ar=2.0, tar=3.0)
     x = vectors() if x is None else x
-    hidden, _, penalties = trained(body, variables, x, (), batch_of(*x.shape[:2], **batch))
-    return hidden, penalties[kind]
+    hidden, _, sown = trained(body, variables, x, (), batch_of(*x.shape[:2], **batch))
+    return np.asarray(hidden), sown
 
 
 def test_penalties_are_means_of_squares():
-    """Divided by the tokens of the batch, their sums are the means of the public code."""
-    hidden, tar = penalty()
-    np.testing.assert_allclose(tar.mean(), 3 * np.square(np.diff(hidden, axis=1)).mean(), rtol=1e-5)
-    np.testing.assert_allclose(penalty("ar")[1].mean(), 2 * np.square(hidden).mean(), rtol=1e-5)
-    assert penalty(x=vectors(time=1))[1].tolist() == [[0.0]] * ROWS
-
-
-def test_padding_does_not_dilute_penalties():
-    """Rows of 4 tokens, padded to 6 by weight 0, have the weighted sums of rows of 4."""
+    """Divided by the tokens of the batch, their sums are the means of the public code. Rows of 4
+    tokens, padded to 6 by weight 0, have the weighted sums of rows of 4.
+    """
+    hidden, sown = penalties(vectors(time=4))
+    changes = 3 * np.square(np.diff(hidden, axis=1)).mean()
+    np.testing.assert_allclose(sown["tar"].mean(), changes, rtol=1e-5)
+    np.testing.assert_allclose(sown["ar"].mean(), 2 * np.square(hidden).mean(), rtol=1e-5)
+    assert penalties(vectors(time=1))[1]["tar"].tolist() == [[0.0]] * ROWS
+    padded = jnp.concatenate([vectors(time=4), vectors()[:, :2]], axis=1)
     weights = np.ones((ROWS, TIME), np.float32)
     weights[:, 4:] = 0
-    for kind in "ar", "tar":
-        short = penalty(kind, vectors()[:, :4])[1]
-        np.testing.assert_allclose(
-            np.sum(weights * penalty(kind, weights=weights)[1]), short.sum(), rtol=1e-5
-        )
+    for kind, of_padded in penalties(padded, weights=weights)[1].items():
+        np.testing.assert_allclose(np.sum(weights * of_padded), sown[kind].sum(), rtol=1e-5)
 
 
 def test_penalties_do_not_cross_segments():
@@ -388,7 +336,16 @@ def test_penalties_do_not_cross_segments():
     """
     segments = np.array([[1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 2, 0], [1, 2, 3, 4, 5, 6]])
     weights = (segments > 0).astype(np.float32)
-    hidden, tar = penalty(segment_ids=segments, weights=weights)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def with_gradient(x):
+        body, variables = made(AWDLSTM, ar=2.0, tar=3.0)
+        batch = batch_of(segment_ids=segments, weights=weights)
+        hidden, _, sown = trained(body, variables, x, (), batch)
+        return jnp.sum(weights * sown["tar"]), (hidden, sown["tar"])
+
+    (_, (hidden, tar)), gradient = with_gradient(vectors())
     squares = 3 * np.square(np.diff(hidden, axis=1)).mean(axis=2)
     pairs = np.array([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
     tokens = weights.sum(axis=1)
@@ -397,22 +354,7 @@ def test_penalties_do_not_cross_segments():
         for row in range(ROWS)
     ]
     np.testing.assert_allclose(np.sum(weights * tar, axis=1), expected, rtol=1e-5)
-    gradient = hurried(jax.grad(lambda x: penalty_of(x, segments, weights)), vectors())
     assert jnp.isfinite(gradient).all() and not gradient[2].any()
-
-
-def penalty_of(x, segments, weights):
-    body, variables = made(AWDLSTM, tar=3.0)
-    _, sown = body.apply(
-        variables,
-        x,
-        (),
-        batch_of(segment_ids=segments, weights=weights),
-        train=True,
-        rngs={"dropout": jax.random.key(0)},
-        mutable=["penalties"],
-    )
-    return jnp.sum(weights * sown["penalties"]["tar"][0])
 
 
 def test_evaluation_sows_nothing():

@@ -18,7 +18,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout import Mask, drop
 from adaptive_jax.numerics.platforms import tracing_for
 
-ROWS, TIME, FEATURES, LAYERS = 16, 512, 512, 5
+ROWS, TIME, FEATURES, LAYERS = 16, 256, 512, 5
 UNIT = ROWS * TIME * FEATURES * 2  # bytes of the vectors of all tokens in bfloat16
 MIB = 2**20
 

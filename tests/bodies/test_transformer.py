@@ -114,17 +114,6 @@ def test_learned_positions_have_an_end():
     assert body.cache(ROWS, TIME).keys.shape[2] == TIME
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "alibi", "none"])
-def test_the_order_of_tokens(positions):
-    """Swapping two tokens changes the hidden state of a later one; without positions it does
-    not, in a single layer.
-    """
-    body = make(layers=1, positions=positions, max_positions=TIME)
-    params, swapped = random_params(body), VECTORS[:, [1, 0, *range(2, TIME)]]
-    one, other = (apply(body, params, vectors)[0][:, -1] for vectors in (VECTORS, swapped))
-    assert np.allclose(one, other, atol=1e-5) == (positions == "none")
-
-
 def test_full_cache_is_an_error_and_never_silent():
     """A cache of 4 takes 4 tokens exactly; one more is a one-line error, or NaN inside a
     compiled program.

@@ -13,7 +13,7 @@ import pytest
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.inputs import groc, letters
+from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.groc import GroC
 
 
@@ -22,33 +22,10 @@ def hurried(function, *arguments):
     return jax.jit(function).lower(*arguments).compile()(*arguments)
 
 
-def spelt(ids):
-    """Letters in the public code's order of words."""
-    return {
-        "letters": ids.astype(np.int16),
-        "lengths": np.full(len(ids), ids.shape[1], np.int32),
-        "row_of_word": np.arange(len(ids), dtype=np.int32),
-    }
-
-
 # Lengths on both sides of those that are read apart: 8, 12 and the full 20 letters, two of which
 # are marks.
-TEXT = [
-    "<eos>",
-    "<unk>",
-    "a",
-    "ab",
-    "naïve",
-    "日本",
-    "e" * 6,
-    "f" * 7,
-    "gh" * 5,
-    "i" * 11,
-    "k" * 17,
-    "l" * 18,
-    "m" * 19,
-    "no" * 12,
-]
+TEXT = ["<eos>", "<unk>", "a", "ab", "naïve", "日本", "e" * 6, "f" * 7, "gh" * 5, "i" * 11]
+TEXT += ["k" * 17, "l" * 18, "m" * 19, "no" * 12]
 VOCABULARY = Vocabulary.build({word: 1 for word in TEXT} | {"<eos>": 3})
 ENTRIES = {  # relations and definition
     "a": (["ab", "a", "nowhere"], "ab naïve ab"),
@@ -133,20 +110,17 @@ def test_vectors_are_those_of_the_plain_one(grounded, monkeypatch):
     """Every word, short or cut off, in the lexicon or not; alone, together, and composed of
     surfaces that were read before.
     """
-    monkeypatch.setattr(groc, "CHUNK", 3)
+    monkeypatch.setattr(GroC, "chunk", 3)
     model, params, given = grounded()
     expected, some = plain(params, model), jnp.array([3, 0, 9, 3])
 
     def all_ways(params):
         variables = {"params": params, "lexicon": given}
         whole = model.apply(variables, method="bands")[0].table
-        read = model.apply(
-            variables, jnp.arange(len(VOCABULARY)), method="read", mutable=["tables"]
-        )[1]
-        composed = model.apply(variables | read, some, method="compose", mutable=["tables"])[1][
-            "tables"
-        ]["vectors"]
-        return whole, model.apply(variables, some), composed
+        every, made = jnp.arange(len(VOCABULARY)), {"mutable": ["tables"]}
+        read = model.apply(variables, every, method="read", **made)[1]
+        composed = model.apply(variables | read, some, method="compose", **made)[1]
+        return whole, model.apply(variables, some), composed["tables"]["vectors"]
 
     whole, alone, composed = hurried(all_ways, params)
     np.testing.assert_allclose(whole, expected, atol=2e-5)
@@ -168,13 +142,13 @@ def test_gradients_are_those_of_every_letter_of_every_chunk(grounded, monkeypatc
     def value(params):
         variables = {"params": params, "lexicon": given}
         whole = model.apply(variables, method="bands")[0].table
-        alone = model.apply(variables, some) if groc.SHORT else whole[some]
+        alone = model.apply(variables, some) if model.short else whole[some]
         return jnp.vdot(whole, pulls[0]) + jnp.vdot(alone, pulls[1]), alone - whole[some]
 
     made = []
     for chunk, short, kept in (3, (8, 12), 2**30), (99, (), 0):
-        monkeypatch.setattr(groc, "CHUNK", chunk)
-        monkeypatch.setattr(groc, "SHORT", short)
+        monkeypatch.setattr(GroC, "chunk", chunk)
+        monkeypatch.setattr(GroC, "short", short)
         monkeypatch.setattr(letters, "MOST_KEPT", kept)
         made.append(hurried(lambda params: jax.grad(value, has_aux=True)(params), params))
     for _, apart in made:
@@ -233,7 +207,7 @@ def test_init():
 def test_what_it_needs_is_asked_for(grounded):
     """Without a lexicon one line says what `apply` needs."""
     model, params, given = grounded()
-    with pytest.raises(InputError, match="groc needs relations, definitions of words: apply"):
+    with pytest.raises(InputError, match="GroC needs the relations of its words: give apply"):
         model.apply(
             {"params": params, "lexicon": {"spelling": given["spelling"]}}, jnp.zeros(1, jnp.int32)
         )

@@ -42,7 +42,7 @@ def test_a_deviation_is_no_rate():
     assert abs(table["params"]["table"].std() - 1.5) < 0.05
 
 
-@pytest.mark.parametrize("cutoffs", [(), (1,), (7, 8), (5, 11, 12)])
+@pytest.mark.parametrize("cutoffs", [(), (1, 7, 8)])
 def test_vectors_and_gradients_against_a_table_of_all_words(cutoffs):
     """Rows of the assembled table and their gradient, for the edges of every band; nothing else
     of any table has one.
@@ -111,8 +111,11 @@ def accumulated(model, params, tokens, pull):
     return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (tokens, pull))[::-1]
 
 
-@pytest.mark.parametrize("way", [alone, rematerialised, mapped, accumulated])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "way, dtype",
+    [(way, "float32") for way in (alone, rematerialised, mapped, accumulated)]
+    + [(mapped, "bfloat16")],
+)
 def test_each_word_once_is_every_token_in_every_band(way, dtype, monkeypatch):
     """Words that come often, chunks that a band fills, overfills and leaves empty, and ids that do
     not exist, which have vectors of NaN and no gradient. The gradients of a word's tokens would

@@ -12,7 +12,6 @@ from tests.toys import random_params
 FEATURES, TOKENS = 12, 6
 CASES = {  # form, words, cutoffs, factor, width, bias, tokens of a chunk
     "slices, 7 words": ("slices", 7, (2, 4), 2, 6, True, 4),
-    "slices, 10,007 words": ("slices", 10_007, (100, 5_000), 2, 6, False, 6),
     "projections, 10,007 words": ("projections", 10_007, (100, 5_000), 2, 8, True, 2),
     "projections, 267,735 words": ("projections", 267_735, (20_000, 60_000), 2, 0, False, None),
 }

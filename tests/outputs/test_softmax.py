@@ -71,37 +71,32 @@ def regularised():
 
 
 def test_a_call_reduces_as_the_function_does():
-    """Mean, sum and each token, in training and not, are `adaptive_cross_entropy` of its
-    arrays; `loss` is the sum; a batch without weights has mean 0; targets of -100 count nowhere.
+    """Mean and each token, in training and not, are `adaptive_cross_entropy` of its arrays; the
+    sum is that of `loss`; a batch without weights has mean 0; targets of -100 count nowhere.
     """
     softmax, variables = regularised()
 
     @jax.jit
     def both(hidden, targets, weights):
         arrays = softmax.apply(variables, method="arrays")
-        pairs = []
-        for reduction, train in ("mean", False), ("sum", True), ("none", True):
-            ours = softmax.apply(
-                variables, hidden, targets, weights, reduction=reduction, train=train
-            )
-            given = {"label_smoothing": 0.1, "z_loss": 0.01} if train else {}
+        given, pairs = (hidden, targets, weights), []
+        for reduction, train in ("mean", False), ("none", True):
+            smooth = {"label_smoothing": 0.1, "z_loss": 0.01} if train else {}
             theirs = adaptive_cross_entropy(
-                hidden, *arrays, targets, weights=weights, reduction=reduction, **given
+                hidden, *arrays, targets, weights=weights, reduction=reduction, **smooth
             )
+            ours = softmax.apply(variables, *given, reduction=reduction, train=train)
             pairs.append((ours, theirs))
-        loss = softmax.apply(variables, hidden, targets, weights, train=True, method="loss")
-        unweighted = softmax.apply(variables, hidden, targets)
+        loss = softmax.apply(variables, *given, train=True, method="loss").total
+        pairs.append((softmax.apply(variables, *given, reduction="sum", train=True), loss))
         padded = softmax.apply(variables, hidden, jnp.where(weights > 0, targets, -100))
-        return pairs, loss, (unweighted, padded)
+        return pairs, padded, softmax.apply(variables, hidden, targets, method="nll")
 
-    pairs, loss, (unweighted, padded) = both(HIDDEN, TARGETS, WEIGHTS)
+    pairs, padded, nll = both(HIDDEN, TARGETS, WEIGHTS)
     for ours, theirs in pairs:
         np.testing.assert_array_equal(ours, theirs)
-    assert loss.total == pairs[1][0]
-    nll = softmax.apply(variables, HIDDEN, TARGETS, method="nll")
-    np.testing.assert_allclose(unweighted, nll.mean(), rtol=1e-6)
     np.testing.assert_allclose(padded, nll[WEIGHTS > 0].mean(), rtol=1e-6)
-    nothing, _, _ = both(HIDDEN, TARGETS, 0 * WEIGHTS)
+    nothing, *_ = both(HIDDEN, TARGETS, 0 * WEIGHTS)
     assert nothing[0][0] == 0
 
 

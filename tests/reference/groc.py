@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.bodies.lstm import State, Weights, lstm
-from adaptive_jax.inputs import groc, letters
+from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC, sum_of_rows
@@ -95,8 +95,8 @@ def misread(characters, read):
 def as_the_code(monkeypatch):
     """Filters see letters as in the public code, which puts padding in the middle."""
     monkeypatch.setattr(letters, "letter_vectors", misread)
-    monkeypatch.setattr(groc, "SHORT", ())
-    monkeypatch.setattr(CharacterCNN._encode, "__defaults__", ((),))
+    monkeypatch.setattr(CharacterCNN, "short", ())
+    monkeypatch.setattr(GroC, "short", ())
 
 
 def spelt(ids):
