@@ -122,9 +122,11 @@ def read(path: Path):
             f"cannot read {path}: {error.strerror or error}; give the path of a checkpoint"
         ) from None
     except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
+        # "list index out of range" says nothing to a user.
+        reason = "" if isinstance(error, LookupError) else f" ({one_line(error)[:100]})"
         raise InputError(
-            f"cannot read {path} ({one_line(error)[:100]}): it is truncated, damaged or not a file"
-            " of torch.save; copy or download it again"
+            f"cannot read {path}{reason}: it is truncated, damaged or not a file of torch.save;"
+            " copy or download it again"
         ) from None
 
 
