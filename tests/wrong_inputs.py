@@ -212,13 +212,11 @@ OTHERS = [
     ),
     *rows(
         "-m adaptive_jax clusters --vocabulary={trained} --output={tmp}/clusters.txt",
-        ("--seed=3", "--seed does not fit --method=frequency", "kmeans"),
+        ("--seed=3", "--seed does not fit --method=frequency"),
         (
             "--method=kmeans --embeddings={trained} --factor=4",
             "--factor does not fit --method=kmeans",
         ),
-        ("--clusters=4 --cutoffs=10,20", "--clusters=4 and --cutoffs"),
-        ("--config=configs/quickstart.py", "--config has no effect with --vocabulary and --output"),
     ),
     *rows(
         "-m adaptive_jax plan",

@@ -190,7 +190,7 @@ def _compare(cache, hidden, targets, progress):
     thetas = jnp.asarray(cache.theta, jnp.float32)
     look_up = _look_up(cache.cache, size, min(cache.neighbours, size))
     store = jnp.zeros((slots, hidden.shape[1]), hidden.dtype), jnp.zeros(slots, jnp.int32)
-    found, before = [], None
+    found = []
     for begin in progress(range(0, tokens, QUERIES), -(-tokens // QUERIES)):
         part = slice(begin, begin + QUERIES)
         rest = QUERIES - len(targets[part])
@@ -199,11 +199,8 @@ def _compare(cache, hidden, targets, progress):
             np.pad(targets[part], (0, rest), constant_values=-1),
         )
         store, log_probs = look_up(store, given, jnp.int32(begin), thetas)
-        if before is not None:
-            found.append(jax.device_get(before))
-        before = log_probs
-    found.append(jax.device_get(before))
-    return np.concatenate(found, axis=1)[:, :tokens].astype(np.float64)
+        found.append(log_probs)  # not fetched yet, so that the device goes on
+    return np.concatenate(jax.device_get(found), axis=1)[:, :tokens].astype(np.float64)
 
 
 @functools.lru_cache(maxsize=8)

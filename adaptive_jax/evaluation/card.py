@@ -1,5 +1,5 @@
 """What a result holds besides perplexity: bits a character, perplexity by frequency, published
-numbers, versions; and how it is printed as a card.
+numbers, versions; and the lines that say so.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import perplexity
-from adaptive_jax.workdir.settings import PUBLISHED, flat
+from adaptive_jax.workdir.settings import PUBLISHED
 
 PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
 
@@ -42,23 +42,18 @@ def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
     nll, ids = nll[counts], ids[:][counts]
     characters = count_characters(ids, run.vocabulary)
     bits = float(np.sum(nll, dtype=np.float64)) / math.log(2)
+    vocabulary = run.vocabulary
+    known = has_counts(vocabulary)
     return {
         "characters": characters,
         "bits_per_character": None if characters is None else bits / characters,
-        "bands": (
-            by_band(nll, run.vocabulary.ranks[ids], edges(run))
-            if has_counts(run.vocabulary)
-            else []
-        ),
+        "bands": by_band(nll, vocabulary.ranks[ids], edges(run)) if known else [],
         "vocabulary": {
-            "size": len(run.vocabulary),
-            "fingerprint": run.vocabulary.digest,
-            "unit": run.vocabulary.unit,
+            "size": len(vocabulary),
+            "fingerprint": vocabulary.digest,
+            "unit": vocabulary.unit,
         },
-        "versions": (
-            {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
-            | _versions()
-        ),
+        "versions": _versions(),
     }
 
 
@@ -151,89 +146,43 @@ def published(workdir: Path, split: str) -> dict | None:
         InputError: train.py's record of it is damaged.
     """
     path = workdir / PUBLISHED
+    if not path.exists():
+        return None
     try:
         record = json.loads(path.read_text())
         number = record[split]
-        return (
-            None
-            if number is None
-            else {"perplexity": number} | {key: record[key] for key in ("row", "table", "changed")}
-        )
-    except FileNotFoundError:
-        return None
+        paper = {key: record[key] for key in ("row", "table", "changed")}
     except (ValueError, KeyError, TypeError):
         raise InputError(
             f"{path} is damaged: remove it, and results have no published number"
         ) from None
+    return None if number is None else {"perplexity": number} | paper
 
 
 def lines(result: Mapping) -> Iterator[str]:
     """Yields the printed lines of a result after its first one."""
-    if result["bands"]:
-        shown = ", ".join(f"{ranks} {cost}" for ranks, cost in _shown(result["bands"]))
-        yield f"perplexity by rank: {shown}"
+    bands = [
+        f"{band['first']:,}-{band['last']:,} {band['perplexity']:,.2f} ({band['share']:.1%})"
+        for band in result["bands"]
+        if band["perplexity"] is not None
+    ]
+    if bands:
+        yield f"perplexity by rank: {', '.join(bands)}"
     if result["bits_per_character"] is not None:
         yield (
             f"{result['bits_per_character']:.4f} bits a character over {result['characters']:,}"
             " characters"
         )
-    if result.get("published"):
-        yield _compared(result["published"])
-
-
-def markdown(result: Mapping) -> str:
-    """The card as a table in Markdown, for a README, an issue or a log."""
-    settings = flat({key: value for key, value in result["settings"].items() if key != "config"})
-    unseen, paper = result["unseen"], result["published"]
-    unit = result["vocabulary"]["unit"]
-    rows = {
-        "perplexity": f"{result['perplexity']:.2f}",
-        f"nats a {unit}": f"{result['nll']:.4f}",
-        "bits a character": _number(result["bits_per_character"], 4),
-        f"{unit}s": f"{result['words']:,}",
-        f"{unit}s never seen in training": "not known" if unseen is None else f"{unseen:.1%}",
-        "unigram perplexity": _number(result["unigram_perplexity"]),
-        "published": "" if paper is None else _compared(paper),
-        **{f"perplexity of ranks {ranks}": cost for ranks, cost in _shown(result["bands"])},
-        "updates": f"{result['step']:,}",
-        "vocabulary": (
-            f"{result['vocabulary']['size']:,} {unit}s, fingerprint"
-            f" {result['vocabulary']['fingerprint']}"
-        ),
-        "settings": ", ".join(
-            f"{key} {value}" for key, value in settings.items() if value is not None
-        ),
-        "versions": ", ".join(f"{key} {value}" for key, value in result["versions"].items()),
-    }
-    body = [f"| {key} | {value} |" for key, value in rows.items() if value]
-    return "\n".join([f"| {result['split']} | |", "|---|---|", *body, ""])
-
-
-def _shown(bands):
-    """Ranks, and perplexity with share, of each band that occurs in the text."""
-    for band in bands:
-        if band["perplexity"] is not None:
-            yield (
-                f"{band['first']:,}-{band['last']:,}",
-                f"{_number(band['perplexity'])} ({band['share']:.1%})",
-            )
-
-
-def _compared(paper):
-    """The published number, where it stands, and which keys this run changes."""
-    changed = f"; this run changes {', '.join(paper['changed'])}" if paper["changed"] else ""
-    return (
-        f"{paper['table'] or 'the paper'} prints {paper['perplexity']:g} for"
-        f" {paper['row']}{changed}"
-    )
-
-
-def _number(value, digits=2):
-    return "" if value is None else f"{value:,.{digits}f}"
+    if paper := result.get("published"):
+        changed = f"; this run changes {', '.join(paper['changed'])}" if paper["changed"] else ""
+        yield (
+            f"{paper['table'] or 'the paper'} prints {paper['perplexity']:g} for"
+            f" {paper['row']}{changed}"
+        )
 
 
 def _versions():
-    found = {}
+    found = {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
     for name in PACKAGES:
         # Not found: this package, where it runs from a clone.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

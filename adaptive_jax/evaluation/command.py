@@ -11,7 +11,6 @@ perplexity is above --target_perplexity. docs/evaluation.md says more.
 """
 
 import sys
-from typing import get_args
 
 from absl import flags
 
@@ -19,22 +18,25 @@ from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
 from adaptive_jax.evaluation.methods import METHODS
-from adaptive_jax.evaluation.options import options_of
+from adaptive_jax.evaluation.options import (
+    define_flag,
+    define_option_flags,
+    flag_value,
+    flag_values,
+    options_of,
+)
 from adaptive_jax.parallel import hosts
 
 STOPPED = "stopped: nothing was written; the same command evaluates anew"
 MISSED = 3  # the exit status of a target that is not reached
+CONTEXTS = "Tokens of each window that are given and not scored; several are compared."
+TARGET = "Exit with status 3 if the perplexity, the best of several, is above it."
 
 
 def define_flags() -> None:
-    """Defines a flag for each field of `Request`, and for each option of a method."""
-    for name, (hint, option) in options_of(Request).items():
-        _define(name, hint, Request._field_defaults[name], option.help, option.among)
-    flags.DEFINE_list(
-        "context",
-        ["0"],
-        "Tokens of each window that are given and not scored; several are compared.",
-    )
+    """Defines a flag for each option of `Request`, and for each option of a method."""
+    define_option_flags(Request, without=("context",))
+    define_flag("context", tuple[int, ...], (0,), CONTEXTS)
     for name, kinds in options_of_methods().items():
         helps = []
         for method, kind in kinds.items():
@@ -43,12 +45,8 @@ def define_flags() -> None:
             ends = "" if default in (None, "") else f", default {default}"
             helps.append(f"Of --method={method}: {options_of(kind)[name][1].help}{ends}.")
         hint, option = options_of(kind)[name]
-        _define(name, hint, None, " ".join(helps), option.among)
-    flags.DEFINE_float(
-        "target_perplexity",
-        None,
-        "Exit with status 3 if the perplexity, the best of several, is above it.",
-    )
+        define_flag(name, hint, None, " ".join(helps), option.among)
+    define_flag("target_perplexity", float, None, TARGET)
     commands.define_workdir("Directory of a run that train.py made.")
     flags.adopt_module_key_flags(commands)  # --help shows them
 
@@ -62,50 +60,17 @@ def options_of_methods() -> dict[str, dict[str, type]]:
     return found
 
 
-def _define(name, hint, default, text, among):
-    kind = hint if isinstance(hint, type) else get_args(hint)[0]
-    if among:
-        flags.DEFINE_enum(name, default, list(among), text)
-    elif tuple[kind, ...] == hint:
-        flags.DEFINE_list(name, default, text)
-    else:
-        define = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
-        define[kind](name, default, text)
-
-
-def numbers(
-    key: str, texts: list[str], kind: type = float, such: tuple[str, str] = ("0.5", "0.25,0.5")
-) -> tuple:
-    """Parses the numbers of a flag.
-
-    Raises:
-        InputError: one that is not of this kind; gives the examples `such`.
-    """
-    try:
-        if texts:
-            return tuple(map(kind, texts))
-    except ValueError:
-        pass
-    what = "whole numbers" if kind is int else "numbers"
-    raise InputError(
-        f"--{key} must be {what}, such as {such[0]} or {such[1]}, got {','.join(texts)}"
-    )
-
-
 def main():
     """Evaluates as the flags say."""
-    given = flags.FLAGS
-    contexts = numbers("context", given.context, int, ("480", "0,256,480"))
-    target = given.target_perplexity
+    contexts = flag_value("context", tuple[int, ...])
+    target = flags.FLAGS.target_perplexity
     if target is not None and not target > 0:
         raise InputError(f"--target_perplexity must be above 0, such as 80, got {target:g}")
-    options = {name: given[name].value for name in options_of_methods()}
-    options = {
-        key: numbers(key, value) if isinstance(value, list) else value
-        for key, value in options.items()
-        if value is not None
-    }
-    fields = {name: given[name].value for name in options_of(Request)}
+    options = {}
+    for method in METHODS.values():
+        options |= flag_values(method.options)
+    options = {name: value for name, value in options.items() if value is not None}
+    fields = flag_values(Request, without=("context",))
     request = Request(**fields, context=contexts[0], options=options)
     workdir, others = commands.workdir()
     hosts.initialize(*others)

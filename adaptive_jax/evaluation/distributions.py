@@ -11,10 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import LOG_PROBS
-from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
-from adaptive_jax.numerics.products import full_precision
-from adaptive_jax.parallel import sharding
+from adaptive_jax.evaluation.scoring import LOG_PROBS, local_model, on_devices
+from adaptive_jax.model.language_model import LanguageModel
 
 TOKENS = 256  # whose distributions are computed at a time, at most
 
@@ -66,12 +64,11 @@ def expected(
 
 @functools.lru_cache(maxsize=8)
 def _describer(model: LanguageModel, mesh: Mesh, k: int):
-    shapes = parameter_shapes(model)
-    local_model, gather = sharding.gathering(model, shapes, mesh)
+    one_model, gather = local_model(model, mesh)
 
     def describe(params, lexicon, tables, hidden, targets):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
-        log_probs = local_model.apply(
+        log_probs = one_model.apply(
             variables, hidden, method=lambda model, hidden: model.output.log_probs(hidden)
         )
         of_targets = jnp.take_along_axis(log_probs, targets[:, None], axis=1)
@@ -84,13 +81,4 @@ def _describer(model: LanguageModel, mesh: Mesh, k: int):
         return PredictiveStats(words, best, rank, entropy)
 
     whole = PartitionSpec()
-    specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole, whole
-    return jax.jit(
-        jax.shard_map(
-            full_precision(describe, model.body),
-            mesh=mesh,
-            in_specs=specs,
-            out_specs=whole,
-            check_vma=False,
-        )
-    )
+    return jax.jit(on_devices(model, mesh, describe, (whole,) * 4, whole))

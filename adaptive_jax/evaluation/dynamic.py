@@ -40,13 +40,7 @@ from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.parallel import sharding
 
 RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
-CURE = {
-    "sgd": "",
-    "rms": (
-        ", or raise --epsilon or --statistics, which hold steps small where the train split gave no"
-        " gradient"
-    ),
-}
+CURE = {"sgd": "lower --rate", "rms": "lower --rate, or raise --epsilon or --statistics"}
 RATE = "learning rate η, by default 0.00005 of rms and 0.1 of sgd"
 STATISTICS = "segments of the train split from which rms takes MS_g"
 STRETCHES = 20  # of the train split, from which the statistics come
@@ -103,9 +97,7 @@ def dynamic(
         losses = jax.device_get(losses)
         nll[at] = finite(losses[scored_columns(batch, losses.shape[1])])
         if np.isinf(nll[at]).any():
-            raise InputError(
-                f"--method=dynamic diverged at token {at[0]:,}: lower --rate" + CURE[options.rule]
-            )
+            raise InputError(f"--method=dynamic diverged at token {at[0]:,}: {CURE[options.rule]}")
     return nll
 
 

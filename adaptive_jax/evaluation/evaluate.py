@@ -20,7 +20,7 @@ from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
 from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.results import MEASURED, print_result, write
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import SavedRun
 from adaptive_jax.evaluation.scoring import Evaluation, composed, summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
@@ -30,6 +30,7 @@ from adaptive_jax.planning.plan import rows_to_score
 WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
 DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the run's corpus."
 BREAK_MODE = "none, complete, complete_doc or eos; default: that of the run."
+CONTEXT = "Tokens of each window that are given and not scored."
 ROWS = (
     "Rows of a batch; 0: as many as a device holds, or 1 for layout streams and --method=dynamic,"
     " which scores exactly; N rows are faster."
@@ -46,14 +47,12 @@ SHARE = "Share of the words that keep their entries in a lexicon; default: that 
 class Request(NamedTuple):
     """What to score. The fields with an `Option` are flags of the command.
 
-    Attributes:
-        context: tokens of each window that are given and not scored, see `scores`.
-        options: of the method, fields of `Cache`, `Neighbours` or `Dynamic`.
+    options: of the method, fields of `Cache`, `Neighbours` or `Dynamic`.
     """
 
     split: Annotated[str, Option("Split to score.", among=SPLITS)] = "test"
     window: Annotated[int, Option(WINDOW)] = 0
-    context: int = 0
+    context: Annotated[int, Option(CONTEXT)] = 0
     checkpoint: Annotated[str, Option("best (by validation), latest, or a step.")] = "best"
     data_path: Annotated[str | None, Option(DATA_PATH)] = None
     break_mode: Annotated[str | None, Option(BREAK_MODE)] = None
@@ -67,8 +66,8 @@ class Request(NamedTuple):
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
-    """Scores a split with a trained model, prints the result and writes it to workdir/eval/, as
-    JSON and as a card in Markdown, with the losses of its tokens as .npy.
+    """Scores a split with a trained model, prints the result and writes it to workdir/eval/ as
+    JSON, with the losses of its tokens as .npy.
 
     Returns:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`
@@ -96,7 +95,6 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
     windows = [_windows(config, each) for each in requests]
     check_ends(saved.vocabulary, windows[0].break_mode)
-    paper = card.published(workdir, split)
     data = data_of(workdir, config, request.data_path, split)
     vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
@@ -107,13 +105,14 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
             " that or less"
         )
     words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
-    if not _is_published(request, config, vocabulary.count_words(ids)):
-        paper = None
+    comparable = _is_published(request, config, vocabulary.count_words(ids))
+    paper = card.published(workdir, split) if comparable else None
     run = saved.load(request.checkpoint, vocabulary, request.share)
-    _check_new_words(run, request)
     uniform = request.uniform
     if uniform is None:
         uniform = 0.0 if run.predicts_new_words else UNIFORM
+    if not run.predicts_new_words:
+        _check_no_new_words(request)
 
     def train(directory):
         own = config["data"]
@@ -137,15 +136,20 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
         )
         start = time.perf_counter()
         with _memory_errors(cut):
-            chosen, found, nll = _best(score, job)
-        result = found | {"seconds": time.perf_counter() - start}
-        result |= {"split": split, "settings": _settings(each, cut, config)}
-        result |= {"unseen": corpus.unseen.get(split), "step": run.step}
-        result |= card.metadata(run, ids, nll) | {"published": paper}
-        result |= {"scored": card.fingerprint(workdir, run.step, vocabulary, ids)}
+            chosen, result, nll = _best(score, job)
+        result |= {
+            "seconds": time.perf_counter() - start,
+            "split": split,
+            "settings": _settings(each, cut, config),
+            "unseen": corpus.unseen.get(split),
+            "step": run.step,
+            "published": paper,
+            "scored": card.fingerprint(workdir, run.step, vocabulary, ids),
+            **card.metadata(run, ids, nll),
+        }
         if request.vocabulary != TRAIN:
-            result |= {"open": seen_and_unseen(nll, ids, run.num_known_words)}
-            result |= {"unseen": result["open"]["unseen"]["share"]}
+            result["open"] = seen_and_unseen(nll, ids, run.num_known_words)
+            result["unseen"] = result["open"]["unseen"]["share"]
         print_result(result, chosen, words, cut)
         write(workdir / "eval", result, nll)
         results.append(result)
@@ -164,15 +168,11 @@ def _check_request(request):
             f"--{several[0]} has several values: choose among them with --split=validation, and"
             " give the test split one"
         )
-    if request.down_weight != 1 and request.vocabulary == TRAIN:
+    new_words = request.vocabulary != TRAIN and METHODS[request.method].new_words
+    if request.down_weight != 1 and not new_words:
         raise InputError(
-            f"down_weight={request.down_weight} is for new words: give --vocabulary=union, or leave"
-            " it out"
-        )
-    if request.down_weight != 1 and not METHODS[request.method].new_words:
-        raise InputError(
-            f"--down_weight={request.down_weight} has no meaning with --method={request.method}:"
-            " leave it out"
+            f"--down_weight={request.down_weight} is for new words: give --vocabulary=union and"
+            " another method than dynamic, or leave it out"
         )
     return score
 
@@ -192,21 +192,16 @@ def _windows(config, request):
     return cut
 
 
-def _check_new_words(run: Run, request: Request) -> None:
-    """Checks that a model without vectors of new words is not asked for them."""
-    if run.predicts_new_words:
-        return
+def _check_no_new_words(request):
+    """Checks that a request asks nothing of new words, of which its model has no vectors."""
+    method, vocabulary = request.method, request.vocabulary
     if request.down_weight != 1:
-        raise InputError(
-            f"down_weight={request.down_weight} is for models that predict new words, and this one"
-            " has vectors of the words of its training only: leave it out"
-        )
-    if not METHODS[request.method].new_words:
-        raise InputError(
-            f"--method={request.method} cannot score the new words of"
-            f" --vocabulary={request.vocabulary}, of which this model has no vectors: leave the"
-            " vocabulary out"
-        )
+        flag = f"--down_weight={request.down_weight}"
+    elif not METHODS[method].new_words:
+        flag = f"--method={method} with --vocabulary={vocabulary}"
+    else:
+        return
+    raise InputError(f"{flag} needs vectors of new words, which this model lacks: leave it out")
 
 
 def _best(score, job):
@@ -232,10 +227,7 @@ def _settings(request, windows, config):
     if windows.layout == "streams" or METHODS[request.method].one_row:
         asked["rows"] = windows.rows
     if request.options:
-        asked["options"] = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in request.options.items()
-        }
+        asked["options"] = dict(request.options)
     if request.vocabulary != TRAIN or request.uniform is not None:
         asked |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
     if request.share is not None:

@@ -23,18 +23,15 @@ import numpy as np
 from jax import lax
 
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.errors import InputError, of_extra_train
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.cache import WEIGHT, Floats, interpolations
 from adaptive_jax.evaluation.nearest import nearest, none_yet
 from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Evaluation, Progress, ScoreOptions, scores
-from adaptive_jax.files import in_store
+from adaptive_jax.files import in_store, new_directory
 from adaptive_jax.workdir.settings import write_json
-
-with of_extra_train():
-    import filelock
 
 # Queries for each pass over the datastore; queries, and entries, of one matrix product
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
@@ -119,14 +116,14 @@ def open_datastore(
         )
     about = _about(workdir, run, ids, windows)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # A second evaluation waits, and does not replace what the first one is about to read.
-        with filelock.FileLock(folder.with_name(".datastore.lock")):
-            if (made := _read(folder, about)) is not None:
-                return made
-            options = ScoreOptions(hidden=True)
-            _make(folder, about, scores(run, ids, windows, options, progress), ids)
-            return _read(folder, about)
+        if (store := _read(folder, about)) is not None:
+            return store
+        with new_directory(folder) as unfinished:
+            scored = scores(run, ids, windows, ScoreOptions(hidden=True), progress)
+            _write(unfinished, about, scored, ids)
+            store = _read(unfinished, about)
+            shutil.rmtree(folder, ignore_errors=True)  # of other parameters, or damaged
+        return store
     except OSError as error:
         size = 2 * len(ids) * run.config["body"]["features"]
         raise InputError(
@@ -165,35 +162,26 @@ def _read(folder, about):
         return None
 
 
-def _make(folder, about, scored, ids):
-    """Writes a datastore into `folder`, in place of another one or of what a killed process left;
-    about.json, without which it does not count, comes last.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+def _write(folder, about, scored, ids):
+    """Writes the files of a datastore into an empty folder."""
     entries, origin = 0, None
-    try:
-        with (folder / "keys").open("wb") as keys, (folder / "words").open("wb") as words:
-            for part in scored:
-                if origin is None:
-                    origin = np.mean(part.hidden, axis=0, dtype=np.float32)
-                with np.errstate(over="ignore"):
-                    states = (part.hidden - origin).astype(np.float16)
-                if not np.isfinite(states).all():
-                    largest = float(np.abs(part.hidden).max())
-                    raise InputError(
-                        f"hidden states of {largest:g} exceed float16, which a datastore holds: use"
-                        " --method=cache"
-                    )
-                keys.write(np.ascontiguousarray(states))
-                words.write(np.ascontiguousarray(ids[part.at], np.int32))
-                entries += len(states)
-        origin.tofile(folder / "origin")
-        about = about | {"entries": entries, "features": len(origin)}
-        write_json(folder / "about.json", about)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    with (folder / "keys").open("wb") as keys, (folder / "words").open("wb") as words:
+        for part in scored:
+            if origin is None:
+                origin = np.mean(part.hidden, axis=0, dtype=np.float32)
+            with np.errstate(over="ignore"):
+                states = (part.hidden - origin).astype(np.float16)
+            if not np.isfinite(states).all():
+                largest = float(np.abs(part.hidden).max())
+                raise InputError(
+                    f"hidden states of {largest:g} exceed float16, which a datastore holds: use"
+                    " --method=cache"
+                )
+            keys.write(np.ascontiguousarray(states))
+            words.write(np.ascontiguousarray(ids[part.at], np.int32))
+            entries += len(states)
+    origin.tofile(folder / "origin")
+    write_json(folder / "about.json", about | {"entries": entries, "features": len(origin)})
 
 
 def log_probs(

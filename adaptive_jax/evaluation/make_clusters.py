@@ -7,9 +7,8 @@ more.
         --embeddings=runs/awd_sm --output=mixture.txt
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from absl import flags
@@ -21,29 +20,37 @@ from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.options import (
+    Option,
+    check_options,
+    define_flag,
+    define_option_flags,
+    flag_values,
+)
 from adaptive_jax.numerics.bands import band_sizes
 from adaptive_jax.planning.cutoffs import Workload, equal_products
 
 WIDTH = 400  # of band 0, from which the bands narrow (Apostoae 2019, Table 4.1)
 
 
+VECTORS = "Workdir of a run, or a text file of vectors: plain, .gz, .xz, .bz2 or .zip."
+FACTOR = f"frequency, autoencoder: words times width are equal; widths narrow from {WIDTH} by it."
+CUTOFFS = "frequency, autoencoder: where clusters begin, instead of equal words times width."
+WORDS = "vocabulary.txt, or the workdir of a run; default: the words of --config's corpus."
+OUTPUT = "The file to write; default: output.clusters of --config."
+STOPPED = "stopped: nothing was written"
+
+
 class Clustering(NamedTuple):
-    """What to do; the flags of the command.
+    """What to do; the flags of the command."""
 
-    method: one of `WAYS`.
-    embeddings: workdir of a run, or a text file of vectors.
-    clusters: their number.
-    cutoffs: of ways that cut; none: words times width are equal, where bands narrow from width 400
-        by `factor`.
-    """
-
-    method: str
-    embeddings: str = ""
-    clusters: int = 3
-    factor: int = 3
-    cutoffs: Sequence[int] = ()
-    seed: int = 0
+    method: Annotated[str, Option("How words are put into clusters.", among=WAYS)] = "frequency"
+    embeddings: Annotated[str, Option(VECTORS)] = ""
+    clusters: Annotated[int, Option("Their number.", "[1, inf)")] = 3
+    factor: Annotated[int, Option(FACTOR, "[1, inf)")] = 3
+    cutoffs: Annotated[tuple[int, ...], Option(CUTOFFS)] = ()
+    seed: Annotated[int, Option("Of k-means or mixture.", "[0, 4294967296)")] = 0
 
 
 def make_clusters(
@@ -57,32 +64,21 @@ def make_clusters(
         InputError: settings out of range, embeddings that cannot be read, or words that are not in
             order of frequency, as those of a run with clusters.
     """
-    check_known(f"--method={options.method}", options.method, WAYS)
-    check_at_least(1, clusters=options.clusters, factor=options.factor)
-    if not 0 <= options.seed < 1 << 32:
-        raise InputError(f"--seed={options.seed} must be from 0 to 4,294,967,295")
+    check_options(options)
     if options.clusters > len(vocabulary):
         raise InputError(
             f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
             " vocabulary"
         )
     way = WAYS[options.method]
-    defaults, cuts = Clustering._field_defaults, [name for name, way in WAYS.items() if way.cuts]
-    vectors = [name for name, way in WAYS.items() if way.needs_vectors]
-    for flag, given, fits in (
-        ("cutoffs", options.cutoffs, cuts),
-        ("factor", options.factor != defaults["factor"], cuts),
-        ("embeddings", options.embeddings, vectors),
-        ("seed", options.seed, [name for name in vectors if name not in cuts]),
+    for flag, fits in (
+        ("cutoffs", way.cuts),
+        ("factor", way.cuts),
+        ("embeddings", way.needs_vectors),
+        ("seed", way.needs_vectors and not way.cuts),
     ):
-        if given and options.method not in fits:
-            raise InputError(
-                f"--{flag} does not fit --method={options.method}: leave it out, or use"
-                f" {', '.join(fits)}"
-            )
-    for flag in ("clusters", "factor"):
-        if options.cutoffs and (value := getattr(options, flag)) != defaults[flag]:
-            raise InputError(f"--{flag}={value} and --cutoffs are both given: give one of them")
+        if not fits and getattr(options, flag) != Clustering._field_defaults[flag]:
+            raise InputError(f"--{flag} does not fit --method={options.method}: leave it out")
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if not np.array_equal(vocabulary.ranks, ids):
         raise InputError(
@@ -176,33 +172,19 @@ def _vocabulary(path):
     return load(config_flags.config()[0]["data"], splits=()).vocabulary
 
 
-STOPPED = "stopped: nothing was written"
-
-
 def main() -> None:
     """Writes the clusters that the flags ask for."""
     given = flags.FLAGS
-    output = given.output or (
-        config_flags.config()[0]["output"]["clusters"] if given.config else ""
-    )
+    output = given.output
+    if not output and given.config:
+        output = config_flags.config()[0]["output"]["clusters"]
     if not output:
         raise InputError("--output is missing: give --output=FILE")
-    if given.config and given.vocabulary and given.output:
-        raise InputError(
-            "--config has no effect with --vocabulary and --output: leave it, or one of these, out"
-        )
     path = Path(output).expanduser()
     if path.exists():
         raise InputError(f"--output={output} exists already: give another file, or remove it")
-    cutoffs = given.cutoffs or []
-    if not all(cut.strip().isdigit() for cut in cutoffs):
-        raise InputError(
-            f"--cutoffs={','.join(cutoffs)} must be whole numbers: give them as --cutoffs=1000,4000"
-        )
-    vocabulary, cutoffs = _vocabulary(given.vocabulary), tuple(map(int, cutoffs))
-    options = Clustering(
-        given.method, given.embeddings, given.clusters, given.factor, cutoffs, given.seed
-    )
+    options = Clustering(**flag_values(Clustering))
+    vocabulary = _vocabulary(given.vocabulary)
     header, ids, lines = make_clusters(vocabulary, options)
     write_clusters(path, header, [vocabulary.words[i] for i in ids])
     print("\n".join([*lines, f"written to {output}: train with --config.output.clusters={output}"]))
@@ -214,28 +196,6 @@ def define_flags() -> None:
     commands.define_allow()
     flags.adopt_module_key_flags(config_flags)
     flags.adopt_module_key_flags(commands)
-    flags.DEFINE_string(
-        "vocabulary",
-        "",
-        "vocabulary.txt, or the workdir of a run; default: the words of --config's corpus.",
-    )
-    flags.DEFINE_enum("method", "frequency", list(WAYS), "How words are put into clusters.")
-    flags.DEFINE_string(
-        "embeddings",
-        "",
-        "Workdir of a run, or a text file of vectors: plain, .gz, .xz, .bz2 or .zip.",
-    )
-    flags.DEFINE_integer("clusters", 3, "Their number.")
-    flags.DEFINE_integer(
-        "factor",
-        3,
-        f"frequency, autoencoder: words times width are equal, and widths narrow from {WIDTH}"
-        " by it.",
-    )
-    flags.DEFINE_list(
-        "cutoffs",
-        None,
-        "frequency, autoencoder: places where clusters begin, instead of equal words times width.",
-    )
-    flags.DEFINE_integer("seed", 0, "Of k-means or mixture.")
-    flags.DEFINE_string("output", "", "The file to write; default: output.clusters of --config.")
+    define_option_flags(Clustering)
+    define_flag("vocabulary", str, "", WORDS)
+    define_flag("output", str, "", OUTPUT)

@@ -5,9 +5,19 @@ class Toy(NamedTuple):
 """
 
 from collections.abc import Collection
-from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from absl import flags
 
 from adaptive_jax.errors import InputError, check_known
+
+flags.disclaim_key_flags()  # flags belong to the command that has them defined here
+
+DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+NUMBERS = {
+    int: "whole numbers, such as 10 or 10,100",
+    float: "numbers, such as 0.5 or 0.25,0.5",
+}
 
 
 class Option(NamedTuple):
@@ -35,6 +45,51 @@ def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
         for name, hint in hints.items()
         if get_origin(hint) is Annotated
     }
+
+
+def define_option_flags(kind: type, without: Collection[str] = ()) -> None:
+    """Defines a flag for each option of a NamedTuple, with the field's default."""
+    for name, (hint, option) in options_of(kind).items():
+        if name not in without:
+            define_flag(name, hint, kind._field_defaults[name], option.help, option.among)
+
+
+def define_flag(
+    name: str, hint: Any, default: object, text: str, among: Collection[str] = ()
+) -> None:
+    """Defines a flag of a type: int, float or str, one of them or None, or a tuple of them."""
+    if among:
+        flags.DEFINE_enum(name, default, list(among), text)
+    elif get_origin(hint) is tuple:
+        flags.DEFINE_list(name, default and list(map(str, default)), text)
+    else:
+        DEFINE[hint if isinstance(hint, type) else get_args(hint)[0]](name, default, text)
+
+
+def flag_values(kind: type, without: Collection[str] = ()) -> dict[str, object]:
+    """The values of the flags that `define_option_flags` defined, by name."""
+    options = options_of(kind).items()
+    return {name: flag_value(name, hint) for name, (hint, _) in options if name not in without}
+
+
+def flag_value(name: str, hint: Any) -> Any:
+    """The value of a flag of a type, see `define_flag`.
+
+    Raises:
+        InputError: a list of numbers that has another text among them, or none.
+    """
+    flag = flags.FLAGS[name]
+    if get_origin(hint) is not tuple or flag.value is None:
+        return flag.value
+    kind = get_args(hint)[0]
+    if kind is str or not (flag.value or flag.default):
+        return tuple(flag.value)
+    try:
+        if flag.value:
+            return tuple(map(kind, flag.value))
+    except ValueError:
+        pass
+    raise InputError(f"--{name} must be {NUMBERS[kind]}, got {','.join(flag.value)}")
 
 
 def check_options(given: NamedTuple, named: Collection[str] = ()) -> None:

@@ -331,14 +331,8 @@ def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
 
 @functools.lru_cache(maxsize=8)
 def _composer(model, mesh):
-    local_model, gather, specs = _local(model, mesh)
-    whole = PartitionSpec()
-    compose = full_precision(compose_shared(Compose(local_model, gather), mesh), model.body)
-    return jax.jit(
-        jax.shard_map(
-            compose, mesh=mesh, in_specs=(specs, whole, whole), out_specs=whole, check_vma=False
-        )
-    )
+    compose = compose_shared(Compose(*local_model(model, mesh)), mesh)
+    return jax.jit(on_devices(model, mesh, compose, (PartitionSpec(),) * 2, PartitionSpec()))
 
 
 @functools.lru_cache(maxsize=8)
@@ -352,7 +346,7 @@ def make_scorer(
     how: words that the model was trained on, words of the vocabulary, which may be more, and
         `ScoreOptions`.
     """
-    local_model, gather, specs = _local(model, mesh)
+    one_model, gather = local_model(model, mesh)
     known, words, options = how
     has_oov = model.input.vocabulary_size < words
 
@@ -364,31 +358,24 @@ def make_scorer(
         if has_oov:
             in_vocabulary = batch.inputs != OOV
             batch = batch._replace(inputs=jnp.maximum(batch.inputs, 0))
-        hidden, carry = local_model.apply(
+        hidden, carry = one_model.apply(
             variables, batch, carry, known=in_vocabulary, method="hidden"
         )
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
-        nll = local_model.apply(
+        nll = one_model.apply(
             variables, hidden, jnp.minimum(targets, known - 1) if has_oov else targets, method="nll"
         )
         if has_oov:
             nll = jnp.where(targets < known, nll, jnp.inf)
         if options.down_weight != 1:
-            mass = _mass_of_new(local_model, variables, hidden, known)
+            mass = _mass_of_new(one_model, variables, hidden, known)
             nll += jnp.log1p(mass * (options.down_weight - 1)) - jnp.where(
                 targets < known, 0.0, math.log(options.down_weight)
             )
         return (nll, hidden if options.hidden else ()), carry
 
     whole, rows = PartitionSpec(), sharding.batch_spec(0)
-    local = full_precision(local, model.body)
-    mapped = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(specs, whole, whole, rows, rows),
-        out_specs=rows,
-        check_vma=False,
-    )
+    mapped = on_devices(model, mesh, local, (whole, whole, rows, rows), rows)
     # Results are replicated, so that every host can read all of them.
     return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
 
@@ -415,6 +402,21 @@ def initial_carry(model: LanguageModel, mesh: Mesh, rows: int) -> Callable:
     return jax.jit(functools.partial(model.body.initial_carry, rows), out_shardings=by_rows)
 
 
-def _local(model, mesh):
-    shapes = parameter_shapes(model)
-    return *sharding.gathering(model, shapes, mesh), sharding.parameter_specs(shapes, mesh)
+def local_model(model: LanguageModel, mesh: Mesh) -> tuple[LanguageModel, Callable]:
+    """The model as one device sees it, and a function that gathers its parameters there."""
+    return sharding.gathering(model, parameter_shapes(model), mesh)
+
+
+def on_devices(
+    model: LanguageModel, mesh: Mesh, local: Callable, in_specs: tuple, out_specs: PartitionSpec
+) -> Callable:
+    """`local(params, *others)`, which computes on one device, over all devices of a mesh, in full
+    precision where the body asks for it. in_specs: of the others.
+    """
+    return jax.shard_map(
+        full_precision(local, model.body),
+        mesh=mesh,
+        in_specs=(sharding.parameter_specs(parameter_shapes(model), mesh), *in_specs),
+        out_specs=out_specs,
+        check_vma=False,
+    )

@@ -239,7 +239,10 @@ def test_the_command(method, tmp_path, quick_command):
         (["--output=c.txt"], "--vocabulary is missing"),
         (["--config=configs/penn_treebank.py"], "--output is missing"),
         (["--method=kmean", "--output=c.txt"], "--method=kmean must be one of frequency, kmeans"),
-        (["--cutoffs=1,b", "--output=c.txt"], "--cutoffs=1,b must be whole numbers"),
+        (
+            ["--cutoffs=1,b", "--output=c.txt"],
+            "--cutoffs must be whole numbers",
+        ),
     ],
 )
 def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
@@ -255,9 +258,9 @@ def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
         (Clustering("autoencoder", "no_such_file"), "cannot read the vectors"),
         (Clustering("kmeans", cutoffs=(9,)), "--cutoffs does not fit --method=kmeans"),
         (Clustering("frequency", "runs/a"), "--embeddings does not fit --method=frequency"),
-        (Clustering("frequency", clusters=0), "clusters=0"),
-        (Clustering("kmeans", seed=-1), "--seed=-1 must be from 0"),
-        (Clustering("kmeans", seed=1 << 32), "--seed=4294967296 must be from 0 to 4,294,967,295"),
+        (Clustering("frequency", clusters=0), "--clusters must be in [1, inf), got 0"),
+        (Clustering("kmeans", seed=-1), "--seed must be in [0, 4294967296), got -1"),
+        (Clustering("kmeans", seed=1 << 32), "--seed must be in [0, 4294967296), got 4294967296"),
         (Clustering("frequency", clusters=241), "--clusters=241 must be at most the 240 words"),
         (Clustering("frequency", clusters=10**9), "must be at most the 240 words"),
         (Clustering("frequency", cutoffs=(9, 3)), "do not increase"),

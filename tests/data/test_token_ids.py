@@ -208,7 +208,6 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert result["words"] == result["tokens"] == TOKENS["test"]
     assert f"nats a token) over {TOKENS['test']} tokens" in printed and "word" not in printed
-    assert "| nats a token |" in next((run / "eval").glob("*.md")).read_text()
     kept = json.loads((run / "config.json").read_text())["data"]
     lines = Lines.of(kept, read_with_checksums(run / "vocabulary.txt", ""))
     np.save(tmp_path / "test.npy", ids_of("test"))

@@ -73,7 +73,7 @@ def twin(cache, hidden, targets, theta=0.0):
     return found
 
 
-@pytest.mark.parametrize("tokens, size", [(75, 20), (64, 1000), (1, 5), (200, 33)])
+@pytest.mark.parametrize("tokens, size", [(75, 20), (64, 1000), (1, 5)])
 @pytest.mark.parametrize(
     "cache",
     [

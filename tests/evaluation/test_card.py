@@ -4,9 +4,9 @@ finite.
 
 import json
 import math
-import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,7 +24,6 @@ from adaptive_jax.evaluation.card import (
     edges,
     has_counts,
     lines,
-    markdown,
     metadata,
     published,
 )
@@ -34,12 +33,6 @@ from adaptive_jax.evaluation.scoring import Evaluation
 
 WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
-
-
-@pytest.fixture(scope="module")
-def workdir(trained, tmp_path_factory):
-    """A copy of the trained run, to evaluate."""
-    return shutil.copytree(trained, tmp_path_factory.mktemp("cards") / "small")
 
 
 @given(
@@ -157,62 +150,53 @@ def test_scores_that_are_not_finite():
     np.testing.assert_array_equal(job.with_uniform(finite), finite)
 
 
-def test_a_run_of_damaged_parameters(workdir, monkeypatch):
+def test_a_run_of_damaged_parameters(trained_copy, monkeypatch):
     """Fails in one line, and leaves no result."""
-    run = Run.open(workdir, "latest")
-    broken = run._replace(
-        params={
-            **run.params,
-            "body": {
-                **run.params["body"],
-                "norm": {key: value + np.nan for key, value in run.params["body"]["norm"].items()},
-            },
-        }
-    )
+    run = Run.open(trained_copy, "latest")
+    broken = run._replace(params=jax.tree.map(lambda a: a + np.nan, run.params))
     monkeypatch.setattr(SavedRun, "load", lambda *_: broken)
     with pytest.raises(InputError, match="^426 of 426 scores are not finite"):
-        evaluate(workdir, Request(window=10))
-    assert not list(workdir.glob("eval/test-10-*"))
+        evaluate(trained_copy, Request(window=10))
+    assert not list(trained_copy.glob("eval/test-10-*"))
 
 
-def test_several_contexts(workdir, monkeypatch):
+def test_several_contexts(trained_copy, monkeypatch):
     """Each is what it is alone; the losses of its tokens lie beside it. Word vectors are composed
     once for all, which takes most of the time of a model that composes them.
     """
     request = Request("validation", checkpoint="latest", context=12)
-    one, times, compose = evaluate(workdir, request), [], evaluation.composed
+    one, times, compose = evaluate(trained_copy, request), [], evaluation.composed
     monkeypatch.setattr(
         evaluation, "composed", lambda run, ids: times.append(0) or compose(run, ids)
     )
-    results = evaluate_contexts(workdir, request, (0, 12, 0))
+    results = evaluate_contexts(trained_copy, request, (0, 12, 0))
     assert len(times) == 1
     assert [result["settings"]["context"] for result in results] == [0, 12]
     assert {**results[1], "seconds": 0} == {**one, "seconds": 0}
-    nll = np.load(workdir / "eval" / "validation-16-12-240.npy")
+    nll = np.load(trained_copy / "eval" / "validation-16-12-240.npy")
     assert np.mean(nll, dtype=float) == pytest.approx(one["nll"], rel=1e-6)
 
 
-def test_the_command(workdir, quick_command):
+def test_the_command(trained_copy, quick_command):
     """Several contexts and a target: status 3 above it, 0 below, and 2 for what is none."""
-    arguments = "evaluate.py", f"--workdir={workdir}", "--split=validation", "--checkpoint=latest"
+    arguments = (
+        "evaluate.py",
+        f"--workdir={trained_copy}",
+        "--split=validation",
+        "--checkpoint=latest",
+    )
     done = quick_command(*arguments, "--context=0,12", "--target_perplexity=1.5")
     assert done.returncode == 3, done.stderr
     best = min(
         json.loads(path.read_text())["perplexity"]
-        for path in workdir.glob("eval/validation-16-*.json")
+        for path in trained_copy.glob("eval/validation-16-*.json")
     )
     assert done.stderr == f"perplexity {best:.4f} is above --target_perplexity=1.5\n"
     assert quick_command(*arguments, "--target_perplexity=1e6").returncode == 0
     for flag, says in [
-        (
-            "--context=0,many",
-            ("--context must be whole numbers, such as 480 or 0,256,480, got 0,many"),
-        ),
+        ("--context=0,many", "--context must be whole numbers, such as 10 or 10,100, got 0,many"),
         ("--context=", "--context must be whole numbers"),
-        (
-            "--target_perplexity=0",
-            "--target_perplexity must be above 0, such as 80, got 0",
-        ),
+        ("--target_perplexity=0", "--target_perplexity must be above 0, such as 80, got 0"),
     ]:
         done = quick_command(*arguments, flag)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -251,8 +235,6 @@ def test_published_numbers(quick_command, flags, tmp_path):
     }
     says = f"Table 7 prints 18.1 for mine.py:small; this run changes {', '.join(changed)}"
     assert list(lines(result))[-1] == says
-    assert f"| published | {says} |" in markdown(result)
-    assert (workdir / "eval" / "validation-16-0-1.md").read_text() == markdown(result)
     assert published(workdir, "test") is None
     other = tmp_path / "other"
     other.mkdir()

@@ -163,14 +163,14 @@ def test_words_that_the_model_does_not_know(
         ),
         (Request(uniform=1.0), r"--uniform must be in \[0, 1\), got 1.0"),
         (Request(share=2.0), r"--share must be in \[0, 1\], got 2.0"),
-        (Request(down_weight=0.1), "down_weight=0.1 is for new words: give --vocabulary=union"),
+        (Request(down_weight=0.1), "--down_weight=0.1 is for new words: give --vocabulary=union"),
         (
             Request(down_weight=0.0, vocabulary="union"),
             "--down_weight must be in \\(0, 1\\], got 0.0",
         ),
         (
             Request(down_weight=0.1, vocabulary="union", method="dynamic"),
-            "down_weight=0.1 has no meaning with --method=dynamic",
+            "--down_weight=0.1 is for new words: .* another method than dynamic",
         ),
         (
             Request(vocabulary="/nowhere"),

@@ -4,15 +4,11 @@ the files of a datastore.
 
 import json
 import shutil
-import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import knn
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -130,18 +126,16 @@ def test_a_datastore_of_other_parameters_is_made_anew(asked, config, tmp_path):
 
 
 def test_states_that_do_not_fit(tmp_path):
-    """States beyond float16 are one line, and leave nothing behind."""
+    """States beyond float16 are one line."""
     with pytest.raises(InputError, match=r"hidden states of 1e\+06 exceed float16"):
-        made(tmp_path, np.array([[1.0, 2.0], [3.0, 1e6]], np.float32))
-    assert not list(tmp_path.iterdir())
+        made(tmp_path, np.array([[1.0, 2.0], [3.0, 1e6]], np.float32), np.arange(2))
 
 
-def made(workdir, keys, words=None):
+def made(folder, keys, words):
     """The datastore of hidden states and words."""
-    words = np.arange(len(keys)) if words is None else words
     scored = Scored(np.arange(len(keys)), np.zeros(len(keys)), keys)
-    knn._make(workdir / "datastore", {}, [scored], words)
-    return knn._read(workdir / "datastore", {})
+    knn._write(folder, {}, [scored], words)
+    return knn._read(folder, {})
 
 
 def test_states_far_from_the_origin(small, tmp_path):
@@ -153,52 +147,6 @@ def test_states_far_from_the_origin(small, tmp_path):
     near = Datastore(keys, words, np.zeros(FEATURES))
     expected = twin(near, hidden, 100, 1.0)[np.arange(20), targets]
     np.testing.assert_allclose(np.exp(row), expected, rtol=0.02, atol=1e-4)
-
-
-def test_a_datastore_that_was_killed(tmp_path):
-    """Leaves nothing beside the next one."""
-    workdir, left = tmp_path / "run", tmp_path / "left"
-    workdir.mkdir()
-
-    def killed():
-        yield Scored(np.arange(2), np.zeros(2), np.ones((2, 2), np.float32))
-        shutil.copytree(workdir, left)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        knn._make(workdir / "datastore", {}, killed(), np.arange(2))
-    assert not list(workdir.iterdir())
-    shutil.copytree(left, workdir, dirs_exist_ok=True)  # what a kill leaves at that moment
-    assert knn._read(workdir / "datastore", {}) is None
-    assert len(made(workdir, np.ones((2, 2), np.float32)).keys) == 2
-    assert [path.name for path in workdir.iterdir()] == ["datastore"]
-
-
-def test_two_datastores_at_once(tmp_path, monkeypatch):
-    """Each evaluation reads its own, although they replace each other's files."""
-
-    def scores(run, ids, windows, *_):
-        yield Scored(ids, ids, np.full((len(ids), 2), windows.window, np.float32))
-        time.sleep(0.05)
-
-    def slow(*arguments, make=knn._make):
-        make(*arguments)
-        time.sleep(0.3)
-
-    def evaluate(number):
-        windows = Windows(number, 0, "none", "packed", 1)
-        found[number] = knn.open_datastore(tmp_path, "datastore", run, ids, windows, None)
-
-    run = SimpleNamespace(step=1, vocabulary=SimpleNamespace(digest=""), lexicon={})
-    ids, found = np.arange(3), {}
-    monkeypatch.setattr(knn, "scores", scores)
-    monkeypatch.setattr(knn, "_make", slow)
-    both = [threading.Thread(target=evaluate, args=(number,)) for number in (1, 2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
-    assert {number: float(found[number].origin[0]) for number in found} == {1: 1.0, 2: 2.0}
 
 
 def test_the_text_to_be_scored(asked):

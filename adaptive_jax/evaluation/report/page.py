@@ -9,27 +9,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adaptive_jax.evaluation.report.charts import Chart
-from adaptive_jax.evaluation.report.drawing import COLOURS, marker, svg
 from adaptive_jax.evaluation.report.frequency import short
 from adaptive_jax.evaluation.report.passage import Token
 
 STYLE = Path(__file__).with_name("style.css")
 # No script and nothing from elsewhere, whatever text a page shows.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-SIGNS = dict(zip("osD^vPX*<>", "●■◆▲▼✚✖★◀▶", strict=True))
 MOST_BITS, MOST_HEAT = 16, 0.6  # a token of so many bits or more is coloured so much
 TWO_DIGITS = "{:.2f}".format
-WORDS = "Run", "Input", "Body", "Output", "Reads"  # columns of words; all others are of numbers
 PERPLEXITIES = "validation_perplexity", "perplexity"
-# Columns of the table of runs, those first that a narrow page should show; {split} is that of the
-# report.
+# Columns of the table of runs, those first that a narrow page should show: of words by `str`, all
+# others are of numbers. {split} is that of the report.
 COLUMNS = {
     "run": ("Run", str),
     "validation_perplexity": ("Valid", TWO_DIGITS),
     "perplexity": ("{split}", TWO_DIGITS),
     "published_validation_perplexity": ("Paper: valid", TWO_DIGITS),
     "published_perplexity": ("Paper: {split}", TWO_DIGITS),
-    **{name.lower(): (name, str) for name in WORDS[1:]},
+    **{name.lower(): (name, str) for name in ("Input", "Body", "Output", "Reads")},
     "parameters": ("Parameters", short),
     "hours": ("Hours", lambda hours: f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"),
     "words_per_second": ("Words/s", "{:,.0f}".format),
@@ -77,84 +74,56 @@ def page(title: str, subtitle: str, sections: Sequence[Section], footer: str) ->
 """
 
 
-def figures(charts: Sequence[Chart], numbers: Mapping[str, int]) -> str:
-    """Figures side by side, each with its title, its legend and a note.
-
-    numbers: of the runs in the report, which choose their colours and markers.
-    """
-    drawn = []
-    for chart in charts:
-        title, runs = html.escape(chart.title), dict.fromkeys(line.run for line in chart.lines)
-        picture = svg(chart, numbers).replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
-        keys = "".join(
-            f'<li><span class="key" style="color: var(--run-{numbers[run] % COLOURS})">'
-            f"{SIGNS[marker(numbers[run])]}</span>{html.escape(run)}</li>"
-            for run in runs
-        )
-        legend = f'<ul class="legend">{keys}</ul>' if len(runs) > 1 else ""
-        head = f"<figcaption><b>{title}</b> {html.escape(chart.note)}</figcaption>"
-        drawn.append(f"<figure>\n{head}\n{legend}\n{picture}\n</figure>")
-    return '<div class="figures">\n' + "\n".join(drawn) + "\n</div>"
+def figures(drawn: Sequence[tuple[Chart, str]]) -> str:
+    """Figures side by side, each a chart and its `<svg>`, with a note."""
+    parts = []
+    for chart, svg in drawn:
+        picture = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(chart.title)}"', 1)
+        note = html.escape(chart.note)
+        parts.append(f"<figure>\n{picture}\n<figcaption>{note}</figcaption>\n</figure>")
+    return '<div class="figures">\n' + "\n".join(parts) + "\n</div>"
 
 
 def runs_table(lines: Sequence[Mapping], split: str) -> str:
     """What Table 3 of Baevski & Auli (2019) says of each model, ours in rows; the best
-    perplexities stand out. lines: `RunReport.about` of each run.
+    perplexities stand out. The table scrolls sideways where the page is too narrow.
+
+    lines: `RunReport.about` of each run.
     """
-    columns = {
-        key: how for key, how in COLUMNS.items() if any(line[key] is not None for line in lines)
-    }
-    rows, best = [], set()
+    known = {key: [line[key] for line in lines if line[key] is not None] for key in COLUMNS}
+    columns = [key for key in COLUMNS if known[key]]
+    heads = [COLUMNS[key][0].format(split=split.capitalize()) for key in columns]
+    kinds = {key: " words" * (COLUMNS[key][1] is str) for key in columns}
+    pairs = zip(columns, heads, strict=True)
+    rows = [[_cell("th", head, kinds[key]) for key, head in pairs]]
     for line in lines:
-        row = {}
-        for key, (head, show) in columns.items():
-            head, value = head.format(split=split.capitalize()), line[key]
-            row[head] = "" if value is None else show(value)
-            known = [other[key] for other in lines if other[key] is not None]
-            if key in PERPLEXITIES and len(known) > 1 and value == min(known):
-                best.add((len(rows), head))
+        row = []
+        for key in columns:
+            value, (_, show) = line[key], COLUMNS[key]
+            best = key in PERPLEXITIES and len(known[key]) > 1 and value == min(known[key])
+            text = "" if value is None else show(value)
+            row.append(_cell("td", text, kinds[key] + " best" * best))
         rows.append(row)
-    return _table("Perplexity is per word of the text, <eos> included.", rows, best)
-
-
-def chart_table(chart: Chart) -> str:
-    """The values of a chart whose x are bins, a row for each run."""
-    rows = []
-    for line in chart.lines:
-        values = {x: f"{y:.3f}" for x, y, *_ in line.points}
-        rows.append({"Run": line.run} | {x: values.get(x, "") for x in chart.ticks})
-    return _table(f"{chart.title}: {chart.ylabel}", rows)
-
-
-def _table(caption, rows, best=()):
-    """A table that scrolls sideways where the page is too narrow.
-
-    best: cells that stand out, as row and column.
-    """
-    kinds = {column: ["words"] * (column in WORDS) for column in rows[0]}
-    lines = [_cells("th", [(column, kind) for column, kind in kinds.items()])]
-    for number, row in enumerate(rows):
-        cells = [(row[c], kinds[c] + ["best"] * ((number, c) in best)) for c in kinds]
-        lines.append(_cells("td", cells))
-    head, *body = lines
-    body = "\n".join(body)
-    inner = f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>"
-    caption = f"<caption>{html.escape(caption)}</caption>"
+    head, *body = [f"<tr>{''.join(row)}</tr>" for row in rows]
+    caption = "<caption>Perplexity is per word of the text, &lt;eos&gt; included.</caption>"
+    inner = f"<thead>{head}</thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>"
     return f'<div class="wide" tabindex="0">\n<table>{caption}\n{inner}</table>\n</div>'
 
 
-def _cells(tag, cells):
-    scope, parts = ' scope="col"' if tag == "th" else "", []
-    for text, kinds in cells:
-        kind = f' class="{" ".join(kinds)}"' if kinds else ""
-        parts.append(f"<{tag}{scope}{kind}>{html.escape(text)}</{tag}>")
-    return f"<tr>{''.join(parts)}</tr>"
+def _cell(tag, text, kind):
+    scope = ' scope="col"' if tag == "th" else ""
+    kind = f' class="{kind.strip()}"' if kind else ""
+    return f"<{tag}{scope}{kind}>{html.escape(text)}</{tag}>"
 
 
-def folded(title: str, content: str, shown: bool = False) -> str:
-    """Content that a reader can open and close."""
-    tag = "<details open>" if shown else "<details>"
-    return f"{tag}<summary>{html.escape(title)}</summary>\n{content}\n</details>"
+def passages(tokens: Mapping[str, Sequence[Token]]) -> str:
+    """A passage for each run, which a reader can open and close; that of the first run is open."""
+    scale = f'<p class="muted">0 bits <span class="scale"></span> {MOST_BITS} bits or more</p>'
+    parts = [
+        f"<details><summary>{html.escape(name)}</summary>\n{sample(of_run)}\n</details>"
+        for name, of_run in tokens.items()
+    ]
+    return "\n".join([scale, *parts]).replace("<details>", "<details open>", 1)
 
 
 def sample(tokens: Sequence[Token]) -> str:
@@ -162,11 +131,6 @@ def sample(tokens: Sequence[Token]) -> str:
     what the model expected.
     """
     return f'<div class="sample">{"".join(map(_token, tokens))}</div>'
-
-
-def scale() -> str:
-    """The colours of a passage, explained."""
-    return f'<p class="muted">0 bits <span class="scale"></span> {MOST_BITS} bits or more</p>'
 
 
 def _token(token):

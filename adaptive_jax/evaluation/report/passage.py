@@ -1,10 +1,7 @@
 """A passage of the text with the surprisal of each token, and what the model expected instead."""
 
-import contextlib
-import io
 import math
 import unicodedata
-import zipfile
 from typing import NamedTuple
 
 import numpy as np
@@ -17,24 +14,9 @@ from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.report.runs import RunReport
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import ScoreOptions, composed, scores
-from adaptive_jax.files import replacing
 from adaptive_jax.planning.plan import rows_to_score
 
 ALTERNATIVES = 8
-
-
-class Passage(NamedTuple):
-    """A part of the text, in words from its beginning, `<eos>` included."""
-
-    begin: int = 0
-    words: int = 150
-
-    def check(self) -> None:
-        """Raises InputError for a beginning of no words."""
-        if self.begin and not self.words:
-            raise InputError(
-                f"sample_from={self.begin} has no effect with sample_words=0: leave one out"
-            )
 
 
 class Token(NamedTuple):
@@ -61,19 +43,25 @@ class Token(NamedTuple):
     expected: tuple[tuple[str, float], ...] = ()
 
 
-def read_passage(run: RunReport, passage: Passage) -> list[Token]:
-    """The tokens of a passage of a run's text. Raises InputError if the text has no such part."""
+def read_passage(run: RunReport, first: int, words: int) -> list[Token]:
+    """The tokens of a passage of a run's text.
+
+    first, words: of the passage, in words of the text, `<eos>` included.
+
+    Raises:
+        InputError: the text has no such part.
+    """
     ends, vocabulary = np.flatnonzero(run.vocabulary.ends_word[run.ids]), run.vocabulary
-    if passage.words < 0 or not 0 <= passage.begin < len(ends):
+    if words < 0 or not 0 <= first < len(ends):
         raise InputError(
-            f"sample_from={passage.begin} and sample_words={passage.words} must lie in the text of"
+            f"sample_from={first} and sample_words={words} must lie in the text of"
             f" {len(ends):,} words"
         )
-    if not passage.words:
+    if not words:
         return []
-    begin = 0 if passage.begin == 0 else int(ends[passage.begin - 1]) + 1
-    end = int(ends[min(passage.begin + passage.words, len(ends)) - 1]) + 1
-    found = _kept_distributions(run, begin, end)
+    begin = 0 if first == 0 else int(ends[first - 1]) + 1
+    end = int(ends[min(first + words, len(ends)) - 1]) + 1
+    found = _distributions(run, begin, end)
     places, tokens = {int(at): number for number, at in enumerate(found["at"])}, []
     for at, word in enumerate(run.ids[begin:end].tolist(), begin):
         token = Token(*spelled(vocabulary, word), word == vocabulary.eos)
@@ -102,22 +90,6 @@ def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
         text = text.removesuffix(MARK) or MARK
     shown = ("�" if unicodedata.category(each) in ("Cc", "Cs") else each for each in text)
     return "".join(shown), not ends
-
-
-def _kept_distributions(run, begin, end):
-    """Arrays of `_distributions`, from the run's `eval/` if an earlier report left them there."""
-    settings, scored = run.result["settings"], run.result["scored"]
-    name = f"passage-{scored}-{settings['window']}-{settings['context']}-{begin}-{end}.npz"
-    path = run.workdir / "eval" / name
-    try:
-        with np.load(io.BytesIO(path.read_bytes())) as found:
-            return dict(found)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):  # missing or damaged
-        made = _distributions(run, begin, end)
-    # Of a run that cannot be written to, the next report computes them again.
-    with contextlib.suppress(OSError), replacing(path) as file:
-        np.savez(file, **made)
-    return made
 
 
 def _distributions(run, begin, end):

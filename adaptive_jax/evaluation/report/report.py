@@ -6,19 +6,22 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request
+from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.report import charts, page
-from adaptive_jax.evaluation.report.drawing import check_matplotlib, write_png
+from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
 from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
-from adaptive_jax.evaluation.report.passage import Passage, Token, read_passage
+from adaptive_jax.evaluation.report.passage import Token, read_passage
 from adaptive_jax.evaluation.report.runs import RunReport, check_same_text, read_run
 from adaptive_jax.files import path_of, replacing
 
+OUTPUT = "The page to write; its files go to report_files beside it."
+NAMES = "What to call the runs; default: the names of their directories."
 SAMPLE = (
     "The stronger the colour, the less the model expected the token. Point at one, or tap it, to"
     " see what the model expected instead. Units of one word stand without a space between them."
@@ -26,27 +29,25 @@ SAMPLE = (
 
 
 class Job(NamedTuple):
-    """What to report.
+    """What to report; its fields are flags of the command.
 
-    Attributes:
-        request: the text, and how it is scored.
-        edges: largest frequencies of the bins.
-        passage: the part of the text to show.
-        names: what to call the runs; empty: as their directories.
-        output: the page. Figures and numbers go to a directory beside it, `report_files` of
-            `report.html`.
+    Figures and numbers go to a directory beside the page, `report_files` of `report.html`.
     """
 
-    request: Request = Request()
-    edges: Sequence[int] = PAPER
-    passage: Passage = Passage()
-    names: Sequence[str] = ()
-    output: Path = Path("report.html")
+    output: Annotated[str, Option(OUTPUT)] = "report.html"
+    names: Annotated[tuple[str, ...], Option(NAMES)] = ()
+    bins: Annotated[tuple[int, ...], Option("Largest frequency of each bin but the last.")] = PAPER
+    sample_from: Annotated[int, Option("First word of the passage to show.")] = 0
+    sample_words: Annotated[int, Option("Words of the passage; 0: none.")] = 150
 
 
-def report(workdirs: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str, list[Token]]]:
+def report(
+    workdirs: Sequence[Path], request: Request, job: Job
+) -> tuple[list[RunReport], dict[str, list[Token]]]:
     """Reports trained runs on one page, with their figures as PNG and their numbers as CSV beside
     it. Runs that evaluate.py has scored so already are not scored again.
+
+    request: the text, and how it is scored.
 
     Returns:
         What was read of the runs, and their passages by name.
@@ -56,57 +57,47 @@ def report(workdirs: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[st
             that are not finite, or the page cannot be written.
     """
     check_matplotlib()
-    check_edges(job.edges)
-    job.passage.check()
-    files, names = _files(job.output), names_of(workdirs, job.names)
+    check_edges(job.bins)
+    output = Path(job.output).expanduser()
+    files, names = _files(output), names_of(workdirs, job.names)
     pairs = zip(workdirs, names, strict=True)
-    runs = [read_run(workdir, name, job.request) for workdir, name in pairs]
+    runs = [read_run(workdir, name, request) for workdir, name in pairs]
     check_same_text(runs)
-    passages = {run.name: read_passage(run, job.passage) for run in runs}
-    drawn = charts.charts_of(charts.Scores(runs, job.edges))
-    numbers = {name: number for number, name in enumerate(names)}
-    for chart in drawn:
-        write_png(chart, numbers, files / f"{chart.name}.png")
-        _write_csv(files / f"{chart.name}.csv", chart.rows())
+    passages = {run.name: read_passage(run, job.sample_from, job.sample_words) for run in runs}
     lines = [run.about() for run in runs]
     _write_csv(files / "runs.csv", lines)
-    if job.passage.words:
-        _write_csv(files / "sample.csv", _sample_lines(passages))
-    sections = [page.Section("Runs", "", page.runs_table(lines, job.request.split))]
+    numbers = {name: number for number, name in enumerate(names)}
+    drawn = []
+    for chart in charts.charts_of(charts.Scores(runs, job.bins)):
+        drawn.append((chart, draw(chart, numbers, files / f"{chart.name}.png")))
+        _write_csv(files / f"{chart.name}.csv", chart.rows())
+    sections = [page.Section("Runs", "", page.runs_table(lines, request.split))]
     for title, text in charts.SECTIONS.items():
-        if inside := [chart for chart in drawn if chart.section == title]:
-            sections.append(page.Section(title, text, page.figures(inside, numbers)))
-    if job.passage.words:
-        parts = [page.scale()] + [
-            page.folded(name, page.sample(tokens), shown=name == names[0])
-            for name, tokens in passages.items()
-        ]
+        if inside := [(chart, svg) for chart, svg in drawn if chart.section == title]:
+            sections.append(page.Section(title, text, page.figures(inside)))
+    if job.sample_words:
+        _write_csv(files / "sample.csv", _sample_lines(passages))
         title = "A passage, coloured by surprisal"
-        sections.append(page.Section(title, SAMPLE, "\n".join(parts)))
-    tables = "\n".join(page.chart_table(chart) for chart in drawn if chart.ticks)
-    sections.append(page.Section("Numbers", "", page.folded("Losses by frequency", tables)))
-    text = page.page(*_title(runs, job.request), sections, _footer(runs))
-    _write(job.output, text.encode(errors="replace"))
+        sections.append(page.Section(title, SAMPLE, page.passages(passages)))
+    text = page.page(*_title(runs, request), sections, _footer(runs))
+    _write(output, text.encode(errors="replace"))
     return runs, passages
 
 
 def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
-    """What to call the runs: the names given, or the last parts of their paths that tell them
-    apart.
+    """What to call the runs: the names given, or those of their directories, or, where two have
+    one name, their paths.
     """
-    if given:
-        if len(given) != len(workdirs) or len(set(given)) != len(given):
-            raise InputError(
-                f"names={','.join(given)} must be one name for each of {len(workdirs)} runs, all"
-                " different"
-            )
-        return list(given)
-    parts = [os.path.abspath(path).split("/") for path in workdirs]
-    for last in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(each[-last:]) for each in parts]
-        if len(set(names)) == len(names):
-            return names
-    raise InputError(f"{workdirs[0]} or another run is given twice: give each run once")
+    if given and (len(given) != len(workdirs) or len(set(given)) != len(given)):
+        raise InputError(
+            f"names={','.join(given)} must be one name for each of {len(workdirs)} runs, all"
+            " different"
+        )
+    paths = [os.path.abspath(path) for path in workdirs]
+    if len(set(paths)) != len(paths):
+        raise InputError(f"{workdirs[0]} or another run is given twice: give each run once")
+    names = [os.path.basename(path) for path in paths]
+    return list(given) or (names if len(set(names)) == len(names) else paths)
 
 
 def _sample_lines(passages):

@@ -116,22 +116,40 @@ def read_run(workdir: Path, name: str, request: Request) -> RunReport:
     ids = load(data, vocabulary=vocabulary, splits=(request.split,)).ids[request.split]
     step = checkpoint_step(workdir, request.checkpoint)
     scored = card.fingerprint(workdir, step, vocabulary, ids)
-    if not _chosen(found := _results(workdir, config, scored), config, request):
+    asked = {
+        "window": request.window or config["batches"]["sequence_length"],
+        "context": request.context,
+    }
+    if config["batches"]["layout"] == "streams":
+        asked["rows"] = request.rows or 1
+    if not (found := _result(workdir, config, scored, asked)):
         evaluate(workdir, request._replace(checkpoint=str(step)))
-        found = _results(workdir, config, scored)
-    result, nll = _chosen(found, config, request)
+        found = _result(workdir, config, scored, asked)
+    result, nll = found
     words = words_of(ids, nll, vocabulary, config["data"])
-    others, log = [each for each, _ in found], _log(workdir / "metrics.jsonl")
+    others = [each for each, _ in _results(workdir, config, scored)]
+    log = _log(workdir / "metrics.jsonl")
     return RunReport(name, workdir, config, vocabulary, ids, nll, words, result, others, log)
+
+
+def _result(workdir, config, scored, asked):
+    """The result with the settings that are asked for, and the losses of its tokens; or None."""
+    for result, path in _results(workdir, config, scored):
+        if asked.items() <= {key: result["settings"].get(key) for key in asked}.items():
+            try:
+                return result, np.load(io.BytesIO(path.read_bytes()))
+            except (OSError, ValueError, EOFError):  # missing or damaged: scored anew
+                pass
+    return None
 
 
 def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
     """The plain results of a fingerprint, and where the losses of their tokens are."""
     found = []
     for name in sorted(names_in(workdir / "eval")):
-        if not name.endswith(".json"):
-            continue
         path = workdir / "eval" / name
+        if path.suffix != ".json":
+            continue
         try:
             result = json.loads(path.read_text())
             settings = result["settings"]
@@ -145,23 +163,6 @@ def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
         if usual and result.get("scored") == scored:
             found.append((result, path.with_suffix(".npy")))
     return found
-
-
-def _chosen(found, config, request):
-    """The result that has the request's settings, and the losses of its tokens; or None."""
-    asked = {
-        "window": request.window or config["batches"]["sequence_length"],
-        "context": request.context,
-    }
-    if config["batches"]["layout"] == "streams":
-        asked["rows"] = request.rows or 1
-    for result, path in found:
-        if asked.items() <= {key: result["settings"].get(key) for key in asked}.items():
-            try:
-                return result, np.load(io.BytesIO(path.read_bytes()))
-            except (OSError, ValueError, EOFError):  # missing or damaged: scored anew
-                pass
-    return None
 
 
 def check_same_text(runs: Sequence[RunReport]) -> None:
@@ -184,16 +185,12 @@ def check_same_text(runs: Sequence[RunReport]) -> None:
 def _log(path) -> list[dict]:
     """The lines of metrics.jsonl; one that is still being written is left out."""
     found = []
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return found
-    for line in lines:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
             value = json.loads(line)
         except ValueError:
             continue
-        if isinstance(value, dict) and isinstance(value.get("step"), int):
+        if isinstance(value, dict) and "step" in value:
             found.append(value)
     return found
 
