@@ -36,8 +36,8 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     unigram, method = result["unigram_perplexity"], result["settings"]["method"]
     unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
     if settings.layout == "streams":
-        exact = "" if settings.rows == 1 else " (--rows=1 scores exactly)"
-        context += f", rows {settings.rows:,}{exact}"
+        rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
+        context = rows if settings.rows > 1 else "each token after all before it"
     parts = [
         f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a"
         f" {unit}) over {result['words']:,} {unit}s"

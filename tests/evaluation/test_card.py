@@ -119,16 +119,21 @@ def test_words_without_counts():
 
 
 def test_the_published_text_is_known_by_its_words():
-    """Wherever it lies; another text of that corpus is none, nor is a mixture with other scores."""
-    config = {"data": {"corpus": "wikitext103"}}
+    """Wherever it lies; another text of that corpus is none, nor is a mixture with other scores.
+    Of a run's own text, no other text is.
+    """
     words = CORPORA["wikitext103"].words["test"]
-    for request, count, comparable in (
-        (Request(), words, True),
-        (Request(data_path="/copy"), words, True),
-        (Request(), words - 1, False),
-        (Request(uniform=0.1), words, False),
-        (Request(method="dynamic"), words, False),
+    for corpus, request, count, comparable in (
+        ("wikitext103", Request(), words, True),
+        ("wikitext103", Request(data_path="/copy"), words, True),
+        ("wikitext103", Request(), words - 1, False),
+        ("wikitext103", Request(uniform=0.1), words, False),
+        ("wikitext103", Request(vocabulary="union"), words, False),
+        ("wikitext103", Request(method="dynamic"), words, False),
+        ("text_files", Request(), 9, True),
+        ("text_files", Request(data_path="/other"), 9, False),
     ):
+        config = {"data": {"corpus": corpus}}
         assert evaluation._is_published(request, config, count) == comparable
 
 
@@ -236,15 +241,6 @@ def test_published_numbers(quick_command, flags, tmp_path):
     says = f"Table 7 prints 18.1 for mine.py:small; this run changes {', '.join(changed)}"
     assert list(lines(result))[-1] == says
     assert published(workdir, "test") is None
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "valid.txt").write_text("the t0w0\n")
-    for request in (
-        Request("validation", data_path=str(other)),
-        Request("validation", method="cache", options={"cache": "unigram"}),
-        Request("validation", vocabulary="union"),
-    ):
-        assert evaluate(workdir, request)["published"] is None
     (workdir / "published.json").write_text("{")
     with pytest.raises(InputError, match=r"published.json is damaged: remove it"):
         published(workdir, "test")
