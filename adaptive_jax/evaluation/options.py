@@ -63,7 +63,8 @@ def define_flag(
     elif get_origin(hint) is tuple:
         flags.DEFINE_list(name, default and list(map(str, default)), text)
     else:
-        DEFINE[hint if isinstance(hint, type) else get_args(hint)[0]](name, default, text)
+        kind = hint if isinstance(hint, type) else get_args(hint)[0]
+        DEFINE[kind](name, default, text)
 
 
 def flag_values(kind: type, without: Collection[str] = ()) -> dict[str, object]:

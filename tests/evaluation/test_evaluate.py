@@ -170,7 +170,7 @@ def test_words_that_the_model_does_not_know(
         ),
         (
             Request(down_weight=0.1, vocabulary="union", method="dynamic"),
-            "--down_weight=0.1 is for new words: .* another method than dynamic",
+            "--down_weight=0.1 is for new words: .* a method other than dynamic",
         ),
         (
             Request(vocabulary="/nowhere"),
