@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,10 @@ from tests.programs import HASTE, ROOT
 
 # Names of tests by their files; those of reference numbers are skipped where there are none.
 QUICK = {
-    "losses/test_banded.py": ["test_loss_and_every_gradient"],
+    "losses/test_banded.py": [
+        "test_loss_and_every_gradient[prime]",
+        "test_loss_and_every_gradient[groups among others]",
+    ],
     "bodies/test_lstm.py": ["test_the_layer_equals_its_slow_twin"],
     "bodies/test_attention.py": ["test_chunks_equal_the_slow_twin"],
     "reference/test_fairseq_code.py": ["test_adaptive_input", "test_train_trajectory"],
@@ -39,12 +41,10 @@ sys.exit(pytest.main(sys.argv[1:]))
 )
 def test_numbers_as_users_compile(chosen, compiled):
     """A pass of XLA that changes a number, or fuses what must not be, shows only where it runs."""
-    names = [name for tests in chosen.values() for name in tests]
-    each = [f"{Path(file).stem} and ({' or '.join(tests)})" for file, tests in chosen.items()]
+    names = [f"tests/{file}::{name}" for file, tests in chosen.items() for name in tests]
     flags = os.environ["XLA_FLAGS"].replace(HASTE, "")
     done = subprocess.run(
-        [sys.executable, "-c", CODE, "-v", "-rs", "-p", "no:cacheprovider", "-k", " or ".join(each)]
-        + [f"tests/{file}" for file in chosen],
+        [sys.executable, "-c", CODE, "-v", "-rs", "-p", "no:cacheprovider", *names],
         cwd=ROOT,
         env=os.environ | compiled | {"HASTE": "", "XLA_FLAGS": flags},
         text=True,
@@ -52,6 +52,7 @@ def test_numbers_as_users_compile(chosen, compiled):
         stderr=subprocess.STDOUT,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    ran = set(re.findall(r"::(\w+).* PASSED", done.stdout))
-    needed = [n for file, tests in chosen.items() for n in tests if "reference" not in file]
-    assert ran >= set(names if "needs the reference" not in done.stdout else needed)
+    ran = set(re.findall(r"(tests/\S+::\w+).* PASSED", done.stdout))
+    if "needs the reference" in done.stdout:
+        names = [name for name in names if "/reference/" not in name]
+    assert ran >= {name.split("[")[0] for name in names}

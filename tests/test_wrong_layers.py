@@ -347,7 +347,7 @@ WRONG = [
     ),
     (lambda: core([BANDS[0]._replace(bias=np.ones(4, "f")), BANDS[1]], CLUSTERS), "[4]"),
     (lambda: core([Band(np.ones(8, "f"))]), "bands[0].table of shape [8]"),
-    (lambda: core(soft_cap=True), "soft_cap=True"),
+    (lambda: core(soft_cap=0), "soft_cap=0"),
     (lambda: core(tail_dropout=0.5), "tail_dropout=0.5"),
     (lambda: core(tail_dropout=0.5, seeds=np.ones((5, 2), np.uint32)), "seeds of shape [5, 2]"),
     (lambda: core(chunk=0), "chunk=0"),

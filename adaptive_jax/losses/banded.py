@@ -29,7 +29,6 @@ and the backward pass only scales. Many tails that are alike share one loop
 import functools
 import itertools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ from jax import lax
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.losses import flash_tails, long_tables, partitioned, reports
-from adaptive_jax.losses.calls import Call, by_words, laid_out
+from adaptive_jax.losses.calls import Call, by_words, laid_out, without_derivative
 from adaptive_jax.losses.chunks import chunk_size, one_chunk, rows_of_chunk
 from adaptive_jax.losses.distribution import in_dtype, log_probs, predict
 from adaptive_jax.losses.groups import BandView, num_chunks
@@ -54,6 +53,11 @@ __all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "pr
 # sum back costs what is won, but in bfloat16 on a CPU, where the sum's operands must lie row after
 # row and the chunk of logits would have to be transposed instead.
 NARROW = 32
+
+ONCE = (
+    "this loss has no second derivative: for one, give"
+    " optax.softmax_cross_entropy_with_integer_labels all logits"
+)
 
 
 def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN, seeds=None):
@@ -111,15 +115,15 @@ def loss_and_report(
         InputError: as `loss`.
     """
     call = Call(hidden, targets, weights, bands, clusters, settings, probs)
-    if not settings.tail_dropout:
-        seeds = None
-    elif seeds is None:
+    if settings.tail_dropout and seeds is None:
         raise InputError(
             f"tail_dropout={settings.tail_dropout} needs seeds: give dropout.row_seeds(key, numbers"
             " of the tokens)"
         )
-    else:
+    if settings.tail_dropout:
         seeds = whole_numbers("seeds", seeds, call.weights.size, 2).reshape(*call.shape, 2)
+    else:
+        seeds = None
     total, each, reported = _loss(call.static, *call.arrays(call.weights), seeds)
     report = lax.stop_gradient(call.report(each, reported))
     return total, report, call.count
@@ -151,30 +155,27 @@ def losses_and_report(
     counted = (call.weights != 0).astype(call.weights.dtype)
     each, nll, reported = _losses(call.static, *call.arrays(counted))
     report = call.report(nll, reported)
-    fixed = {name for name in report._fields if name not in DIFFERENTIABLE}
-    report = report._replace(**{name: lax.stop_gradient(getattr(report, name)) for name in fixed})
-    return call.weights * each, report
+    differentiable = {name: getattr(report, name) for name in DIFFERENTIABLE}
+    return call.weights * each, lax.stop_gradient(report)._replace(**differentiable)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(static, hidden, softmax, weights, targets, probs, seeds):
     tokens = Tokens(hidden, targets, weights, seeds, probs)
-    report = _computed(static, tokens, softmax, with_gradients=False)
-    return jnp.sum(weights * report.loss), report.nll, report.reported
+    (each, *others), _, _ = _computed(static, tokens, softmax, with_gradients=False)
+    return jnp.sum(weights * each), *others
 
 
 def _loss_forward(static, hidden, softmax, weights, targets, probs, seeds):
-    hidden, softmax, weights, probs = _differentiated_once((hidden, softmax, weights, probs))
+    hidden, softmax, weights, probs = without_derivative((hidden, softmax, weights, probs), ONCE)
     tokens = Tokens(hidden, targets, weights, seeds, probs)
-    report = _computed(static, tokens, softmax, with_gradients=True)
-    results = jnp.sum(weights * report.loss), report.nll, report.reported
-    return results, (report.loss, report.gradients)
+    (each, *others), *gradients = _computed(static, tokens, softmax, with_gradients=True)
+    return (jnp.sum(weights * each), *others), (*gradients, each)
 
 
-def _loss_backward(static, residuals, cotangents):
-    d_weights, (d_hidden, d_softmax) = residuals
+def _loss_backward(static, gradients, cotangents):
     times = functools.partial(long_tables.times, cotangents[0])
-    return *jax.tree.map(times, (d_hidden, d_softmax, d_weights)), None, None, None
+    return *jax.tree.map(times, gradients), None, None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
@@ -183,12 +184,11 @@ _loss.defvjp(_loss_forward, _loss_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _losses(static, hidden, softmax, counted, targets, probs):
     tokens = Tokens(hidden, targets, counted, None, probs)
-    report = _computed(static, tokens, softmax, with_gradients=False)
-    return report.loss, report.nll, report.reported
+    return _computed(static, tokens, softmax, with_gradients=False)[0]
 
 
 def _losses_forward(static, hidden, softmax, counted, targets, probs):
-    hidden, softmax, probs = _differentiated_once((hidden, softmax, probs))
+    hidden, softmax, probs = without_derivative((hidden, softmax, probs), ONCE)
     residuals = hidden, softmax, counted, targets, probs
     return _losses(static, *residuals), residuals
 
@@ -203,40 +203,18 @@ def _losses_backward(static, residuals, cotangents):
         pulls = jnp.where(counted[..., None] != 0, jnp.stack(pulls, axis=-1), 0.0)
         live = jnp.any(pulls != 0, axis=-1).astype(weight.dtype)
         tokens = tokens._replace(weight=live, pulls=pulls)
-    report = _computed(static, tokens, softmax, with_gradients=True)
-    return *report.gradients, None, None, None
+    _, *gradients = _computed(static, tokens, softmax, with_gradients=True)
+    return *gradients, None, None, None
 
 
 _losses.defvjp(_losses_forward, _losses_backward)
 
 
-@jax.custom_jvp
-def _differentiated_once(arrays):
-    """The arrays. Gradients that depend on them have no gradient of their own."""
-    return arrays
-
-
-@_differentiated_once.defjvp
-def _refuse(primals, tangents):
-    raise InputError(
-        "this loss has no second derivative: for one, give"
-        " optax.softmax_cross_entropy_with_integer_labels all logits"
-    )
-
-
-class _Report(NamedTuple):
-    loss: jax.Array  # [tokens], regularised
-    nll: jax.Array  # [tokens]
-    reported: dict  # of arrays [tokens, ...], see `reports.observed`
-    gradients: tuple | None  # of (hidden, softmax), each of the shape and dtype of its array
-
-
 def _computed(static, tokens, softmax, with_gradients):
     """`_one_pass` of tokens `[...]`, each computed on the device where it lies."""
-    results, d_hidden, d_softmax = partitioned.run(
+    return partitioned.run(
         _local, (static, with_gradients), tokens, softmax, by_words(softmax), with_gradients
     )
-    return results._replace(gradients=(d_hidden, d_softmax) if with_gradients else None)
 
 
 def _local(static, axis_name, tokens, softmax):
@@ -244,35 +222,37 @@ def _local(static, axis_name, tokens, softmax):
     bands.
     """
     static, with_gradients = static
-    settings, shape = static.settings, tokens.weight.shape
+    shape, back = tokens.weight.shape, None
     if axis_name is not None:
-        settings = settings._replace(axis_name=axis_name)
+        static = static._replace(settings=static.settings._replace(axis_name=axis_name))
     tokens = jax.tree.map(lambda a: a.reshape(-1, *a.shape[len(shape) :]), tokens)
-    static, back, sizes = static._replace(settings=settings), lambda d_softmax: [d_softmax], []
     if not static.sizes:
+        sizes = []
 
         def lay_out(softmax):
-            rows, laid = laid_out(settings, static.words, *softmax[:2])
+            rows, laid = laid_out(static.settings, static.words, *softmax)
             sizes.append(rows)  # known when it is traced
-            return *laid, softmax[2]
+            return laid
 
         softmax, back = jax.vjp(lay_out, softmax)
         static = static._replace(sizes=sizes[0])
-    report = _one_pass(static, tokens, softmax, with_gradients)
-    d_hidden, d_softmax = report.gradients or (None, None)
-    results, d_hidden = jax.tree.map(
-        lambda a: a.reshape(*shape, *a.shape[1:]), (report._replace(gradients=None), d_hidden)
-    )
-    return results, d_hidden, back(d_softmax)[0] if with_gradients else None
+    *by_token, d_softmax = _one_pass(static, tokens, softmax, with_gradients)
+    if back is not None and with_gradients:
+        [d_softmax] = back(d_softmax)
+    results, d_hidden = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), by_token)
+    return results, d_hidden, d_softmax
 
 
 def _one_pass(static, tokens, softmax, with_gradients):
     """Visits the head with all tokens, then every tail with its own tokens; `tokens.column`
     holds word ids. Those of weight 0 visit nothing, if `static.masked`.
+
+    Returns:
+        `((loss [tokens], nll [tokens], reports), d_hidden, d_softmax)`: see `reports.observed`;
+        gradients have the dtypes of their arrays, or are None.
     """
     settings, all_words, masked, _, sizes = static
-    groups, clusters, numbers = softmax
-    settings = settings._replace(**{k: v for k, v in numbers.items() if v is not None})
+    groups, clusters = softmax
     dtype = sum_dtype(tokens.hidden.dtype)
     live = tokens.weight != 0 if masked else None
     if masked:  # 0 · NaN is NaN
@@ -310,38 +290,34 @@ def _one_pass(static, tokens, softmax, with_gradients):
         outcome += (reports.empty(settings, in_head.weight),)
     first, gradients = 0, []
     for group, words, plan in zip(groups, sizes, plans, strict=True):
-        here = tuple(in_dtype(each, tokens.hidden.dtype) for each in (group, clusters))
-        queue, spans = in_head, ([0], [ends[-1] if masked else count])
-        own = settings
+        end, own = first + len(words), settings
+        own_words = None if exist is None else exist[first:end]
         if first:
-            here = here[0], None
-            end = first + len(words)
-            spans = ends[first - 1 : end - 1], ends[first:end]
-            queue = in_tail
+            here = in_dtype(group, tokens.hidden.dtype), None
+            arrays = here, in_tail, (ends[first - 1 : end - 1], ends[first:end], own_words)
         else:  # the paper drops units after the first projection of every cluster but the head
             own = own._replace(tail_dropout=0.0)
-        own_words = None if exist is None else exist[first : first + len(words)]
-        spans = *spans, own_words
-        arrays = here, queue, spans, outcome
-        if first and flash_tails.fits(own, here[0], len(words)):
-            outcome, gradient = flash_tails.visit((own, words), *arrays, with_gradients)
+            here = tuple(in_dtype(each, tokens.hidden.dtype) for each in (group, clusters))
+            arrays = here, in_head, ([0], [ends[-1] if masked else count], own_words)
+        if first and tokens.pulls is None and flash_tails.fits(own, here[0], len(words)):
+            visit = functools.partial(flash_tails.visit, (own, words))
         else:
-            outcome, gradient = _visit((own, words, plan), *arrays, with_gradients)
+            visit = functools.partial(_visit, (own, words, plan))
+        outcome, gradient = visit(*arrays, outcome, with_gradients)
         gradients.append(gradient)
-        first += len(words)
+        first = end
 
     loss_, nll_, d_hidden, *reported = jax.tree.map(
         lambda a: a[:count] if back is None else a[back], outcome
     )
-    reported = reported[0] if reported else {}
+    results = loss_, nll_, reported[0] if reported else {}
     if not with_gradients:
-        return _Report(loss_, nll_, reported, None)
-    zeros = jax.tree.map(jnp.zeros_like, numbers)
-    d_softmax = tuple(d_group for d_group, _ in gradients), gradients[0][1], zeros
+        return results, None, None
+    d_softmax = tuple(d_group for d_group, _ in gradients), gradients[0][1]
     like = jax.tree.map(
         lambda g, of: g.astype(of.dtype), (d_hidden, d_softmax), (tokens.hidden, softmax)
     )
-    return _Report(loss_, nll_, reported, like)
+    return results, *like
 
 
 def _sorted(band, live, bands):

@@ -1,5 +1,6 @@
 """The arrays of a call of the core, checked, and what is known of it when it is traced."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.losses import partitioned, reports
+from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.groups import join, tiled
-from adaptive_jax.losses.reports import DIFFERENTIABLE
+from adaptive_jax.losses.reports import DIFFERENTIABLE, Report
 from adaptive_jax.losses.settings import Settings
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.arrays import exists, floats, ids
@@ -38,7 +39,6 @@ class Call:
         shape: of the tokens.
         hidden: `[..., features]`.
         softmax: bands, or groups of bands if `static.sizes` tells them, and clusters.
-        numbers: z_loss and soft_cap that only the program knows, by name; None: it is in `static`.
         targets: `[...]`, or `[..., k]`; one that does not exist is 0.
         weights: `[...]`, 0 of targets that are ignored, NaN of those that do not exist.
         probs: `[..., k]`, 0 of targets that are ignored, or None.
@@ -48,15 +48,17 @@ class Call:
     def __init__(self, hidden, targets, weights, bands, clusters, settings, probs):
         settings.check()
         hidden, bands, clusters = validate_bands(hidden, bands, clusters)
-        self.shape, self._settings = hidden.shape[:-1], settings
         words = words_of(bands, settings.words, settings.axis_name)
-        ignored, dtype = settings.ignore_index, sum_dtype(hidden.dtype)
         if settings.top_k > sum(words):
             raise InputError(f"top_k={settings.top_k} must be at most {sum(words)}, the words")
+        self._settings, self.shape = settings, hidden.shape[:-1]
+        ignored, dtype = settings.ignore_index, sum_dtype(hidden.dtype)
         more, checked = (), weights  # targets that count for nothing are not checked
         if probs is not None:
             probs = floats("target_probs", probs, *self.shape, "k").astype(dtype)
-            probs = _without_gradient(probs)
+            probs = without_derivative(
+                probs, "target_probs have no gradient here: give jax.lax.stop_gradient of them"
+            )
             more = probs.shape[-1:]
             checked = probs if weights is None else probs * jnp.asarray(weights)[..., None]
         # Before weights that are known become an array of JAX.
@@ -64,80 +66,67 @@ class Call:
             "targets", targets, sum(words), *self.shape, *more, weights=checked, ignored=ignored
         )
         masked = weights is not None or ignored is not None
-        self.count = math.prod(self.shape)
         if weights is None:
             weights = jnp.ones(self.shape, dtype)
         else:
             weights = floats("weights", weights, *self.shape).astype(dtype)
-        there = exists(targets, sum(words))
         if ignored is not None:
             counted = targets != ignored
-            probs = None if probs is None else jnp.where(counted, probs, 0.0)
-            counted = counted if probs is None else jnp.any(counted, axis=-1)
+            if probs is not None:
+                probs = jnp.where(counted, probs, 0.0)
+                counted = jnp.any(counted, axis=-1)
             weights = jnp.where(counted, weights, 0.0)
-        self.count = jnp.sum(weights) if masked else self.count
-        self._exist = there
+        self.count = jnp.sum(weights) if masked else math.prod(self.shape)
+        exist = there = exists(targets, sum(words))
         if probs is not None:
-            self._exist = jnp.all(there | (probs == 0), axis=-1)
+            exist = jnp.all(there | (probs == 0), axis=-1)
             probs = jnp.where(there, probs, 0.0)
-        weights = jnp.where(self._exist | (weights == 0), weights, jnp.nan)
-        numbers = {name: getattr(settings, name) for name in ("z_loss", "soft_cap")}
-        numbers = {
-            name: _without_gradient(value).astype(dtype) if isinstance(value, jax.Array) else None
-            for name, value in numbers.items()
-        }
-        known = {name: 0.0 for name, value in numbers.items() if value is not None}
-        known["reports"] = tuple(name for name in settings.reports if name != "nll")
-        pulled = any(name in DIFFERENTIABLE for name in settings.reports)
+        weights = jnp.where(exist | (weights == 0), weights, jnp.nan)
         sizes = ()
         if not partitioned.cuts((hidden, targets, weights, bands, clusters)):
             sizes, (bands, clusters) = laid_out(settings, words, bands, clusters)
-        self.static = Static(settings._replace(**known), words, masked, pulled, sizes)
-        tokens = hidden, jnp.where(there, targets, 0), weights, probs, self._exist
-        softmax = bands, clusters, numbers
-        tokens, softmax = partitioned.aligned(tokens, softmax, by_words(softmax))
-        *self.softmax, self.numbers = softmax
+        others = tuple(name for name in settings.reports if name != "nll")
+        pulled = any(name in DIFFERENTIABLE for name in settings.reports)
+        self.static = Static(settings._replace(reports=others), words, masked, pulled, sizes)
+        tokens = hidden, jnp.where(there, targets, 0), weights, probs, exist
+        softmax = bands, clusters
+        tokens, self.softmax = partitioned.aligned(tokens, softmax, by_words(softmax))
         self.hidden, self.targets, self.weights, self.probs, self._exist = tokens
 
     def arrays(self, weights):
         """What the two functions with gradients of `banded` take, where these are the weights."""
-        hidden, softmax, weights, targets, probs, numbers = same_axes(
-            self.static.settings.axis_name,
-            self.hidden,
-            self.softmax,
-            weights,
-            self.targets,
-            self.probs,
-            self.numbers,
-        )
-        return hidden, (*softmax, numbers), weights, targets, probs
+        axis_name = self.static.settings.axis_name
+        return same_axes(axis_name, self.hidden, self.softmax, weights, self.targets, self.probs)
 
     def report(self, nll, reported):
-        """The `Report` of these results `[...]`."""
-        nll = jnp.where(self._exist, nll, 0 * self.weights)
-        return reports.report(self._settings, reported, nll, self.weights != 0)
+        """The `Report` of tokens, from their nll `[...]` and the sums of `reports.observed` over
+        the softmaxes that each token visits.
+        """
+        fields = dict(reported)
+        if "nll" in self._settings.reports:
+            fields["nll"] = jnp.where(self._exist, nll, 0 * self.weights)
+        if "correct" in fields:
+            fields["correct"] = (self.weights != 0) & (fields["correct"] == 0)
+        return Report(**fields)
 
 
-@jax.custom_jvp
-def _without_gradient(array):
-    """The array, which may not be differentiated."""
-    return array
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def without_derivative(arrays, message: str):
+    """The arrays; differentiating them is an `InputError` with this message."""
+    return arrays
 
 
-@_without_gradient.defjvp
-def _refuse_number(primals, tangents):
-    raise InputError(
-        "z_loss, soft_cap and target_probs have no gradient here: give jax.lax.stop_gradient of"
-        " them"
-    )
+@without_derivative.defjvp
+def _refuse(message, primals, tangents):
+    raise InputError(message)
 
 
 def by_words(softmax) -> tuple[bool, ...]:
-    """For each array of `(bands, clusters, numbers)`, whether it has a row for each word."""
-    bands, *others = softmax
+    """For each array of `(bands, clusters)`, whether it has a row for each word."""
+    bands, clusters = softmax
     fields = [pair for band in bands for pair in zip(Band._fields, band, strict=True)]
     rows = [name != "projection" for name, array in fields if array is not None]
-    return (*rows, *[False] * len(jax.tree.leaves(others)))
+    return (*rows, *[False] * len(jax.tree.leaves(clusters)))
 
 
 def laid_out(settings, words, bands, clusters):
@@ -164,21 +153,17 @@ def validate_bands(
         raise InputError(f"bands={bands} must have at least one Band(table)")
     bands = [_band(f"bands[{i}]", band) for i, band in enumerate(bands)]
     tails, head = len(bands) - 1, bands[0]
+    if (clusters is None) == bool(tails):
+        raise InputError(
+            f"clusters={'None' if clusters is None else 'Band(...)'} does not fit {tails + 1}"
+            " bands: give a Band whose table has a row for every band but the first; None with one"
+        )
     empty = tails and np.shape(head.table)[:-1] == (0,)  # a head of clusters alone
     head = _checked("bands[0]", head, "features", 0 if empty else "words")
     features = head.features
     others = enumerate(bands[1:], 1)
     bands = [head, *(_checked(f"bands[{i}]", band, features) for i, band in others)]
-    if clusters is None and tails:
-        raise InputError(
-            f"clusters=None does not fit {len(bands)} bands: give a Band whose table has {tails}"
-            " rows"
-        )
-    if clusters is not None:
-        if not tails:
-            raise InputError(
-                "clusters=Band(...) does not fit one band, which has no tails: give clusters=None"
-            )
+    if tails:
         clusters = _band("clusters", clusters)._replace(projection=None)
         clusters = _checked("clusters", clusters, head.table.shape[1], tails)
     return floats("hidden", hidden, ..., features), bands, clusters

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.losses import reports
-from adaptive_jax.losses.settings import Tokens, used
+from adaptive_jax.losses.settings import Tokens
 from adaptive_jax.losses.sharded import is_first, sum_over
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
@@ -94,9 +94,11 @@ def one_chunk(settings, softmax, tokens, valid=None, *, narrow=False, with_gradi
         float32, or wider, or None if not asked for; `reported` is empty, or what
         `reports.observed` gives.
     """
-    band, _ = softmax
+    band, clusters = softmax
     x, mask = states(settings, tokens, band)
-    parts = _parts(settings, x, softmax, valid)
+    parts = [part_of(settings, x, band, 0, valid)]
+    if clusters is not None:
+        parts.append(part_of_clusters(settings, x, softmax))
     loss, nll, found = _losses(settings, parts, tokens.column, tokens.probs)
     reported = ()
     if settings.reports:
@@ -109,38 +111,19 @@ def one_chunk(settings, softmax, tokens, valid=None, *, narrow=False, with_gradi
     if not with_gradients:
         return (loss, nll, None, *reported), None
 
-    # softmax - target times the sum of the powers: factors of a whole token are multiplied into its
-    # vectors, which are short.
-    overwrites = platform() == "gpu" and not (
-        settings.label_smoothing
-        or used(settings.z_loss)
-        or used(settings.soft_cap)
-        or x.dtype == jnp.float16
-        or tokens.probs is not None
-        or tokens.pulls is not None
-    )
-    tokens, found, factors = factored(x.dtype, tokens, found)
-    scaled = factors.times(x)
+    gradients = Gradients(settings, x, tokens, found)
     d_x, d_parts = 0.0, []
-    for power, part in zip(found.powers, parts, strict=True):
-        rows = part.band
-        if overwrites and rows.bias is None:
-            d_logits = _overwritten(
-                power.astype(x.dtype), power, tokens.column - part.first, found.total
-            )
-        else:
-            exact = scaled_d_logits(settings, power, part, tokens.column, found, tokens)
-            exact = factors.lifted(exact)
-            d_logits = exact.astype(x.dtype)
-        d_x += wide(d_logits, rows.table)
-        left, right = (scaled, d_logits) if narrow and rows is band else (d_logits, scaled)
-        d_table, d_bias = factors.lowered(wide(left.T, right)), None
-        if rows.bias is not None:
-            d_bias = factors.lowered(jnp.sum(exact * factors.scale[:, None], axis=0))
-        d_parts.append(Band(d_table, None, d_bias))
+    for power, part in zip(gradients.found.powers, parts, strict=True):
+        d_logits, d_bias = gradients.of_logits(power, part, tokens.column)
+        d_x += wide(d_logits, part.band.table)
+        left, right = d_logits, gradients.states
+        if narrow and part.band is band:
+            left, right = right, left
+        d_parts.append(Band(gradients.lowered(wide(left.T, right)), None, d_bias))
     d_band, d_clusters = (*d_parts, None)[:2]
-    d_x = factors.lowered(d_x * factors.scale[:, None]) * mask
-    d_hidden, d_projection = through_projection(d_x, x, tokens.hidden, band)
+    d_hidden, d_projection = through_projection(
+        gradients.of_states(d_x) * mask, x, tokens.hidden, band
+    )
     d_softmax = d_band._replace(projection=d_projection), d_clusters
     return (loss, nll, d_hidden, *reported), d_softmax
 
@@ -150,9 +133,10 @@ def states(settings, tokens: Tokens, band: Band) -> tuple:
     factors of dropout, or 1.
     """
     x = project(tokens.hidden, band.projection)
-    if not settings.tail_dropout:
+    rate = settings.tail_dropout
+    if not rate:
         return x, 1.0
-    mask = _scaled_mask(settings.tail_dropout, tokens.seeds, band.table.shape[1])
+    mask = dropout.keep_mask(tokens.seeds, dropout.positions(x.shape[1:]), rate) / (1 - rate)
     mask = mask.astype(sum_dtype(x.dtype))
     return x * mask.astype(x.dtype), mask
 
@@ -167,44 +151,66 @@ def through_projection(d_x, x, hidden, band: Band) -> tuple:
     return wide(d_x, band.projection), wide(d_x.T, hidden)
 
 
-class Factors(NamedTuple):
-    """What gradients of logits are multiplied by, after the products: in float16 they are lifted
-    before, see `LIFT`.
+class Gradients:
+    """Gradients of a chunk's softmax.
+
+    That of a logit is `factor · (power - target)`, with powers and targets times the sum of the
+    powers, and one factor for each token. Factors are multiplied into a token's vectors, which are
+    short, not into its logits.
+
+    In float16 a sum of powers may be infinite and a small weight 0. So powers become probabilities,
+    weights at most 1, and gradients of logits are lifted by `LIFT` before the products and lowered
+    after them.
+
+    Attributes:
+        found: the `Normaliser`.
+        states: the states `x [tokens, width]` times their token's factor.
     """
 
-    scale: jax.Array  # [tokens]
-    common: jax.Array | None  # of all tokens, in float16
+    def __init__(self, settings, x, tokens: Tokens, found: "Normaliser"):
+        by_token = tokens.weight if tokens.pulls is None else tokens.pulls
+        self._lowering = None
+        if x.dtype == jnp.float16:
+            powers = [power / found.total[:, None] for power in found.powers]
+            found = found._replace(powers=powers, total=jnp.ones_like(found.total))
+            largest = jnp.max(jnp.abs(by_token))
+            largest = jnp.where(largest == 0, 1.0, largest)
+            by_token, self._lowering = by_token / largest, largest / LIFT
+        if tokens.pulls is not None:
+            tokens, by_token = tokens._replace(pulls=by_token), 1.0
+        self._settings, self._tokens, self._dtype = settings, tokens, x.dtype
+        self.found, self._factor = found, (by_token / found.total)[:, None]
+        self.states = (x.astype(self._factor.dtype) * self._factor).astype(x.dtype)
 
-    def times(self, x):
-        """The states times their token's factor, in their dtype."""
-        return (x.astype(self.scale.dtype) * self.scale[:, None]).astype(x.dtype)
+    def of_logits(self, power, part: "Part", column) -> tuple:
+        """Those of a part's logits `[tokens, columns]`, less the factors, in the dtype of the
+        states; and that of its bias.
+        """
+        if part.band.bias is None and self._is_plain():
+            target = column - part.first
+            return _overwritten(power.astype(self._dtype), power, target, self.found.total), None
+        exact = scaled_d_logits(self._settings, power, part, column, self.found, self._tokens)
+        if self._lowering is not None:
+            exact = exact * LIFT
+        d_bias = None
+        if part.band.bias is not None:
+            d_bias = self.lowered(jnp.sum(exact * self._factor, axis=0))
+        return exact.astype(self._dtype), d_bias
 
-    def lifted(self, d_logits):
-        """Gradients of logits, times `LIFT` in float16."""
-        return d_logits if self.common is None else d_logits * LIFT
+    def of_states(self, d_x):
+        """Those of the states, from the products of gradients of logits with the rows."""
+        return self.lowered(d_x * self._factor)
 
     def lowered(self, product):
-        """A product with lifted gradients, as it would be without."""
-        return product if self.common is None else product * self.common
+        """A product with gradients of logits, as it would be had these not been lifted."""
+        return product if self._lowering is None else product * self._lowering
 
-
-def factored(dtype, tokens: Tokens, found: "Normaliser") -> tuple:
-    """Tokens, normaliser and `Factors` for gradients of logits that are cast to `dtype`.
-
-    In float16 a sum of powers may be infinite and a small weight 0, so powers become probabilities,
-    and weights at most 1.
-    """
-    by_token = tokens.weight if tokens.pulls is None else tokens.pulls
-    common = None
-    if dtype == jnp.float16:
-        powers = [power / found.total[:, None] for power in found.powers]
-        found = found._replace(powers=powers, total=jnp.ones_like(found.total))
-        largest = jnp.max(jnp.abs(by_token))
-        largest = jnp.where(largest == 0, 1.0, largest)
-        by_token, common = by_token / largest, largest / LIFT
-    if tokens.pulls is not None:
-        return tokens._replace(pulls=by_token), found, Factors(1 / found.total, common)
-    return tokens, found, Factors(by_token / found.total, common)
+    def _is_plain(self):
+        """Whether `_overwritten` computes gradients of logits."""
+        settings, tokens = self._settings, self._tokens
+        regularised = settings.label_smoothing or settings.z_loss or settings.soft_cap
+        hard = tokens.probs is None and tokens.pulls is None
+        return platform() == "gpu" and hard and not regularised and self._dtype != jnp.float16
 
 
 class Part(NamedTuple):
@@ -234,11 +240,6 @@ class Normaliser(NamedTuple):
     entropy: jax.Array | None = None  # [tokens]
 
 
-def _parts(settings, x, softmax, valid):
-    further = part_of_clusters(settings, x, softmax)
-    return [part_of(settings, x, softmax[0], 0, valid), *([] if further is None else [further])]
-
-
 def part_of_clusters(settings, x, softmax) -> "Part | None":
     """The columns behind the band's words, those of the clusters, if there are any."""
     band, clusters = softmax
@@ -253,7 +254,7 @@ def part_of_clusters(settings, x, softmax) -> "Part | None":
 def part_of(settings, x, band: Band, first, valid) -> Part:
     """The columns of a band, from `first` on; the logits of those that do not exist are -inf."""
     logits = logits_of(x, band)
-    if used(settings.soft_cap):
+    if settings.soft_cap:
         logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
     part = Part(logits, band, first, valid)
     return part._replace(logits=part.where_valid(logits, -jnp.inf))
@@ -296,7 +297,7 @@ def totalled(settings, peak, sums, probs):
         columns = smoothed[1] if settings.axis_name is None else smoothed[1][0]
         average = smoothed[0] / columns
         loss = logsumexp - (1 - share) * scored - share * average
-    if used(settings.z_loss):
+    if settings.z_loss:
         loss = loss + settings.z_loss * logsumexp**2
     return loss, nll, Normaliser([], total, logsumexp, columns)
 
@@ -308,7 +309,7 @@ def scaled_d_logits(settings, power, part, column, found, tokens=None):
     share = settings.label_smoothing
     probs, pulls = (None, None) if tokens is None else (tokens.probs, tokens.pulls)
     raised = power
-    if used(settings.z_loss):
+    if settings.z_loss:
         raised = power * (1 + 2 * settings.z_loss * found.logsumexp)[:, None]
     if probs is None:
         hit = column[:, None] == part.first + jnp.arange(power.shape[1], dtype=column.dtype)[None]
@@ -336,7 +337,7 @@ def scaled_d_logits(settings, power, part, column, found, tokens=None):
         if found.entropy is not None:
             away = part.logits - (found.logsumexp - found.entropy)[:, None]
             exact = exact - pulls[:, 3:] * jnp.where(power > 0, power * away, 0.0)
-    if used(settings.soft_cap):
+    if settings.soft_cap:
         exact = exact * part.where_valid(1 - (part.logits / settings.soft_cap) ** 2, 0.0)
     return exact
 
@@ -372,8 +373,3 @@ def _at(logits, column):
     return jnp.where(
         column < 0, 0.0, picked
     )  # take_along_axis counts a negative column from the end
-
-
-def _scaled_mask(rate, seeds, width):
-    """Dropout's factors `[tokens, width]` of the tokens with these seeds."""
-    return dropout.keep_mask(seeds, dropout.positions((width,)), rate) / (1 - rate)

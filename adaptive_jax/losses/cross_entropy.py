@@ -10,7 +10,7 @@ the others.
 """
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,63 +18,13 @@ from jax import lax
 
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
-from adaptive_jax.losses.reports import Report
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of
+from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.products import sum_dtype
 
 REDUCTIONS = "mean", "sum", "none"
 ADAPTIVE_REPORTS = "nll", "z_loss", "correct"  # what the pass knows, which visits one tail a token
-
-
-class _Options(TypedDict, total=False):
-    """Options of both functions, for type checkers."""
-
-    weights: jax.Array | None
-    ignore_index: int | None
-    logit_scale: float | jax.Array | None
-    soft_cap: float | jax.Array | None
-    label_smoothing: float
-    z_loss: float | jax.Array
-    reduction: str
-    token_axes: str | Sequence[str]
-    axis_name: str | None
-
-
-class _Linear(_Options, total=False):
-    bias: jax.Array | None
-    target_probs: jax.Array | None
-    words: int | None
-    top_k: int
-
-
-class _Adaptive(_Options, total=False):
-    words: Sequence[int] | None
-
-
-@overload
-def linear_cross_entropy(
-    hidden: jax.Array,
-    table: jax.Array,
-    targets: jax.Array,
-    *,
-    reports: tuple[()] = (),
-    **options: Unpack[_Linear],
-) -> jax.Array:
-    """Without reports: the loss alone."""
-
-
-@overload
-def linear_cross_entropy(
-    hidden: jax.Array,
-    table: jax.Array,
-    targets: jax.Array,
-    *,
-    reports: Sequence[str],
-    **options: Unpack[_Linear],
-) -> tuple[jax.Array, Report]:
-    """With reports: the loss and them."""
 
 
 def linear_cross_entropy(
@@ -87,16 +37,16 @@ def linear_cross_entropy(
     ignore_index: int | None = -100,
     target_probs: jax.Array | None = None,
     logit_scale: float | jax.Array | None = None,
-    soft_cap: float | jax.Array | None = None,
+    soft_cap: float | None = None,
     label_smoothing: float = 0.0,
-    z_loss: float | jax.Array = 0.0,
+    z_loss: float = 0.0,
     reduction: str = "mean",
     token_axes: str | Sequence[str] = (),
     axis_name: str | None = None,
     words: int | None = None,
     reports: Sequence[str] = (),
     top_k: int = 0,
-) -> jax.Array | tuple[jax.Array, Report]:
+) -> Any:
     """Cross-entropy, in nats, of the softmax over `hidden @ table.T + bias`, without the logits
     `[..., words]`.
 
@@ -122,11 +72,8 @@ def linear_cross_entropy(
         logit_scale: logits become `logit_scale · (hidden @ table.T + bias)`, before the soft cap: a
             number, or an array `[]` with a gradient. It multiplies hidden states and bias.
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2); None: it stays.
-            An array `[]` may change from update to update, must be above 0 and has no gradient:
-            differentiating it is an error.
         label_smoothing: share of the target's probability that is spread evenly over all words.
-        z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4). A number,
-            or an array `[]` as for soft_cap.
+        z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4).
         reduction: "mean": sum of weights · loss over the sum of weights, of the tokens on this
             device if not for `token_axes`, 0 without weights; "sum"; or "none": weights · loss of
             every token `[...]`, whose gradient needs a second pass over the logits.
@@ -148,7 +95,7 @@ def linear_cross_entropy(
         top_k: how many words the report "top_k" has.
 
     Returns:
-        The loss; with `reports`, `(loss, Report)`.
+        The loss, an array; with `reports`, `(loss, adaptive_jax.losses.reports.Report)`.
 
     Raises:
         InputError: shapes that do not fit, a setting out of range, a target that is known and does
@@ -159,39 +106,19 @@ def linear_cross_entropy(
             "target_probs takes no label_smoothing and no report 'correct', which need one target a"
             " token: smooth target_probs instead, or compare the report 'predicted'"
         )
-    given = None if words is None else (words,)
-    settings = banded.Settings(label_smoothing=label_smoothing, z_loss=z_loss, soft_cap=soft_cap)
-    settings = settings._replace(axis_name=axis_name, words=given, ignore_index=ignore_index)
-    settings = settings._replace(reports=tuple(reports), top_k=top_k)
-    hidden, [band], _ = _scaled(logit_scale, hidden, [Band(table, None, bias)], None)
-    given = hidden, targets, weights, [band], None, settings
+    settings = banded.Settings(
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        soft_cap=soft_cap,
+        axis_name=axis_name,
+        words=None if words is None else (words,),
+        ignore_index=ignore_index,
+        reports=tuple(reports),
+        top_k=top_k,
+    )
+    hidden, bands, _ = _scaled(logit_scale, hidden, [Band(table, None, bias)], None)
+    given = hidden, targets, weights, bands, None, settings
     return reduced(reduction, *given, token_axes=token_axes, probs=target_probs)
-
-
-@overload
-def adaptive_cross_entropy(
-    hidden: jax.Array,
-    bands: Sequence[Band],
-    clusters: Band | None,
-    targets: jax.Array,
-    *,
-    reports: tuple[()] = (),
-    **options: Unpack[_Adaptive],
-) -> jax.Array:
-    """Without reports: the loss alone."""
-
-
-@overload
-def adaptive_cross_entropy(
-    hidden: jax.Array,
-    bands: Sequence[Band],
-    clusters: Band | None,
-    targets: jax.Array,
-    *,
-    reports: Sequence[str],
-    **options: Unpack[_Adaptive],
-) -> tuple[jax.Array, Report]:
-    """With reports: the loss and them."""
 
 
 def adaptive_cross_entropy(
@@ -203,15 +130,15 @@ def adaptive_cross_entropy(
     weights: jax.Array | None = None,
     ignore_index: int | None = -100,
     logit_scale: float | jax.Array | None = None,
-    soft_cap: float | jax.Array | None = None,
+    soft_cap: float | None = None,
     label_smoothing: float = 0.0,
-    z_loss: float | jax.Array = 0.0,
+    z_loss: float = 0.0,
     reduction: str = "mean",
     token_axes: str | Sequence[str] = (),
     axis_name: str | None = None,
     words: Sequence[int] | None = None,
     reports: Sequence[str] = (),
-) -> jax.Array | tuple[jax.Array, Report]:
+) -> Any:
     """Cross-entropy, in nats, of the adaptive softmax (Grave et al. 2017) with these bands.
 
     A word of band 0 costs the head alone, a word of another band the head and that band. Logit
@@ -239,10 +166,15 @@ def adaptive_cross_entropy(
             " tail; banded.log_probs(hidden, bands, clusters) gives the log-probabilities of all"
             " words"
         )
-    given = None if words is None else tuple(words)
-    settings = banded.Settings(label_smoothing=label_smoothing, z_loss=z_loss, soft_cap=soft_cap)
-    settings = settings._replace(axis_name=axis_name, words=given, ignore_index=ignore_index)
-    settings = settings._replace(reports=tuple(reports))
+    settings = banded.Settings(
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        soft_cap=soft_cap,
+        axis_name=axis_name,
+        words=None if words is None else tuple(words),
+        ignore_index=ignore_index,
+        reports=tuple(reports),
+    )
     hidden, bands, clusters = _scaled(logit_scale, hidden, bands, clusters)
     given = hidden, targets, weights, bands, clusters, settings
     return reduced(reduction, *given, token_axes=token_axes)
@@ -292,16 +224,12 @@ def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
                 f"token_axes={axes} cut no tokens here: give jax.shard_map in_specs that do, and"
                 " leave its check_vma on"
             )
-        total, count = lax.psum(total, axes), _global(count, axes)
+        total = lax.psum(total, axes)
+        if isinstance(count, int):
+            count *= lax.axis_size(axes)
+        else:
+            count = lax.psum(pvary(count, frozenset(axes)), axes)
     loss = total
     if reduction == "mean":
         loss = total / jnp.where(count == 0, 1, count).astype(total.dtype)
     return (loss, report) if settings.reports else loss
-
-
-def _global(count, axes):
-    """The sum of counts over the devices of these axes."""
-    if isinstance(count, int):
-        return count * lax.axis_size(axes)
-    absent = tuple(set(axes) - axes_of(count))
-    return lax.psum(lax.pcast(count, absent, to="varying") if absent else count, axes)

@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.losses.chunks import project, through_projection
-from adaptive_jax.losses.settings import Settings, Tokens, used
-from adaptive_jax.numerics import dropout
+from adaptive_jax.losses.chunks import states, through_projection
+from adaptive_jax.losses.settings import Settings, Tokens
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.platforms import capability, large_shared_memory, platform
 
@@ -35,17 +34,13 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
     one NVIDIA GPU.
     """
     rows, width = band.table.shape
-    plain = settings.axis_name is None and band.bias is None
-    plain &= not (settings.label_smoothing or used(settings.soft_cap) or settings.reports)
-    shaped = (
-        tails == 1
-        and width in WIDTHS
-        and rows % WORDS == 0
-        and band.table.dtype in (jnp.bfloat16, jnp.float16)
-    )
-    return (
-        plain and shaped and capability() >= (8, 0) and (width <= WIDEST or large_shared_memory())
-    )
+    if settings.axis_name or settings.label_smoothing or settings.soft_cap or settings.reports:
+        return False
+    if tails > 1 or band.bias is not None or band.table.dtype not in (jnp.bfloat16, jnp.float16):
+        return False
+    if width not in WIDTHS or rows % WORDS or (width > WIDEST and not large_shared_memory()):
+        return False
+    return capability() >= (8, 0)
 
 
 def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gradients: bool):
@@ -65,21 +60,14 @@ def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gra
         The outcome, and the gradients of `softmax` in float32, or of None.
     """
     (settings, _), (band, _), (begins, ends, exist) = static, softmax, spans
-    limits = jnp.stack(
-        [
-            jnp.asarray(n, jnp.int32)
-            for n in (begins[0], ends[0], len(band.table) if exist is None else exist[0])
-        ]
-    )
+    words = len(band.table) if exist is None else exist[0]
+    limits = jnp.stack([jnp.asarray(n, jnp.int32) for n in (begins[0], ends[0], words)])
     count = len(queue.column)
-    hidden, column, weight, seeds, *_ = jax.tree.map(_in_blocks, queue)
+    queue = jax.tree.map(_in_blocks, queue)
+    hidden, column, weight, *_ = queue
     token = jnp.arange(len(column))
     inside = (token >= limits[0]) & (token < limits[1])
-    mask = 1.0
-    if settings.tail_dropout:
-        places = dropout.positions(band.table.shape[1:])
-        mask = dropout.keep_mask(seeds, places, settings.tail_dropout) / (1 - settings.tail_dropout)
-    x = (project(hidden, band.projection) * mask).astype(hidden.dtype)
+    x, mask = states(settings, queue, band)
     logsumexp, mean = _normalised(x, band.table, limits)
     own = band.table[jnp.where(inside, column, 0)].astype(jnp.float32)
     nll = jnp.where(inside, logsumexp - jnp.sum(x.astype(jnp.float32) * own, axis=1), 0.0)

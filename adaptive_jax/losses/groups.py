@@ -162,14 +162,13 @@ def tiled(
 
 def _joined(band, more):
     """The band with the rows of another behind its own."""
-    table, bias = jnp.concatenate([band.table, more.table]), None
-    if band.bias is not None or more.bias is not None:
-        zeros = [jnp.zeros(len(each.table), jnp.float32) for each in (band, more)]
-        biases = [
-            zero if b.bias is None else b.bias for b, zero in zip((band, more), zeros, strict=True)
-        ]
-        bias = jnp.concatenate(biases)
-    return Band(table, band.projection, bias)
+    table = jnp.concatenate([band.table, more.table])
+    if band.bias is None and more.bias is None:
+        return Band(table, band.projection)
+    biases = [
+        jnp.zeros(len(b.table), jnp.float32) if b.bias is None else b.bias for b in (band, more)
+    ]
+    return Band(table, band.projection, jnp.concatenate(biases))
 
 
 def _padded(band):

@@ -181,21 +181,16 @@ def _normalised(tiles, keep):
 
 def _gradients(tiles, kept, found, sums, narrow):
     """The gradient of the states, and `sums` with those of the softmax."""
-    settings, x = tiles.settings, tiles.x
-    tokens, found, factors = chunks.factored(x.dtype, tiles.tokens, found)
-    scaled = factors.times(x)
+    gradients = chunks.Gradients(tiles.settings, tiles.x, tiles.tokens, found)
+    states = gradients.states
 
     def of_part(part, column):
         """The gradients of the states, and of the part's rows and biases."""
         power = jnp.exp(part.logits - found.logsumexp[:, None])
-        exact = chunks.scaled_d_logits(settings, power, part, column, found, tokens)
-        exact = factors.lifted(exact)
-        d_logits = exact.astype(x.dtype)
-        d_rows = wide(scaled.T, d_logits).T if narrow else wide(d_logits.T, scaled)
-        bias = part.band.bias
-        if bias is not None:
-            bias = factors.lowered(jnp.sum(exact * factors.scale[:, None], axis=0))
-        return wide(d_logits, part.band.table), Band(factors.lowered(d_rows), None, bias)
+        d_logits, d_bias = gradients.of_logits(power, part, column)
+        d_rows = wide(states.T, d_logits).T if narrow else wide(d_logits.T, states)
+        d_rows = gradients.lowered(d_rows)
+        return wide(d_logits, part.band.table), Band(d_rows, None, d_bias)
 
     def add(i, state):
         d_x, whole = state
@@ -204,13 +199,12 @@ def _gradients(tiles, kept, found, sums, narrow):
         return d_x + more, jax.tree.map(lambda a, b: _add_at(a, b, part.first), whole, change)
 
     group, clusters = sums
-    start = jnp.zeros_like(x, tiles.dtype), group._replace(projection=None)
+    start = jnp.zeros_like(tiles.x, tiles.dtype), group._replace(projection=None)
     d_x, whole = lax.fori_loop(0, tiles.count, add, start)
     if tiles.clusters is not None:
-        more, change = of_part(tiles.clusters, tokens.column)
+        more, change = of_part(tiles.clusters, tiles.tokens.column)
         d_x, clusters = d_x + more, jax.tree.map(jnp.add, clusters, change)
-    d_x = factors.lowered(d_x * factors.scale[:, None])
-    return d_x, (whole._replace(projection=group.projection), clusters)
+    return gradients.of_states(d_x), (whole._replace(projection=group.projection), clusters)
 
 
 def times(scale, array):

@@ -104,10 +104,8 @@ def _call(function, static, tokens, shared, by_words, gradients, mesh):
     leaves, tree = jax.tree.flatten((tokens, shared))
     count, dims = len(jax.tree.leaves(tokens)), leaves[0].ndim - 1
     numerics = jax.config.jax_default_matmul_precision, jax.config.jax_enable_x64
-    return (
-        _Call(function, static, tree, count, dims, by_words, gradients, mesh, numerics),
-        leaves,
-    )
+    call = _Call(function, static, tree, count, dims, by_words, gradients, mesh, numerics)
+    return call, leaves
 
 
 def _mesh(tree):
@@ -181,8 +179,8 @@ def _aligned(call, *leaves):
 
 
 def _resharded(call, cut, leaves):
-    targets = [NamedSharding(call.mesh, spec) for spec in cut.arguments]
-    return [jax.sharding.reshard(leaf, to) for leaf, to in zip(leaves, targets, strict=True)]
+    shardings = tuple(NamedSharding(call.mesh, spec) for spec in cut.arguments)
+    return jax.sharding.reshard(leaves, shardings)
 
 
 class _Cut(NamedTuple):

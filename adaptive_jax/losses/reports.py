@@ -141,27 +141,10 @@ def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> d
 
 def empty(settings, weight: jax.Array) -> dict:
     """Zeros in the shapes of what `observed` returns, for tokens of `weight [tokens]`."""
-
-    def zeros(name):
-        if name == "top_k":
-            shape = len(weight), settings.top_k
-            return TopK(jnp.zeros(shape, weight.dtype), jnp.zeros(shape, jnp.int32))
-        whole = name in ("predicted", "correct")
-        return jnp.zeros(len(weight), jnp.int32 if whole else weight.dtype)
-
-    return pvary({name: zeros(name) for name in settings.reports if name != "nll"}, axes_of(weight))
-
-
-def report(settings, reported: dict, nll: jax.Array, live: jax.Array) -> Report:
-    """The `Report` of tokens `[...]`, from the sums of `observed` over the softmaxes that each
-    token visits; `live [...]` says which tokens have a weight.
-    """
-    fields = dict(reported)
-    if "correct" in fields:
-        fields["correct"] = live & (fields["correct"] == 0)
-    if "nll" in settings.reports:
-        fields["nll"] = nll
-    return Report(**fields)
+    zero, number = jnp.zeros_like(weight), jnp.zeros_like(weight, jnp.int32)
+    several = (jnp.repeat(each[:, None], settings.top_k, axis=1) for each in (zero, number))
+    others = {"predicted": number, "correct": number, "top_k": TopK(*several)}
+    return {name: others.get(name, zero) for name in settings.reports}
 
 
 def _moments(moments, logits):

@@ -5,9 +5,14 @@ import numbers
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.errors import (
+    InputError,
+    check_at_least,
+    check_known,
+    check_not_negative,
+    check_rates,
+)
 from adaptive_jax.losses import reports
 
 
@@ -20,11 +25,10 @@ class Settings(NamedTuple):
         label_smoothing: share of the target's probability that is spread evenly over the columns of
             each softmax the token visits (the head, and the tail of its word), hence over the whole
             vocabulary for a full softmax.
-        z_loss: weight of the squared log-normaliser of each softmax the token visits; a number, or
-            an array `[]` that has no gradient.
+        z_loss: weight of the squared log-normaliser of each softmax the token visits.
         chunk: tokens whose logits are alive at a time; None chooses a size for each softmax.
-        soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2); a
-            number, an array `[]` that has no gradient, or None: it stays.
+        soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2);
+            None: it stays.
         axis_name: the axis of `jax.shard_map` that cuts the words of every band, see
             `adaptive_jax.losses.sharded`; None: none.
         words: words of every band, whose table may have rows behind them, on all devices, that are
@@ -51,51 +55,23 @@ class Settings(NamedTuple):
         Raises:
             InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or
                 infinite, a chunk of no token, a soft_cap that is not above 0, an unknown
-                report, or a negative top_k.
+                report, or the report "top_k" without a top_k.
         """
         check_rates(self, "tail_dropout", "label_smoothing")
-        if not _is_scalar(self.z_loss) and (
-            not isinstance(self.z_loss, numbers.Real) or not 0 <= self.z_loss < math.inf
-        ):
-            raise InputError(f"z_loss={self.z_loss!r} must be finite and 0 or more")
+        check_not_negative(z_loss=self.z_loss)
+        cap, ignored = self.soft_cap, self.ignore_index
+        if cap is not None and not (isinstance(cap, numbers.Real) and 0 < cap < math.inf):
+            raise InputError(f"soft_cap={cap!r} must be a finite number above 0, or None")
+        if ignored is not None and not isinstance(ignored, numbers.Integral):
+            raise InputError(f"ignore_index={ignored!r} must be an integer or None")
         for name in self.reports:
             check_known(f"reports={name!r}", name, reports.REPORTS)
-        if ("top_k" in self.reports) != bool(self.top_k):
-            raise InputError(
-                f"top_k={self.top_k} and reports={self.reports} do not fit together: give both"
-                " 'top_k' among the reports and top_k above 0, or neither"
-            )
-        check_at_least(0, top_k=self.top_k)
-        ignored = self.ignore_index
-        if ignored is not None and (
-            isinstance(ignored, bool) or not isinstance(ignored, numbers.Integral)
-        ):
-            raise InputError(f"ignore_index={ignored!r} must be an integer or None")
+        check_at_least(int("top_k" in self.reports), top_k=self.top_k)
         if self.chunk is not None:
             check_at_least(1, chunk=self.chunk)
-        cap = self.soft_cap
-        if (
-            cap is not None
-            and not _is_scalar(cap)
-            and (
-                isinstance(cap, bool) or not isinstance(cap, numbers.Real) or not 0 < cap < math.inf
-            )
-        ):
-            raise InputError(f"soft_cap={cap!r} must be a finite number above 0, or None")
 
 
 PLAIN = Settings()
-
-
-def used(setting) -> bool:
-    """Whether a number is neither None nor 0; one that is known only in the program is used."""
-    return isinstance(setting, jax.Array) or bool(setting)
-
-
-def _is_scalar(value):
-    """Whether this is one float in an array of JAX, whose value the program may not know yet."""
-    floats = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
-    return floats and value.shape == ()
 
 
 class Tokens(NamedTuple):

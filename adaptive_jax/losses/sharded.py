@@ -34,17 +34,16 @@ def words_of(
             f"axis_name={axis_name!r} must be an axis of a jax.shard_map around the call"
         ) from error
     rows = [devices * len(band.table) for band in bands]
-    if words is None:
-        return tuple(rows)
-    whole = all(isinstance(some, numbers.Integral) for some in words) and len(words) == len(rows)
-    if not whole or not all(
-        min(most, 1) <= some <= most for some, most in zip(words, rows, strict=True)
+    words = tuple(rows if words is None else words)
+    if len(words) != len(rows) or not all(
+        isinstance(some, numbers.Integral) and min(most, 1) <= some <= most
+        for some, most in zip(words, rows, strict=False)
     ):
         raise InputError(
             f"words={words} do not fit bands that have {rows} rows on {devices} device(s): give at"
             " most those"
         )
-    return tuple(map(int, words))
+    return words
 
 
 def same_axes(axis_name: str | None, hidden, softmax, *by_token):
@@ -108,8 +107,6 @@ def is_first(axis_name: str):
 
 def sum_over(axis_name: str | None, *vectors):
     """The sums over all devices of vectors `[tokens]`, or numbers, in one all-reduce."""
-    return (
-        vectors
-        if axis_name is None
-        else tuple(lax.psum(jnp.stack(jnp.broadcast_arrays(*vectors)), axis_name))
-    )
+    if axis_name is None:
+        return vectors
+    return tuple(lax.psum(jnp.stack(jnp.broadcast_arrays(*vectors)), axis_name))

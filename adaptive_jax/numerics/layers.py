@@ -56,7 +56,15 @@ def uniform(bound: float) -> Callable:
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
-class Dropout(nn.Module):
+class _WithRate(nn.Module):
+    rate: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "rate")
+
+
+class Dropout(_WithRate):
     """Zeroes entries with probability `rate` and divides the others by 1 - rate (Srivastava et al.
     2014).
 
@@ -72,12 +80,7 @@ class Dropout(nn.Module):
         InputError: a rate outside [0, 1), or `row_ids` that are not one whole number for each row.
     """
 
-    rate: float
     locked: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_rates(self, "rate")
 
     @nn.compact
     def __call__(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> jax.Array:
@@ -102,7 +105,7 @@ class Dropout(nn.Module):
         return Mask(keep_mask(seeds, places, self.rate), zero)
 
 
-class WordDropout(nn.Module):
+class WordDropout(_WithRate):
     """Drops words: all vectors of a word, wherever it stands, become 0 with probability `rate`; the
     others are divided by 1 - rate.
 
@@ -113,12 +116,6 @@ class WordDropout(nn.Module):
     Raises:
         InputError: a rate outside [0, 1).
     """
-
-    rate: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_rates(self, "rate")
 
     @nn.compact
     def __call__(self, vectors: jax.Array, tokens: jax.Array, *, train: bool) -> jax.Array:
@@ -133,7 +130,7 @@ class WordDropout(nn.Module):
         return vectors * jnp.where(mask, 1 / (1 - self.rate), 0).astype(vectors.dtype)[..., None]
 
 
-class WeightDropout(nn.Module):
+class WeightDropout(_WithRate):
     """Drops entries of a matrix of parameters with probability `rate` and divides the others by 1 -
     rate.
 
@@ -143,12 +140,6 @@ class WeightDropout(nn.Module):
     Raises:
         InputError: a rate outside [0, 1).
     """
-
-    rate: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_rates(self, "rate")
 
     @nn.compact
     def __call__(self, matrix: jax.Array, *, train: bool) -> jax.Array:

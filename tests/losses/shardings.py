@@ -1,6 +1,5 @@
-"""The loss for every arrangement of arrays on a mesh and every way to call it, against optax.
-
-`python -m tests.losses.shardings` computes all cells and prints the table of docs/losses.md.
+"""The loss for every arrangement of arrays on a mesh and every way to call it, against optax: the
+cells of the table in docs/losses.md.
 """
 
 import itertools
@@ -154,23 +153,3 @@ def program(kind, table):
     """The program of one of 4 devices for loss and gradients, tokens being cut over all."""
     _, placed = arrange(kind, "4", "data", table)
     return jax.jit(with_gradients(loss)).lower(*placed).compile().as_text()
-
-
-def markdown():
-    """A table of the largest differences of all cells."""
-    want, found = expected(), {}
-    for cell in EVERY:
-        column = cell[4], cell[0], cell[1]
-        found[column] = max(found.get(column, 0.0), difference(cell, want))
-    columns = [*itertools.product(KINDS, DEVICES)]
-    lines = ["| call | " + " | ".join(f"{kind}, {size}" for kind, size in columns) + " |"]
-    lines.append("|---|" + "---|" * len(columns))
-    for call in CALLS:
-        numbers = " | ".join(f"{found[call, *column]:.0e}" for column in columns)
-        lines.append(f"| {call} | {numbers} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 4)
-    print(markdown())

@@ -2,6 +2,7 @@
 over 8 devices by words.
 """
 
+import functools
 import json
 import re
 
@@ -11,21 +12,18 @@ import numpy as np
 import pytest
 
 from adaptive_jax import Band, InputError, adaptive_cross_entropy, linear_cross_entropy
+from adaptive_jax.losses.banded import Settings
+from tests.losses.test_banded import check, in_float64, slow_losses
 
 TOKENS, WIDTH = 6, 4
 ALL = {"bias": True, "weights": True, "soft_cap": 2.0, "label_smoothing": 0.2, "z_loss": 0.03}
-OPTIONS = {"plain": {}, "bias and mask": {"bias": True, "weights": True}, "all": ALL}
 SIZES = {"narrowing": (5, 9, 30), "alike": (7, *[9, 10] * 4, 11)}  # words of each band
-BOTH = "mean", "none"
 CASES = [
-    (4_100, "plain", BOTH),
-    (4_100, "bias and mask", ("sum",)),
-    (4_100, "all", (*BOTH, "sum")),
-    (1, "all", BOTH),
-    (2, "all", ("mean",)),
-    (32_003, "all", ("mean",)),
-    (151_936, "all", ("mean",)),
-    (267_735, "all", BOTH),
+    (4_100, {}, ("mean", "none")),
+    (4_100, {"bias": True, "weights": True}, ("sum",)),
+    (4_100, ALL, ("mean", "none", "sum")),
+    (1, ALL, ("mean", "none")),
+    (267_735, ALL, ("mean",)),
 ]
 
 
@@ -46,58 +44,17 @@ def settings(options):
     return {name: value for name, value in options.items() if name not in ("bias", "weights")}
 
 
-def reduced(each, weights, reduction):
-    weights = jnp.ones_like(each) if weights is None else weights
-    each = weights * jnp.where(weights == 0, 0.0, each)  # where the weight is 0, so is its gradient
-    return (
-        each
-        if reduction == "none"
-        else each.sum()
-        if reduction == "sum"
-        else each.sum() / weights.sum()
-    )
-
-
-def regularised(logits, columns, soft_cap, label_smoothing, z_loss):
-    """The loss of each token in one softmax, from all its logits."""
-    logits = logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
-    normaliser = jax.scipy.special.logsumexp(logits, axis=1)
-    scored = (1 - label_smoothing) * jnp.take_along_axis(logits, columns[:, None], axis=1)[:, 0]
-    return normaliser - scored - label_smoothing * logits.mean(axis=1) + z_loss * normaliser**2
-
-
-def dense(
-    hidden,
-    table,
-    bias,
-    weights,
-    targets,
-    *,
-    reduction,
-    soft_cap=None,
-    label_smoothing=0.0,
-    z_loss=0.0,
-):
-    logits = hidden @ table.T + (0 if bias is None else bias[None])
-    return reduced(
-        regularised(logits, targets, soft_cap, label_smoothing, z_loss), weights, reduction
-    )
+def dense(hidden, table, bias, weights, targets, **options):
+    return dense_adaptive(hidden, [Band(table, None, bias)], None, weights, targets, **options)
 
 
 def dense_adaptive(hidden, bands, clusters, weights, targets, *, reduction, **options):
-    logits = [
-        (hidden if p is None else hidden @ p.T) @ table.T + bias[None] for table, p, bias in bands
-    ]
-    head = jnp.concatenate([logits[0], hidden @ clusters.table.T + clusters.bias[None]], axis=1)
-    first, each, words = len(bands[0].table), 0.0, len(bands[0].table)
-    column = targets
-    for i, tail in enumerate(logits[1:]):
-        inside = (targets >= first) & (targets < first + tail.shape[1])
-        each += jnp.where(
-            inside, regularised(tail, jnp.where(inside, targets - first, 0), **options), 0.0
-        )
-        column, first = jnp.where(inside, words + i, column), first + tail.shape[1]
-    return reduced(each + regularised(head, column, **options), weights, reduction)
+    each = slow_losses(hidden, targets, bands, clusters, Settings(**options))[0]
+    weights = jnp.ones_like(each) if weights is None else weights
+    each = weights * jnp.where(weights == 0, 0.0, each)  # where the weight is 0, so is its gradient
+    if reduction == "none":
+        return each
+    return each.sum() / (weights.sum() if reduction == "mean" else 1)
 
 
 def adaptive_arrays(sizes):
@@ -108,21 +65,15 @@ def adaptive_arrays(sizes):
         return rng.standard_normal(shape).astype(np.float32)
 
     widths = [WIDTH, 2, 1] if len(sizes) == 3 else [WIDTH] * len(sizes)
-    shapes = [*zip(sizes, widths, strict=True)]
     bands = [
         Band(normal(n, w), normal(w, WIDTH) if i else None, normal(n))
-        for i, (n, w) in enumerate(shapes)
+        for i, (n, w) in enumerate(zip(sizes, widths, strict=True))
     ]
-    targets = np.array(
-        [0, sizes[0] - 1, sizes[0], sum(sizes[:2]), sum(sizes) - 1, sum(sizes) - 2], np.int32
-    )
+    words = sum(sizes)
+    targets = [0, sizes[0] - 1, sizes[0], sum(sizes[:2]), words - 1, words - 2]
     clusters = Band(normal(len(sizes) - 1, WIDTH), None, normal(len(sizes) - 1))
-    return (
-        normal(TOKENS, WIDTH),
-        bands,
-        clusters,
-        np.array([1, 2, 1, 1, 3, 0.5], np.float32),
-    ), targets
+    weights = np.array([1, 2, 1, 1, 3, 0.5], np.float32)
+    return (normal(TOKENS, WIDTH), bands, clusters, weights), np.array(targets, np.int32)
 
 
 def ours(hidden, table, bias, weights, targets, **options):
@@ -148,29 +99,16 @@ def pulled(loss, values, targets, pull, *, reductions, **options):
     return jax.jit(run)(values, targets, pull)
 
 
-def in_float64(function, *values):
-    with jax.enable_x64(True):
-        wide = jax.tree.map(
-            lambda a: jnp.asarray(a, jnp.float64 if a.dtype.kind == "f" else jnp.int64), values
-        )
-        return jax.tree.map(np.asarray, function(*wide))
-
-
-def check(fast, slow, rtol=2e-5, atol=2e-5):
-    for one, other in zip(jax.tree.leaves(fast), jax.tree.leaves(slow), strict=True):
-        np.testing.assert_allclose(np.asarray(one, np.float64), other, rtol, atol)
-
-
 PULL = np.array([0.7, -1.3, 0.4, 2.0, 1.1, -0.2], np.float32)
 
 
-@pytest.mark.parametrize("words, name, reductions", CASES)
-def test_against_the_dense_twin(words, name, reductions):
+@pytest.mark.parametrize("words, options, reductions", CASES)
+def test_against_the_dense_twin(words, options, reductions):
     """Values and gradients of all arrays, weights among them; "none" under a cotangent of any
     signs.
     """
-    values, targets = arrays(words, OPTIONS[name])
-    options = settings(OPTIONS[name]) | {"reductions": reductions}
+    values, targets = arrays(words, options)
+    options = settings(options) | {"reductions": reductions}
     fast = pulled(ours, values, targets, PULL, **options)
     slow = in_float64(lambda *v: pulled(dense, *v, **options), values, targets, PULL)
     check(fast, slow)
@@ -183,36 +121,29 @@ def test_adaptive_against_the_dense_twin():
     for case, reductions in ("narrowing", ["mean"]), ("alike", ["none"]):
         values, targets = adaptive_arrays(SIZES[case])
         options = settings(ALL) | {"reductions": reductions}
-        hidden, bands, clusters, weights = values
-        given = (
-            values if case == "alike" else (hidden, [*map(tuple, bands)], tuple(clusters), weights)
-        )
+        hidden, bands, clusters, weights = given = values
+        if case == "narrowing":
+            given = hidden, [*map(tuple, bands)], tuple(clusters), weights
         fast = pulled(ours_adaptive, given, targets, PULL, **options)
-        check(
-            fast,
-            in_float64(
-                lambda *v, o=options: pulled(dense_adaptive, *v, **o), values, targets, PULL
-            ),
-        )
+        twin = functools.partial(pulled, dense_adaptive, **options)
+        check(fast, in_float64(twin, values, targets, PULL))
 
 
-@pytest.mark.parametrize("words", [4_100, 267_735])
-def test_bfloat16(words):
-    """Products in bfloat16 and sums in float32: the loss is off by roundings of logits alone,
-    gradients keep their dtypes.
+def test_bfloat16_tables():
+    """Of hidden states and a table in bfloat16 the loss is in float32, off by roundings of logits
+    alone, and gradients are in bfloat16.
     """
-    (hidden, table, bias, weights), targets = arrays(words, ALL)
+    (hidden, table, bias, weights), targets = arrays(4_100, ALL)
     half = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(table, jnp.bfloat16), bias, weights
     options = settings(ALL) | {"reductions": ["mean"]}
-    [(value, gradients)] = pulled(ours, half, targets, PULL, **options)
+    [(value, [gradients])] = pulled(ours, half, targets, PULL, **options)
     wide = tuple(np.asarray(array, np.float32) for array in half)
-    [(exact, slow)] = in_float64(lambda *v: pulled(dense, *v, **options), wide, targets, PULL)
-    assert (
-        value.dtype == jnp.float32
-        and gradients[0][0].dtype == gradients[0][1].dtype == jnp.bfloat16
-    )
+    twin = functools.partial(pulled, dense, **options)
+    [(exact, [slow])] = in_float64(twin, wide, targets, PULL)
+    assert value.dtype == jnp.float32
+    assert gradients[0].dtype == gradients[1].dtype == jnp.bfloat16
     np.testing.assert_allclose(value, exact, rtol=1e-3)
-    for one, other in zip(gradients[0], slow[0], strict=True):
+    for one, other in zip(gradients, slow, strict=True):
         assert np.linalg.norm(np.asarray(one, np.float64) - other) <= 2**-7 * np.linalg.norm(other)
 
 
@@ -290,12 +221,8 @@ def test_rows_that_are_padding():
     """Rows behind the words change nothing, whatever they hold, and have no gradient."""
     values, targets = arrays(101, ALL)
     hidden, table, bias, weights = values
-    padded = (
-        hidden,
-        np.pad(table, ((0, 27), (0, 0)), constant_values=9),
-        np.pad(bias, (0, 27), constant_values=9),
-        weights,
-    )
+    rows = np.full((27, WIDTH), 9, np.float32)
+    padded = hidden, np.concatenate([table, rows]), np.concatenate([bias, rows[:, 0]]), weights
     options = settings(ALL) | {"reductions": ["mean"]}
     [(value, ((d_hidden, d_table, d_bias, d_weights),))] = pulled(
         ours, padded, targets, PULL, words=101, **options
@@ -307,26 +234,11 @@ def test_rows_that_are_padding():
     )
 
 
-def test_masks_and_wrong_targets():
-    """Padding may hold any target; without any weight the mean is 0; a wrong target that is not
-    known is NaN with its gradients.
-    """
-    (hidden, table, *_), targets = arrays(7, {})
-    loss = jax.jit(jax.value_and_grad(lambda h, y, w: linear_cross_entropy(h, table, y, weights=w)))
-    mask = np.arange(TOKENS) < 4
-    check(
-        loss(hidden, np.where(mask, targets, -1), mask),
-        loss(hidden, np.where(mask, targets, 999), 1.0 * mask),
-    )
-    value, gradient = loss(hidden, targets, 0 * mask)
-    assert value == 0 and not gradient.any()
-    value, gradient = loss(hidden, 0 * targets + 7, mask)
-    assert np.isnan(value) and np.isnan(gradient[:4]).all()
-
-
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_targets_in_the_padding_of_a_table(reduction):
-    """They do not exist: of weight 0 they change nothing, with a weight they are NaN."""
+def test_targets_that_do_not_exist(reduction):
+    """Of weight 0 they change nothing, in the padding of a table too; with a weight, loss and
+    gradients are NaN. Without any weight the loss is 0.
+    """
     (hidden, table, *_), targets = arrays(12, {})
     mask = np.arange(TOKENS) < 4
     total = lambda h, y, w: linear_cross_entropy(
@@ -334,12 +246,13 @@ def test_targets_in_the_padding_of_a_table(reduction):
     ).sum()
     loss = jax.jit(jax.value_and_grad(total))
     wanted = loss(hidden, np.where(mask, targets % 9, 0), mask)
-    for padding in (9, 11):
-        found = loss(hidden, np.where(mask, targets % 9, padding), mask)
-        assert np.isfinite(found[0])
-        check(found, wanted)
-        value, gradient = loss(hidden, 0 * targets + padding, mask)
+    assert np.isfinite(wanted[0])
+    for wrong in (-1, 9, 11, 999):
+        check(loss(hidden, np.where(mask, targets % 9, wrong), mask), wanted)
+        value, gradient = loss(hidden, 0 * targets + wrong, mask)
         assert np.isnan(value) and np.isnan(gradient[:4]).all()
+    value, gradient = loss(hidden, targets, 0 * mask)
+    assert value == 0 and not gradient.any()
 
 
 @pytest.mark.parametrize(
@@ -348,7 +261,7 @@ def test_targets_in_the_padding_of_a_table(reduction):
         ({"soft_cap": 0}, r"soft_cap=0 must be a finite number above 0"),
         ({"reduction": "avg"}, r"reduction='avg' is not one of mean, sum, none"),
         ({"label_smoothing": 1.0}, r"label_smoothing=1.0 must be in \[0, 1\)"),
-        ({"z_loss": -1.0}, r"z_loss=-1.0 must be finite and 0 or more"),
+        ({"z_loss": -1.0}, r"z_loss=-1.0 must be a finite number, 0 or more"),
         ({"words": 6.5}, r"words=\(6.5,\) do not fit bands that have \[7\] rows"),
         ({"words": 8}, r"words=\(8,\) do not fit bands that have \[7\] rows on 1 device"),
         (
@@ -372,29 +285,24 @@ import json, re, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tests.losses.test_cross_entropy import *
-from tests.losses.test_cross_entropy import adaptive_arrays
 FLAT = jax.make_mesh((8,), ("words",), axis_types=(AxisType.Auto,))
 GRID = jax.make_mesh((2, 4), ("rows", "words"), axis_types=(AxisType.Auto,) * 2)
 report, results = {}, {}
 
 def padded(array, devices):
-    return (
-        None
-        if array is None
-        else np.pad(array, [(0, -len(array) % devices), *[(0, 0)] * (array.ndim - 1)])
-    )
+    return np.pad(array, [(0, -len(array) % devices), *[(0, 0)] * (array.ndim - 1)])
 
-def keep(name, found, values, check_of=None):
+def keep(name, found, values):
     found = jax.tree.map(lambda a, of: np.asarray(a)[:len(of)], found[1], values), found[0]
     results.update({f"{name}_{i}": leaf for i, leaf in enumerate(jax.tree.leaves(found))})
 
-# One table over 8 devices, with gradients taken inside and outside shard_map.
+# One table over 8 devices, with gradients taken inside or outside shard_map.
 values, targets = arrays(4_100, ALL)
 cut, specs = (
     (values[0], padded(values[1], 8), padded(values[2], 8), values[3]),
     (P(), P("words"), P("words"), P()),
 )
-for reduction in ("mean", "none"):
+for name, reduction in ("inside", "mean"), ("outside", "none"):
     def local(v, y, pull):
         return jnp.sum(
             pull * ours(*v, y, reduction=reduction, axis_name="words", words=4_100, **settings(ALL))
@@ -404,11 +312,11 @@ for reduction in ("mean", "none"):
         jax.value_and_grad(local), mesh=FLAT, in_specs=(specs, P(), P()), out_specs=(P(), specs)
     )
     pull = PULL if reduction == "none" else PULL[0]
-    for name, run in ("outside", jax.value_and_grad(whole)), ("inside", inside):
-        compiled = jax.jit(run).lower(cut, targets, pull).compile()
-        keep(f"{name}_{reduction}", compiled(cut, targets, pull), values)
-        pattern = r"= \\(?(\\w+\\[[0-9,]*\\]).* (all-[a-z-]+|collective-[a-z]+|reduce-scatter)\\("
-        report[f"{name}_{reduction}"] = re.findall(pattern, compiled.as_text())
+    run = inside if name == "inside" else jax.value_and_grad(whole)
+    compiled = jax.jit(run).lower(cut, targets, pull).compile()
+    keep(reduction, compiled(cut, targets, pull), values)
+    pattern = r"= \\(?(\\w+\\[[0-9,]*\\]).* (all-[a-z-]+|collective-[a-z]+|reduce-scatter)\\("
+    report[reduction] = re.findall(pattern, compiled.as_text())
 
 # Bands, cut by words over 4 devices, and tokens over 2.
 for case, sizes in SIZES.items():
@@ -430,16 +338,6 @@ for case, sizes in SIZES.items():
         jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs)
     )
     keep(case, jax.jit(run)(cut, targets), values)
-
-# Tokens cut over devices and words whole.
-values, targets = arrays(7, ALL)
-specs = P("rows"), P(), P(), P("rows")
-def local(v, y):
-    return jax.lax.psum(ours(*v, y, reduction="sum", **settings(ALL)), "rows")
-run = jax.shard_map(
-    jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs)
-)
-keep("rows", jax.jit(run)(values, targets), values)
 
 # Padding that a target of weight 0 points to, in a table of 12 rows on 4 devices.
 values, targets = arrays(9, ALL)
@@ -523,24 +421,18 @@ def test_words_cut_over_8_devices(eight, tmp_path):
         def total(values):
             return jnp.sum(pull * loss(*values, targets, reduction=reduction, **settings(ALL)))
 
-        return [
-            np.asarray(leaf)
-            for leaf in jax.tree.leaves(jax.jit(jax.value_and_grad(total))(values)[::-1])
-        ]
+        return jax.tree.leaves(jax.jit(jax.value_and_grad(total))(values)[::-1])
 
     values, targets = arrays(4_100, ALL)
     for reduction, pull in ("mean", PULL[0]), ("none", PULL):
-        for name in (f"outside_{reduction}", f"inside_{reduction}"):
-            check(results(name), one_device(ours, values, targets, reduction, pull))
-            # The maximum and the sums of a chunk, and the gradient of hidden; a second pass for
-            # "none".
-            kinds = report[name]
-            assert {kind for _, kind in kinds} == {"all-reduce"}
-            assert sorted({shape for shape, _ in kinds}) == ["f32[4,6]", "f32[6,4]", "f32[6]"]
-            assert len(kinds) <= (3 if reduction == "mean" else 5)
+        check(results(reduction), one_device(ours, values, targets, reduction, pull))
+        # The maximum and the sums of a chunk, and the gradient of hidden; a second pass for "none".
+        kinds = report[reduction]
+        assert {kind for _, kind in kinds} == {"all-reduce"}
+        assert sorted({shape for shape, _ in kinds}) == ["f32[4,6]", "f32[6,4]", "f32[6]"]
+        assert len(kinds) <= (3 if reduction == "mean" else 5)
     for case, sizes in SIZES.items():
         check(results(case), one_device(ours_adaptive, *adaptive_arrays(sizes), "sum"))
-    check(results("rows"), one_device(ours, *arrays(7, ALL), "sum"))
     values, targets = arrays(9, ALL)
     check(results("padding"), one_device(ours, values, np.where(values[3] == 0, 0, targets), "sum"))
     assert (

@@ -13,7 +13,8 @@ import pytest
 from adaptive_jax import Band, InputError, adaptive_cross_entropy, linear_cross_entropy
 from adaptive_jax.losses import long_tables
 from adaptive_jax.losses.reports import REPORTS
-from tests.losses.test_cross_entropy import adaptive_arrays, check, in_float64
+from tests.losses.test_banded import check, in_float64
+from tests.losses.test_cross_entropy import adaptive_arrays
 
 TOKENS, WIDTH, WORDS, TOP = 7, 4, 23, 3
 OPTIONS = {"z_loss": 0.03, "soft_cap": 2.0, "label_smoothing": 0.2}
@@ -181,7 +182,7 @@ def test_reports_of_an_adaptive_softmax(case):
     "options, message",
     [
         ({"reports": ["accuracy"]}, r"reports='accuracy' is not one of nll, z_loss, predicted"),
-        ({"reports": ["top_k"]}, r"top_k=0 and reports=\('top_k',\) do not fit"),
+        ({"reports": ["top_k"]}, "top_k=0 must be 1 or more"),
         ({"reports": ["top_k"], "top_k": 24}, r"top_k=24 must be at most 23, the words"),
         ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, "no label_smoothing"),
         ({"targets": TEACHER, "target_probs": PROBS[:, :2]}, r"targets of shape \[7, 3\]"),

@@ -23,8 +23,8 @@ def arrays(shape, width, dtype=np.float64):
     ]
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (1, 1), (2, 3, 4), (2, 1, 2, 7), (64, 16)])
-@pytest.mark.parametrize("width", [1, 4, 40])
+@pytest.mark.parametrize("shape", [(5, 3), (1, 1), (2, 1, 2, 7)])
+@pytest.mark.parametrize("width", [1, 3, 40])
 def test_product_and_gradients(shape, width):
     """Against products written out in float64, of matrices that widen, narrow and keep the
     width.
@@ -89,9 +89,7 @@ def test_gradient_of_a_matrix_keeps_its_dtype(gpu, width):
     np.testing.assert_allclose(of_matrix, x.T @ slope, atol=2**-9 / 50 * np.abs(x.T @ slope).max())
 
 
-@pytest.mark.parametrize(
-    "shape", [(64, 130, 96), (1, 130, 17), (130, 1, 1), (17, 64, 1), (0, 3, 5), (3, 0, 5)]
-)
+@pytest.mark.parametrize("shape", [(64, 130, 96), (1, 130, 17), (130, 1, 1), (0, 3, 5)])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_wide_product(shape, dtype):
     """Of matrices that lie either way in memory: summed in float32, so as near to float64 as
