@@ -243,13 +243,6 @@ def test_batches_smaller_than_a_chunk(tokens):
     check(fast_loss(*values), in_float64(slow_loss, *values))
 
 
-def test_zero_weights_give_zero():
-    """A batch of padding has no loss and no gradient."""
-    hidden, targets, weights, *softmax = arrays("groups among others")
-    found = fast_loss(hidden, targets, 0 * weights, *softmax)
-    assert all((leaf == 0).all() for leaf in jax.tree.leaves(found))
-
-
 @pytest.mark.parametrize("case", ["head projected", "groups among others", "no words in the head"])
 def test_nll_with_any_cotangent_and_log_probs(case):
     """nll, its pull-back by a random cotangent and all log-probabilities equal the twin's."""
@@ -328,17 +321,6 @@ def test_bfloat16(case):
         assert np.linalg.norm(np.asarray(one, np.float64) - other) <= 2**-7 * np.linalg.norm(other)
 
 
-def test_the_report_carries_no_gradient():
-    """The nll returned beside the loss is a report: differentiating it gives zeros, as
-    documented.
-    """
-    hidden, targets, weights, *softmax = arrays("prime")
-    gradients = jax.jit(
-        jax.grad(lambda h, w, s: banded.loss(h, targets, w, *s)[1].sum(), (0, 1, 2))
-    )(hidden, weights, softmax)
-    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
-
-
 def shapes(tokens, sizes, widths, projected=True):
     """The shapes of the arrays of `fast_loss`."""
 
@@ -352,32 +334,6 @@ def shapes(tokens, sizes, widths, projected=True):
     clusters = Band(shape(len(sizes) - 1, widths[0])) if len(sizes) > 1 else None
     by_token = shape(tokens, widths[0]), shape(tokens, dtype=jnp.int32), shape(tokens)
     return *by_token, bands, clusters
-
-
-def test_only_tables_and_chunks_grow_with_the_vocabulary():
-    """Shapes in the program with one more word in a band: only `[chunk, words]`, `[words,
-    width]` and less have changed.
-    """
-    tokens, chunk, sizes, widths = 509, 16, [101, 307, 1009], [64, 8, 4]
-    largest = max(chunk, *widths)
-
-    def found(sizes):
-        values = shapes(tokens, sizes, widths)
-        text = fast_loss.lower(*values, settings=Settings(chunk=chunk)).as_text()
-        return {
-            tuple(map(int, dims.split("x")[:-1]))
-            for dims in re.findall(r"tensor<((?:\d+x)+)\w+>", text)
-        }
-
-    before = found(sizes)
-    assert {(tokens, widths[0]), (chunk, sizes[-1]), (sizes[-1], widths[-1])} <= before
-    for band, words in enumerate(sizes):
-        after = found([*sizes[:band], words + 1, *sizes[band + 1 :]])
-        for grown, odd in (before - after, words), (after - before, words + 1):
-            assert grown and all(
-                odd in shape and np.prod(shape) <= largest * odd for shape in grown
-            )
-    assert max(np.prod(shape) for shape in before) < tokens * sum(sizes) / 8
 
 
 def test_hundreds_of_bands_make_a_small_program():

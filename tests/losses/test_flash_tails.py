@@ -23,26 +23,15 @@ def arrays(projected, begin, end):
     was found before.
     """
     bits = np.random.default_rng(0)
-    table = np.concatenate(
-        [bits.standard_normal((WORDS, WIDTH)), np.full((ROWS - WORDS, WIDTH), 9.0)]
-    ).astype("f")
+    table = bits.standard_normal((ROWS, WIDTH), "f")
+    table[WORDS:] = 9
     width = FEATURES if projected else WIDTH
-    band = Band(
-        table, bits.standard_normal((WIDTH, width)).astype("f") / 5 if projected else None, None
-    )
+    projection = bits.standard_normal((WIDTH, width), "f") / 5 if projected else None
     at = np.arange(TOKENS)
     column = np.where((at >= begin) & (at < end), bits.integers(0, WORDS, TOKENS), 10**6)
-    queue = Tokens(
-        bits.standard_normal((TOKENS, width)).astype("f"),
-        column,
-        bits.random(TOKENS).astype("f"),
-        SEEDS,
-    )
-    return (
-        band,
-        queue,
-        tuple(bits.random(shape).astype("f") for shape in (TOKENS, TOKENS, (TOKENS, width))),
-    )
+    hidden, weights = bits.standard_normal((TOKENS, width), "f"), bits.random(TOKENS, "f")
+    before = tuple(bits.random(shape, "f") for shape in (TOKENS, TOKENS, (TOKENS, width)))
+    return Band(table, projection), Tokens(hidden, column, weights, SEEDS), before
 
 
 @pytest.mark.parametrize(
@@ -60,17 +49,13 @@ def test_kernels_equal_chunks(monkeypatch, projected, settings):
     @jax.jit
     def both(band, queue, before, begin, end):
         given = (band, None), queue, ([begin], [end], jnp.array([WORDS]))
+        forward = *before[:2], None
         return [
-            [
-                run(
-                    (settings, (ROWS,), *plan),
-                    *given,
-                    (*before[:2], before[2] if gradients else None),
-                    gradients,
-                )
-                for gradients in (True, False)
-            ]
-            for run, *plan in ((flash_tails.visit,), (banded._visit, Plan(32)))
+            [run(static, *given, before, True), run(static, *given, forward, False)]
+            for run, static in (
+                (flash_tails.visit, (settings, (ROWS,))),
+                (banded._visit, (settings, (ROWS,), Plan(32))),
+            )
         ]
 
     for begin, end in (37, 121), (64, 65), (50, 50):
@@ -104,22 +89,14 @@ def test_where_kernels_are_used():
         assert flash_tails.fits(Settings(), wide, 1)
     with tracing_for("gpu", GPUS["rtx4090"].kind):  # it has half of the shared memory
         assert flash_tails.fits(Settings(), band, 1) and not flash_tails.fits(Settings(), wide, 1)
-    like = [
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-        for shape in ((300, 64), (500, 64), (1000, 64), (1, 64))
-    ]
+    like = [jax.ShapeDtypeStruct((n, 64), jnp.bfloat16) for n in (300, 500, 1000, 1)]
 
     def loss(hidden, head, tail, clusters):
         targets, bands = jnp.zeros(300, jnp.int32), [Band(head), Band(tail)]
         return banded.loss(hidden, targets, None, bands, Band(clusters))[0]
 
     with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
-        text = (
-            jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
-            .trace(*like)
-            .lower(lowering_platforms=("cuda",))
-            .as_text()
-        )
-    assert (
-        text.count("@__gpu$xla.gpu.triton") == 2 and "x1024xf32" not in text
-    )  # no logits of the tail
+        traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).trace(*like)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@__gpu$xla.gpu.triton") == 2
+    assert "x1024xf32" not in text  # no logits of the tail

@@ -11,7 +11,6 @@ import pytest
 
 from adaptive_jax.losses import banded, chunks
 from adaptive_jax.losses.chunks import rows_of_chunk
-from adaptive_jax.losses.groups import join, tiled
 from adaptive_jax.numerics.bands import Band
 from tests.losses import test_banded as twin
 
@@ -145,12 +144,3 @@ def test_products_of_whole_tiles():
             words,
             of_band,
         )
-
-
-def test_nothing_moves_on_a_cpu(monkeypatch):
-    """There products have any number of columns, and clusters stay apart."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    bands = [Band(jnp.ones((20, 4))), Band(jnp.ones((30, 2)), jnp.ones((2, 4)))]
-    sizes, groups = join(bands)
-    clusters = Band(jnp.ones((1, 4)))
-    assert tiled((20, 30), groups, sizes, clusters) == (sizes, groups, clusters)
