@@ -67,8 +67,7 @@ def linear_cross_entropy(
             batches best.
         target_probs: `[..., k]`: then targets are `[..., k]`, such as a teacher's k best words, and
             the loss is `-sum_i target_probs_i · log p(target_i)`. The probabilities need not sum to
-            1: what is missing counts nowhere. Differentiating them is an error.
-            A target of probability 0 may be any number.
+            1, and have no gradient. A target of probability 0 may be any number.
         logit_scale: logits become `logit_scale · (hidden @ table.T + bias)`, before the soft cap: a
             number, or an array `[]` with a gradient. It multiplies hidden states and bias.
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2); None: it stays.
@@ -80,12 +79,11 @@ def linear_cross_entropy(
         token_axes: the axis, or axes, of `jax.shard_map` over which tokens are cut: "mean" and
             "sum" are then those of all devices, the same on each, and so are their gradients,
             whether `jax.grad` stands inside or outside `shard_map`. Without it, a mean inside
-            `shard_map` is that of the device's own tokens; the mean of such means weighs a token by
-            how few its device has. Needs `check_vma` of `shard_map`, which is on by default.
+            `shard_map` is that of the device's own tokens. Needs `check_vma` of `shard_map`.
         axis_name: an axis of `jax.shard_map` over which table and bias are cut by words: device i
             holds rows `i · rows` to `(i + 1) · rows - 1`. Hidden, targets and weights must be the
             same on each of its devices, and the loss is. Gradients of rows stay on their device,
-            that of hidden is summed. Needs `check_vma` of `shard_map`, which is on by default.
+            that of hidden is summed. Needs `check_vma` of `shard_map`.
         words: words of the vocabulary, where the table, on all devices, has more rows: those behind
             are padding. None: all rows.
         reports: names of `adaptive_jax.losses.reports.Report` to return beside the loss, from the
