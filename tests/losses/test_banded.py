@@ -73,8 +73,9 @@ def arrays(case, targets="everywhere", seed=0):
     if targets == "everywhere":
         edges = [starts[-1] - 1, *np.ravel([starts[:-1], starts[:-1] + 1], "F")][:TOKENS]
         ids[: len(edges)] = np.minimum(edges, starts[-1] - 1)
+    hidden = normal(TOKENS, features)
     weights = rng.integers(0, 3, TOKENS).astype(np.float32)
-    return normal(TOKENS, features), ids, weights, bands, clusters if tails else None
+    return hidden, ids, weights, bands, clusters if tails else None
 
 
 def slow_softmaxes(hidden, bands, clusters, masks=None):
