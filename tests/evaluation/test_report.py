@@ -1,4 +1,4 @@
-"""The report: its numbers, its files and its page."""
+"""The report: its numbers, its files, and the page as a browser shows it."""
 
 import csv
 import html
@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import chromium
 import numpy as np
 import pytest
 
@@ -189,6 +190,86 @@ def test_scores_are_kept(made, monkeypatch):
         with pytest.raises(InputError, match="scored anew"):
             read_run(directory / "one", NAME, Request())
         path.write_bytes(whole)
+
+
+CONTRASTS = """(() => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const light = c => c.slice(0, 3).map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const ground = e => { let [r, g, b, a = 1] = rgb(getComputedStyle(e).backgroundColor);
+    if (a === 1 || e === document.documentElement) return [r, g, b];
+    const under = e.parentElement ? ground(e.parentElement) : [255, 255, 255];
+    return [r, g, b].map((v, i) => a * v + (1 - a) * under[i]); };
+  const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+  const contrast = (e, colour) => ratio(light(rgb(colour)), light(ground(e)));
+  const tags = 'h1, h2, p, td, th, figcaption, li, .token, summary, footer';
+  const texts = [...document.querySelectorAll(tags)]
+    .map(e => contrast(e, getComputedStyle(e).color));
+  const drawn = [...document.querySelectorAll('svg text')]
+    .map(e => contrast(document.body, getComputedStyle(e).fill));
+  const lines = [...document.querySelectorAll('svg [id*=line2d] path')]
+    .map(e => getComputedStyle(e))
+    .map(s => s.stroke === 'none' ? s.color : s.stroke).filter(c => c.startsWith('rgb'))
+    .map(c => contrast(document.body, c));
+  return [Math.min(...texts), Math.min(...drawn), Math.max(...lines)];
+})()"""
+FIGURES = """[...document.querySelectorAll('figure')].map(f => {
+  const box = f.querySelector('svg').getBoundingClientRect();
+  const texts = [...f.querySelectorAll('svg text')];
+  return [box.width, box.height, box.right, f.querySelectorAll('svg path').length, texts.length,
+    Math.min(...texts.map(t => t.getBoundingClientRect().height))]; })"""
+TEST_PERPLEXITY = """[...document.querySelectorAll('th')]
+    .find(e => e.textContent === 'Test').getBoundingClientRect().right"""
+MORE = """(e => {
+  const b = e.getBoundingClientRect();
+  return [b.width, b.left, b.right, e.textContent]; })(
+  document.querySelector('.token:hover .more'))"""
+
+
+@pytest.mark.skipif(not chromium.found(), reason="no Chromium: apt-get install chromium")
+def test_the_page_in_a_browser(made, tmp_path):
+    """Without a network: no errors, all figures drawn, nothing wider than the window, text of
+    good contrast; words tell more.
+    """
+    directory, _, tokens = made
+    with chromium.opened(tmp_path) as page:
+        page.call(
+            "Network.emulateNetworkConditions",
+            offline=True,
+            latency=0,
+            downloadThroughput=0,
+            uploadThroughput=0,
+        )
+        for width in 1280, 400:
+            for dark in False, True:
+                page.open(directory / "page.html", width, dark)
+                assert page.run("document.documentElement.scrollWidth") <= width
+                drawn = page.run(FIGURES)
+                assert len(drawn) == 9
+                for wide, high, right, paths, texts, size in drawn:
+                    assert 340 <= wide <= 520 and wide / 2 < high < wide and right <= width
+                    assert paths > 8 and texts > 5 and size >= 11  # pixels of a line of text
+                text, in_figures, _ = page.run(CONTRASTS)
+                assert text >= 4.5 and in_figures >= 7
+                red, *_ = map(
+                    int,
+                    re.findall(r"\d+", page.run("getComputedStyle(document.body).backgroundColor")),
+                )
+                assert red < 60 if dark else red > 240
+                assert page.run(TEST_PERPLEXITY) <= width  # without scrolling sideways
+                page.point(".token:nth-of-type(12)")
+                wide, left, right, more = page.run(MORE)
+                assert wide > 300 and left >= 0 and right <= width
+                assert " bits, probability " in more and tokens[11].expected[0][0] in html.unescape(
+                    more
+                )
+        page.run("document.querySelectorAll('details').forEach(e => e.open = true)")
+        assert page.run("document.documentElement.scrollWidth") <= 400
+        assert page.messages == []
+        assert set(page.requests) == {(directory / "page.html").resolve().as_uri()}
+        page.picture(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 50_000
 
 
 def test_text_is_escaped():
