@@ -230,9 +230,9 @@ def _local(static, axis_name, tokens, softmax):
         sizes = []
 
         def lay_out(softmax):
-            rows, laid = laid_out(static.settings, static.words, *softmax)
+            rows, laid = laid_out(static.settings, static.words, *softmax[:2])
             sizes.append(rows)  # known when it is traced
-            return laid
+            return *laid, softmax[2]
 
         softmax, back = jax.vjp(lay_out, softmax)
         static = static._replace(sizes=sizes[0])
@@ -252,7 +252,8 @@ def _one_pass(static, tokens, softmax, with_gradients):
         gradients have the dtypes of their arrays, or are None.
     """
     settings, all_words, masked, _, sizes = static
-    groups, clusters = softmax
+    groups, clusters, numbers = softmax
+    settings = settings._replace(**numbers)
     dtype = sum_dtype(tokens.hidden.dtype)
     live = tokens.weight != 0 if masked else None
     if masked:  # 0 · NaN is NaN
@@ -266,7 +267,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
     rows = [*itertools.chain(*sizes)]
     tails, first_cluster = len(rows) - 1, rows[0]
     columns = all_words
-    if clusters is None and tails:  # they stand in the head, see `_laid_out`
+    if clusters is None and tails:  # they stand in the head, see `laid_out`
         first_cluster, columns = all_words[0], (all_words[0] + tails, *all_words[1:])
     exist = present(axis_name, rows, columns)
     starts = jnp.cumsum(jnp.array([0, *all_words], targets.dtype), dtype=targets.dtype)
@@ -313,7 +314,8 @@ def _one_pass(static, tokens, softmax, with_gradients):
     results = loss_, nll_, reported[0] if reported else {}
     if not with_gradients:
         return results, None, None
-    d_softmax = tuple(d_group for d_group, _ in gradients), gradients[0][1]
+    zeros = jax.tree.map(jnp.zeros_like, numbers)
+    d_softmax = tuple(d_group for d_group, _ in gradients), gradients[0][1], zeros
     like = jax.tree.map(
         lambda g, of: g.astype(of.dtype), (d_hidden, d_softmax), (tokens.hidden, softmax)
     )

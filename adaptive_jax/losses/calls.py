@@ -19,6 +19,10 @@ from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.products import sum_dtype
 
+NO_GRADIENT = (
+    "z_loss, soft_cap and target_probs have no gradient here: give jax.lax.stop_gradient of them"
+)
+
 
 class Static(NamedTuple):
     """What is known of a loss when it is traced."""
@@ -38,7 +42,8 @@ class Call:
         static: a `Static`.
         shape: of the tokens.
         hidden: `[..., features]`.
-        softmax: bands, or groups of bands if `static.sizes` tells them, and clusters.
+        softmax: bands, or groups of bands if `static.sizes` tells them, clusters, and a dict of the
+            settings that are arrays, such as {"z_loss": array}; `static` has 0 in their place.
         targets: `[...]`, or `[..., k]`; one that does not exist is 0.
         weights: `[...]`, 0 of targets that are ignored, NaN of those that do not exist.
         probs: `[..., k]`, 0 of targets that are ignored, or None.
@@ -56,9 +61,7 @@ class Call:
         more, checked = (), weights  # targets that count for nothing are not checked
         if probs is not None:
             probs = floats("target_probs", probs, *self.shape, "k").astype(dtype)
-            probs = without_derivative(
-                probs, "target_probs have no gradient here: give jax.lax.stop_gradient of them"
-            )
+            probs = without_derivative(probs, NO_GRADIENT)
             more = probs.shape[-1:]
             checked = probs if weights is None else probs * jnp.asarray(weights)[..., None]
         # Before weights that are known become an array of JAX.
@@ -87,9 +90,15 @@ class Call:
             sizes, (bands, clusters) = laid_out(settings, words, bands, clusters)
         others = tuple(name for name in settings.reports if name != "nll")
         pulled = any(name in DIFFERENTIABLE for name in settings.reports)
-        self.static = Static(settings._replace(reports=others), words, masked, pulled, sizes)
+        numbers = {
+            name: without_derivative(getattr(settings, name), NO_GRADIENT).astype(dtype)
+            for name in ("z_loss", "soft_cap")
+            if isinstance(getattr(settings, name), jax.Array)
+        }
+        known = settings._replace(reports=others, **dict.fromkeys(numbers, 0.0))
+        self.static = Static(known, words, masked, pulled, sizes)
         tokens = hidden, jnp.where(there, targets, 0), weights, probs, exist
-        softmax = bands, clusters
+        softmax = bands, clusters, numbers
         tokens, self.softmax = partitioned.aligned(tokens, softmax, by_words(softmax))
         self.hidden, self.targets, self.weights, self.probs, self._exist = tokens
 
@@ -122,11 +131,11 @@ def _refuse(message, primals, tangents):
 
 
 def by_words(softmax) -> tuple[bool, ...]:
-    """For each array of `(bands, clusters)`, whether it has a row for each word."""
-    bands, clusters = softmax
+    """For each array of `(bands, clusters, numbers)`, whether it has a row for each word."""
+    bands, *others = softmax
     fields = [pair for band in bands for pair in zip(Band._fields, band, strict=True)]
     rows = [name != "projection" for name, array in fields if array is not None]
-    return (*rows, *[False] * len(jax.tree.leaves(clusters)))
+    return (*rows, *[False] * len(jax.tree.leaves(others)))
 
 
 def laid_out(settings, words, bands, clusters):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.losses import reports
-from adaptive_jax.losses.settings import Tokens
+from adaptive_jax.losses.settings import Tokens, used
 from adaptive_jax.losses.sharded import is_first, sum_over
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
@@ -208,7 +208,7 @@ class Gradients:
     def _is_plain(self):
         """Whether `_overwritten` computes gradients of logits."""
         settings, tokens = self._settings, self._tokens
-        regularised = settings.label_smoothing or settings.z_loss or settings.soft_cap
+        regularised = settings.label_smoothing or used(settings.z_loss) or used(settings.soft_cap)
         hard = tokens.probs is None and tokens.pulls is None
         return platform() == "gpu" and hard and not regularised and self._dtype != jnp.float16
 
@@ -254,7 +254,7 @@ def part_of_clusters(settings, x, softmax) -> "Part | None":
 def part_of(settings, x, band: Band, first, valid) -> Part:
     """The columns of a band, from `first` on; the logits of those that do not exist are -inf."""
     logits = logits_of(x, band)
-    if settings.soft_cap:
+    if used(settings.soft_cap):
         logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
     part = Part(logits, band, first, valid)
     return part._replace(logits=part.where_valid(logits, -jnp.inf))
@@ -297,7 +297,7 @@ def totalled(settings, peak, sums, probs):
         columns = smoothed[1] if settings.axis_name is None else smoothed[1][0]
         average = smoothed[0] / columns
         loss = logsumexp - (1 - share) * scored - share * average
-    if settings.z_loss:
+    if used(settings.z_loss):
         loss = loss + settings.z_loss * logsumexp**2
     return loss, nll, Normaliser([], total, logsumexp, columns)
 
@@ -309,7 +309,7 @@ def scaled_d_logits(settings, power, part, column, found, tokens=None):
     share = settings.label_smoothing
     probs, pulls = (None, None) if tokens is None else (tokens.probs, tokens.pulls)
     raised = power
-    if settings.z_loss:
+    if used(settings.z_loss):
         raised = power * (1 + 2 * settings.z_loss * found.logsumexp)[:, None]
     if probs is None:
         hit = column[:, None] == part.first + jnp.arange(power.shape[1], dtype=column.dtype)[None]
@@ -337,7 +337,7 @@ def scaled_d_logits(settings, power, part, column, found, tokens=None):
         if found.entropy is not None:
             away = part.logits - (found.logsumexp - found.entropy)[:, None]
             exact = exact - pulls[:, 3:] * jnp.where(power > 0, power * away, 0.0)
-    if settings.soft_cap:
+    if used(settings.soft_cap):
         exact = exact * part.where_valid(1 - (part.logits / settings.soft_cap) ** 2, 0.0)
     return exact
 

@@ -37,9 +37,9 @@ def linear_cross_entropy(
     ignore_index: int | None = -100,
     target_probs: jax.Array | None = None,
     logit_scale: float | jax.Array | None = None,
-    soft_cap: float | None = None,
+    soft_cap: float | jax.Array | None = None,
     label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    z_loss: float | jax.Array = 0.0,
     reduction: str = "mean",
     token_axes: str | Sequence[str] = (),
     axis_name: str | None = None,
@@ -71,8 +71,10 @@ def linear_cross_entropy(
         logit_scale: logits become `logit_scale · (hidden @ table.T + bias)`, before the soft cap: a
             number, or an array `[]` with a gradient. It multiplies hidden states and bias.
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2); None: it stays.
+            An array `[]` may change from update to update, must be above 0, and has no gradient.
         label_smoothing: share of the target's probability that is spread evenly over all words.
-        z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4).
+        z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4). A number,
+            or an array `[]` as for soft_cap.
         reduction: "mean": sum of weights · loss over the sum of weights, of the tokens on this
             device if not for `token_axes`, 0 without weights; "sum"; or "none": weights · loss of
             every token `[...]`, whose gradient needs a second pass over the logits.
@@ -128,9 +130,9 @@ def adaptive_cross_entropy(
     weights: jax.Array | None = None,
     ignore_index: int | None = -100,
     logit_scale: float | jax.Array | None = None,
-    soft_cap: float | None = None,
+    soft_cap: float | jax.Array | None = None,
     label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    z_loss: float | jax.Array = 0.0,
     reduction: str = "mean",
     token_axes: str | Sequence[str] = (),
     axis_name: str | None = None,

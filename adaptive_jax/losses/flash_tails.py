@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.losses.chunks import states, through_projection
-from adaptive_jax.losses.settings import Settings, Tokens
+from adaptive_jax.losses.settings import Settings, Tokens, used
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.platforms import capability, large_shared_memory, platform
 
@@ -34,7 +34,8 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
     one NVIDIA GPU.
     """
     rows, width = band.table.shape
-    if settings.axis_name or settings.label_smoothing or settings.soft_cap or settings.reports:
+    soft_cap = used(settings.soft_cap)
+    if settings.axis_name or settings.label_smoothing or soft_cap or settings.reports:
         return False
     if tails > 1 or band.bias is not None or band.table.dtype not in (jnp.bfloat16, jnp.float16):
         return False

@@ -5,6 +5,7 @@ import numbers
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from adaptive_jax.errors import (
     InputError,
@@ -25,10 +26,11 @@ class Settings(NamedTuple):
         label_smoothing: share of the target's probability that is spread evenly over the columns of
             each softmax the token visits (the head, and the tail of its word), hence over the whole
             vocabulary for a full softmax.
-        z_loss: weight of the squared log-normaliser of each softmax the token visits.
+        z_loss: weight of the squared log-normaliser of each softmax the token visits; a number, or
+            an array `[]` that has no gradient.
         chunk: tokens whose logits are alive at a time; None chooses a size for each softmax.
-        soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2);
-            None: it stays.
+        soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2); a
+            number, an array `[]` that has no gradient, or None: it stays.
         axis_name: the axis of `jax.shard_map` that cuts the words of every band, see
             `adaptive_jax.losses.sharded`; None: none.
         words: words of every band, whose table may have rows behind them, on all devices, that are
@@ -58,9 +60,11 @@ class Settings(NamedTuple):
                 report, or the report "top_k" without a top_k.
         """
         check_rates(self, "tail_dropout", "label_smoothing")
-        check_not_negative(z_loss=self.z_loss)
         cap, ignored = self.soft_cap, self.ignore_index
-        if cap is not None and not (isinstance(cap, numbers.Real) and 0 < cap < math.inf):
+        if not _is_scalar(self.z_loss):
+            check_not_negative(z_loss=self.z_loss)
+        is_number = isinstance(cap, numbers.Real) and 0 < cap < math.inf
+        if not (cap is None or is_number or _is_scalar(cap)):
             raise InputError(f"soft_cap={cap!r} must be a finite number above 0, or None")
         if ignored is not None and not isinstance(ignored, numbers.Integral):
             raise InputError(f"ignore_index={ignored!r} must be an integer or None")
@@ -72,6 +76,18 @@ class Settings(NamedTuple):
 
 
 PLAIN = Settings()
+
+
+def used(setting: float | jax.Array | None) -> bool:
+    """Whether a setting is neither None nor 0; an array, whose value only the program knows, is
+    used.
+    """
+    return isinstance(setting, jax.Array) or bool(setting)
+
+
+def _is_scalar(value):
+    is_floating = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+    return is_floating and value.shape == ()
 
 
 class Tokens(NamedTuple):

@@ -1,4 +1,6 @@
-"""Other dtypes, strict promotion, ignored targets, learned scales, and means over devices."""
+"""Other dtypes, strict promotion, ignored targets, numbers that only the program knows, and means
+over devices.
+"""
 
 import json
 
@@ -125,18 +127,30 @@ def test_ignored_targets():
     check(ignoring, 0.5 * full(hidden, table, targets, np.ones(6)))
 
 
-def test_a_scale_of_logits_is_learned():
-    """logit_scale, an array, has the gradient of finite differences."""
+def test_numbers_that_the_program_knows():
+    """z_loss, soft_cap and logit_scale as arrays give what numbers give; the scale has its
+    gradient, the others refuse one.
+    """
     (hidden, bands, clusters, weights), targets = adaptive_arrays((5, 9, 30))
 
+    def loss(hidden, numbers):
+        names = dict(zip(("logit_scale", "z_loss", "soft_cap"), numbers, strict=True))
+        return adaptive_cross_entropy(hidden, bands, clusters, targets, weights=weights, **names)
+
+    run = jax.value_and_grad(loss)
+    numbers = 0.7, 0.05, 1.5
+    check(jax.jit(run)(hidden, numbers), jax.jit(lambda h: run(h, numbers))(hidden))
+
     def scaled(scale):
-        options = {"weights": weights, "logit_scale": scale, "z_loss": 0.05, "soft_cap": 1.5}
-        return adaptive_cross_entropy(hidden, bands, clusters, targets, **options)
+        return loss(hidden, (scale, *numbers[1:]))
 
     step = 1e-2
-    run = jax.jit(jax.value_and_grad(scaled))
-    slope = (run(0.7 + step)[0] - run(0.7 - step)[0]) / (2 * step)
-    np.testing.assert_allclose(run(0.7)[1], slope, rtol=1e-3)
+    slope = (scaled(0.7 + step) - scaled(0.7 - step)) / (2 * step)
+    np.testing.assert_allclose(jax.jit(jax.grad(scaled))(0.7), slope, rtol=1e-3)
+    with pytest.raises(InputError, match="soft_cap and target_probs have no gradient here"):
+        jax.grad(lambda z: loss(hidden, (0.7, z, 1.5)))(0.05)
+    with pytest.raises(InputError, match=r"soft_cap=.* must be a finite number"):
+        loss(hidden, (0.7, 0.05, jnp.ones(2)))
 
 
 PROGRAM = """
