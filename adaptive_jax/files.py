@@ -52,7 +52,7 @@ def path_of(place: str | os.PathLike) -> Path:
             return Path(place).expanduser()
         except RuntimeError:
             raise InputError(
-                f"{place} must be a directory, and there is no such user: give the path of one"
+                f"{place} must be a directory, and there is no such user: use the path of one"
             ) from None
     if not isinstance(place, str):
         return place

@@ -78,7 +78,7 @@ class AdaptiveSoftmax(nnx.bridge.ToNNX):
         table = TiedTable(linen_source) if table is None else table
         if getattr(table, "source", None) != linen_source:
             raise InputError(
-                f"table={type(table).__name__} must have the source that is given: give"
+                f"table={type(table).__name__} must have the source that is given: use"
                 " TiedTable(source.to_nnx__module, ...)"
             )
         super().__init__(softmax.AdaptiveSoftmax(table, **fields))

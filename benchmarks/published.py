@@ -258,7 +258,7 @@ def draw() -> None:
 
 def main(_):
     if (NEXT.value or STOP.value) and not HOME.value:
-        sys.exit("error: --home is missing: give a directory for clone, environment and runs")
+        sys.exit("error: --home is missing: use a directory for clone, environment and runs")
     if STOP.value:
         stop(Path(HOME.value).resolve())
     elif NEXT.value:

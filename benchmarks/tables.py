@@ -102,7 +102,7 @@ def directories(corpora: list[str]) -> dict[str, str]:
     for name, directory in found.items():
         check_known(f"--corpora={name}", name, [*CORPORA, *TARGETS, NEAR, FAR])
         if not directory:
-            raise InputError(f"--corpora={name} names no directory: give --corpora={name}=DIR")
+            raise InputError(f"--corpora={name} names no directory: pass --corpora={name}=DIR")
     return found
 
 
@@ -117,7 +117,7 @@ def clusters_of(line: Line, config: dict, workdir: Path, glove: str) -> Path:
         return path
     if not (trained / "config.json").exists():
         raise InputError(
-            f"{line.row} needs the vocabulary of awd_sm: give --only={trained.name} first, or no"
+            f"{line.row} needs the vocabulary of awd_sm: pass --only={trained.name} first, or no"
             " --only"
         )
     given = {
@@ -272,7 +272,7 @@ def main(name: str, settings) -> None:
     corpora = {"", *given, *(line.corpus for line in whole)}
     if missing := {line.target for line in whole} - corpora:
         raise InputError(
-            f"{name} is scored on {', '.join(sorted(missing))}: give --corpora={min(missing)}=DIR,…"
+            f"{name} is scored on {', '.join(sorted(missing))}: pass --corpora={min(missing)}=DIR,…"
         )
     lines = [line for line in whole if settings.glove or "glove" not in line.clusters]
     if settings.only:
@@ -283,7 +283,7 @@ def main(name: str, settings) -> None:
     if not importlib.util.find_spec("matplotlib"):
         raise InputError("benchmarks.tables draws a figure: pip install -r requirements-bench.txt")
     if left := len(whole) - len(lines):
-        print(f"{left} rows need vectors of GloVe and are left out: give --glove=FILE")
+        print(f"{left} rows need vectors of GloVe and are left out: pass --glove=FILE")
     found = [(line, numbers_of(name, line, settings)) for line in lines]
     text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
     print(text)

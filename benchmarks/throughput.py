@@ -202,7 +202,7 @@ def update_peers(config: dict, settings) -> tuple[dict, int | None]:
         peers[NO_DROPOUT] = our_update(plain, rows)[0]
     if not peers:
         raise InputError(
-            f"none of --peers={','.join(wanted)} runs here: give {OURS}, torch, torch.compile,"
+            f"none of --peers={','.join(wanted)} runs here: use {OURS}, torch, torch.compile,"
             f" {OUTPUT!r} or {NO_DROPOUT!r}"
         )
     return peers, memory

@@ -92,7 +92,7 @@ def test_commands_that_evaluate(given, in_process, tmp_path):
     assert done.returncode == 2
     assert (
         done.stderr
-        == f"error: {tmp_path} holds no run (no config.json): give the --workdir of a run that"
+        == f"error: {tmp_path} holds no run (no config.json): use the --workdir of a run that"
         " train.py made\n"
     )
 

@@ -118,7 +118,7 @@ def test_names_of_workdirs(config, tmp_path):
 @pytest.mark.parametrize("name", ["a\\b", "[a]", "\udcfc"])
 def test_names_that_no_workdir_can_have(config, tmp_path, name):
     """Told before anything is written, as checkpoints would not be found again."""
-    with pytest.raises(InputError, match="give another name"):
+    with pytest.raises(InputError, match="use another name"):
         train(config(), tmp_path / name)
     assert not list(tmp_path.iterdir())
 

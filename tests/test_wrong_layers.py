@@ -44,7 +44,7 @@ IDS = np.arange(6, dtype=np.int32).reshape(ROWS, TIME)
 HIDDEN = np.linspace(-1, 1, 48, dtype=np.float32).reshape(ROWS, TIME, FEATURES)
 BANDS = [Band(np.ones((5, 8), "f")), Band(np.ones((15, 2), "f"), np.ones((2, 8), "f"))]
 CLUSTERS = Band(np.ones((1, 8), "f"))
-CURES = r"\b(give|pass|choose|make|must be|must have|use) \S|is not one of \w+(, \w+)+"
+CURES = r"\b(use|pass|choose|make|must be|must have|use) \S|is not one of \w+(, \w+)+"
 
 lookup = functools.partial(Lookup, vocabulary_size=WORDS, features=FEATURES)
 adaptive = functools.partial(

@@ -407,4 +407,4 @@ def _check_carry(carry, expected, rows, positions):
             f" body.initial_carry({rows})"
         )
     if positions is not None:
-        raise InputError("a carry continues every row as one segment: give no batch.segment_ids")
+        raise InputError("a carry continues every row as one segment: pass no batch.segment_ids")

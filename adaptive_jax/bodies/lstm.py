@@ -172,7 +172,7 @@ class LSTM(nn.Module):
         row_ids, segment_ids = ids_of(batch, rows, time)
         if carry and segment_ids is not None:
             raise InputError(
-                "a carry continues every row as one segment: give no batch.segment_ids, or the"
+                "a carry continues every row as one segment: pass no batch.segment_ids, or the"
                 " carry ()"
             )
         starts = None if segment_ids is None else positions_in_segments(segment_ids) == 0

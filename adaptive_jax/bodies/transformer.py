@@ -333,7 +333,7 @@ def _check_cache(cache, shape, batch):
         )
     if batch is not None and (batch.segment_ids is not None or batch.reset is not None):
         raise InputError(
-            "a cache continues every row as one segment: give no batch.segment_ids and no"
+            "a cache continues every row as one segment: pass no batch.segment_ids and no"
             " batch.reset"
         )
     length, seen = cache.keys.shape[2], 0

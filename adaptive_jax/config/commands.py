@@ -66,7 +66,7 @@ def workdir() -> tuple[Path, tuple]:
     """
     given = flags.FLAGS
     if not given.workdir:
-        raise InputError("--workdir is missing: give --workdir=DIRECTORY")
+        raise InputError("--workdir is missing: pass --workdir=DIRECTORY")
     place = path_of(given.workdir)
     check_reachable(place)
     return place, (given.coordinator, given.hosts, given.host) if "coordinator" in given else ()
@@ -206,7 +206,7 @@ def _parse(argv, positional):
     found, needed = len(rest) - 1, len(positional) - last.endswith("...]")
     if found < needed:
         raise InputError(
-            f"{positional[found]} is missing: give {' '.join(positional)}; --help explains them"
+            f"{positional[found]} is missing: use {' '.join(positional)}; --help explains them"
         )
     if found > needed and not last.endswith(("...", "...]")):
         raise InputError(
@@ -218,7 +218,7 @@ def _parse(argv, positional):
 def _flag_error(error):
     """absl's line about a flag in this project's words."""
     if found := re.match(r"flag --(\w+)=None: .* must have a value other than None", error):
-        return f"--{found[1]} is missing: give --{found[1]}={found[1].upper()}"
+        return f"--{found[1]} is missing: pass --{found[1]}={found[1].upper()}"
     if found := re.match(r"flag (--(\w+)=.*?): (.*)", error):
         flag = flags.FLAGS[found[2]]
         if values := getattr(flag.parser, "enum_values", None):

@@ -22,7 +22,7 @@ from adaptive_jax.errors import InputError, check_known, of_extra_train, one_lin
 with of_extra_train():
     from ml_collections import ConfigDict, config_flags
 
-CURE = "give --config=configs/NAME.py or configs/NAME.py:row"
+CURE = "pass --config=configs/NAME.py or configs/NAME.py:row"
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = "site-packages", "<", sysconfig.get_path("stdlib"), f"{PACKAGE}/"
 _files: dict[str, "_File"] = {}  # by the value of --config
@@ -126,11 +126,11 @@ def _check_group(key):
     """Raises InputError for a flag --config.KEY that ml_collections cannot read."""
     *outer, _ = key.split(".")
     if key in rows.GROUPS:
-        raise InputError(f"--config.{key} is a group: give --config.{key}.KEY=VALUE")
+        raise InputError(f"--config.{key} is a group: pass --config.{key}.KEY=VALUE")
     if outer:
         check_known(f"config.{'.'.join(outer)} of --config.{key}", ".".join(outer), rows.GROUPS)
     if not all(part.isidentifier() for part in key.split(".")):
-        raise InputError(f"--config.{key} is not a key: give --config.KEY=VALUE")
+        raise InputError(f"--config.{key} is not a key: pass --config.KEY=VALUE")
 
 
 def _without_config(arguments):

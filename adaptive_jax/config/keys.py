@@ -290,7 +290,7 @@ def _check_size(path, value):
         for each in value:
             _check_size(path, each)
     elif isinstance(value, int | float) and LARGEST < value < math.inf:
-        raise InputError(f"{path}={_short(value)} is too large: give at most {LARGEST:,}")
+        raise InputError(f"{path}={_short(value)} is too large: use at most {LARGEST:,}")
 
 
 def _short(value):
@@ -352,7 +352,7 @@ def check_allowed(config: Mapping, file: object) -> None:
         module, colon, _ = name.partition(":")
         if colon and module not in _allowed:
             raise ExternalClassError(
-                f"{file} has {group}.name={name!r}, code that is not part of adaptive_jax: give"
+                f"{file} has {group}.name={name!r}, code that is not part of adaptive_jax: pass"
                 f" --allow={module} to import and run it, if you trust it"
             )
 

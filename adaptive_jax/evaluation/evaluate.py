@@ -101,7 +101,7 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     ids = corpus.ids[split]
     if request.window > len(ids):
         raise InputError(
-            f"window={request.window} is longer than the {split} split, {len(ids)} tokens: give"
+            f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"
             " that or less"
         )
     words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
@@ -171,7 +171,7 @@ def _check_request(request):
     new_words = request.vocabulary != TRAIN and METHODS[request.method].new_words
     if request.down_weight != 1 and not new_words:
         raise InputError(
-            f"--down_weight={request.down_weight} is for new words: give --vocabulary=union and"
+            f"--down_weight={request.down_weight} is for new words: pass --vocabulary=union and"
             " a method other than dynamic, or leave it out"
         )
     return score
@@ -240,7 +240,7 @@ def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:
     data = config["data"] | ({} if path is None else {"path": path})
     if data["corpus"] == "text_files" and not data["path"]:
         raise InputError(
-            f"{workdir} names no text: give --data_path=DIR, a directory with {split}.txt"
+            f"{workdir} names no text: pass --data_path=DIR, a directory with {split}.txt"
         )
     return data
 

@@ -74,7 +74,7 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
     text = job.train(options.datastore or None)
     if np.array_equal(text[: len(job.ids)], job.ids):
         raise InputError(
-            "the datastore is the text to be scored, which would find itself: give another --split"
+            "the datastore is the text to be scored, which would find itself: use another --split"
             " or --datastore=DIR"
         )
     windows = job.windows
@@ -128,7 +128,7 @@ def open_datastore(
         size = 2 * len(ids) * run.config["body"]["features"]
         raise InputError(
             f"cannot write {folder}: {error.strerror}; make room for a datastore of about"
-            f" {size / 1e6:,.0f} MB, or give a smaller text by --datastore=DIR"
+            f" {size / 1e6:,.0f} MB, or use a smaller text by --datastore=DIR"
         ) from error
 
 

@@ -82,7 +82,7 @@ def make_clusters(
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if not np.array_equal(vocabulary.ranks, ids):
         raise InputError(
-            f"the {len(ids):,} words are not in order of frequency: give --config=FILE for those"
+            f"the {len(ids):,} words are not in order of frequency: pass --config=FILE for those"
             " of its corpus, or --vocabulary= of a run without clusters"
         )
     if way.cuts:
@@ -111,7 +111,7 @@ def _embeddings(vocabulary, source):
     """Ids of the words that have a vector, the vectors, and lines about them."""
     if not source:
         raise InputError(
-            "--embeddings is missing: give the workdir of a run, or a text file of vectors such as"
+            "--embeddings is missing: use the workdir of a run, or a text file of vectors such as"
             " GloVe's"
         )
     path, lower = Path(source).expanduser(), 0
@@ -152,7 +152,7 @@ def of_run(workdir, vocabulary):
     ids = np.array([i for i, word in enumerate(vocabulary.words) if word in rows])
     if not len(ids):
         raise InputError(
-            f"{workdir} has none of the {len(vocabulary):,} words: give a run on the same words"
+            f"{workdir} has none of the {len(vocabulary):,} words: use a run on the same words"
         )
     return ids, vectors[[rows[vocabulary.words[i]] for i in ids]]
 
@@ -164,7 +164,7 @@ def _vocabulary(path):
         return read_vocabulary(path / "vocabulary.txt" if path.is_dir() else path)
     if flags.FLAGS.config is None:
         raise InputError(
-            "--vocabulary is missing: give a vocabulary.txt or the workdir of a run, or"
+            "--vocabulary is missing: use a vocabulary.txt or the workdir of a run, or"
             " --config=FILE for its corpus"
         )
     from adaptive_jax.data.corpora.load import load
@@ -179,10 +179,10 @@ def main() -> None:
     if not output and given.config:
         output = config_flags.config()[0]["output"]["clusters"]
     if not output:
-        raise InputError("--output is missing: give --output=FILE")
+        raise InputError("--output is missing: pass --output=FILE")
     path = Path(output).expanduser()
     if path.exists():
-        raise InputError(f"--output={output} exists already: give another file, or remove it")
+        raise InputError(f"--output={output} exists already: use another file, or remove it")
     options = Clustering(**flag_values(Clustering))
     vocabulary = _vocabulary(given.vocabulary)
     header, ids, lines = make_clusters(vocabulary, options)

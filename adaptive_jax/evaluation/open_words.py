@@ -56,7 +56,7 @@ def _read(path):
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise InputError(
-            f"cannot read --vocabulary={path}: {reason}; give train, union, or a file with a word a"
+            f"cannot read --vocabulary={path}: {reason}; use train, union, or a file with a word a"
             " line"
         ) from None
     return [line.split()[0] for line in lines if line.strip()]

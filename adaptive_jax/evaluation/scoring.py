@@ -250,7 +250,7 @@ class Evaluation(NamedTuple):
             raise InputError(
                 f"{len(wrong):,} of {total:,} scores are not finite, the first of token"
                 f" {wrong[0]:,}: the model of step {step:,} diverged, is damaged or overflows in"
-                f" {dtype}; give another --checkpoint"
+                f" {dtype}; use another --checkpoint"
             )
         return with_uniform(nll, self.uniform, len(self.run.vocabulary))
 

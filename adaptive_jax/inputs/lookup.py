@@ -50,7 +50,7 @@ class Lookup(nn.Module):
         if self.init_range and self.init_deviation:
             raise InputError(
                 f"init_range={self.init_range} and init_deviation={self.init_deviation} exclude"
-                " each other: give one"
+                " each other: use one"
             )
         check_dtype(self.dtype)
 

@@ -75,7 +75,7 @@ def detect(content: object) -> Checkpoint | None:
     if (words := len(state["encoder.weight"])) > MAX_WORDS and not rest:
         raise InputError(
             f"the checkpoint has {words:,} words and no loss; above {MAX_WORDS:,} words the public"
-            " main.py splits the softmax, and its loss is a part of the model: give the model.pt,"
+            " main.py splits the softmax, and its loss is a part of the model: use the model.pt,"
             " which holds both"
         )
     return Checkpoint(options, dict(state))
@@ -102,7 +102,7 @@ def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: i
             raise InputError(
                 f"the checkpoint's loss splits {vocabulary_size:,} words at {cutoffs}: the last"
                 " class must have a word, and this one takes probability from all others without"
-                " any; give another model"
+                " any; use another model"
             )
         settings |= {"output.name": "adaptive", "output.table.cutoffs": cutoffs}
         if settings["output.table.name"] == "own":
@@ -124,7 +124,7 @@ def settings_of(state: Mapping[str, np.ndarray]) -> dict[str, object]:
     if not {*matrices} <= tensors.keys():
         raise InputError(
             f"{len(state)} tensors, among them {', '.join(sorted(state)[:4])}, must be a whole"
-            " AWD-LSTM: give encoder.weight, decoder.bias, and two matrices and two biases of each"
+            " AWD-LSTM: use encoder.weight, decoder.bias, and two matrices and two biases of each"
             " layer, rnns.0.weight_ih_l0 and so on"
         )
     return {

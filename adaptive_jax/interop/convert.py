@@ -32,7 +32,7 @@ def read_checkpoint(path: Path) -> tuple[Converter, Checkpoint]:
         if (checkpoint := converter.detect(content)) is not None:
             return converter, checkpoint
     names = ", or ".join(converter.name for converter in CONVERTERS)
-    raise InputError(f"{path} holds no model that can be converted: give {names}")
+    raise InputError(f"{path} holds no model that can be converted: use {names}")
 
 
 def convert(checkpoint: str, words: str, workdir: str) -> None:
@@ -45,7 +45,7 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     workdir = home_of(str(workdir), "OUT_WORKDIR").absolute()
     check_name(workdir)
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-        raise InputError(f"{workdir} already exists: give a new directory")
+        raise InputError(f"{workdir} already exists: use a new directory")
     try:
         converter, found = read_checkpoint(Path(checkpoint))
         vocabulary, state = converter.words(Path(words), found.state)
@@ -56,8 +56,7 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     except Exception as error:  # options and tensors can have any type and shape
         reason = f"{type(error).__name__} {one_line(error)}"[:150]
         raise InputError(
-            f"cannot convert {checkpoint} ({reason}): it is damaged or of another kind; give"
-            " another"
+            f"cannot convert {checkpoint} ({reason}): it is damaged or of another kind; use another"
         ) from error
     with new_directory(workdir) as directory:
         write_json(directory / "config.json", config)

@@ -137,7 +137,7 @@ def parse_list(options: Mapping, name: str) -> tuple:
         return tuple(value)
     except (ValueError, TypeError, SyntaxError):
         raise InputError(
-            f"the checkpoint's {name}={options[name]!r} is not a list of numbers: give another"
+            f"the checkpoint's {name}={options[name]!r} is not a list of numbers: use another"
             " checkpoint"
         ) from None
 
@@ -146,7 +146,7 @@ def unsupported(options: Mapping, names: list[str]) -> InputError:
     """The error about options whose values no layer here computes."""
     shown = ", ".join(f"{name}={options.get(name)!r}" for name in names)
     return InputError(
-        f"cannot convert the checkpoint's {shown}: no layer of this project computes that; give"
+        f"cannot convert the checkpoint's {shown}: no layer of this project computes that; use"
         " another model"
     )
 

@@ -56,7 +56,7 @@ def _new(output):
     """The path of a directory that does not exist yet, or is empty."""
     path = path_of(output)
     if names_in(path) or (not in_store(path) and os.path.lexists(path) and not path.is_dir()):
-        raise InputError(f"--output={output} already exists: give a new directory")
+        raise InputError(f"--output={output} already exists: use a new directory")
     check_name(path)
     return path
 

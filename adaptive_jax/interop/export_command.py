@@ -40,7 +40,7 @@ def main():
     from adaptive_jax.parallel import hosts
 
     if not OUTPUT.value:
-        raise InputError("--output is missing: give --output=DIRECTORY")
+        raise InputError("--output is missing: pass --output=DIRECTORY")
     shape = Shape(ROWS.value, WINDOW.value) if FORMAT.value == "stablehlo" else None
     workdir, others = commands.workdir()
     hosts.initialize(*others)

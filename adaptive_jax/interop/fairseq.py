@@ -209,7 +209,7 @@ def _check(options, state):
     arch = options.get("arch")
     if not str(arch).startswith("transformer_lm"):
         raise InputError(
-            f"the checkpoint's arch={arch!r} is not a transformer_lm: give a language model trained"
+            f"the checkpoint's arch={arch!r} is not a transformer_lm: use a language model trained"
             " with fairseq"
         )
     wrong = [

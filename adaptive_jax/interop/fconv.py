@@ -146,7 +146,7 @@ def blocks_of(layers: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], 
         if residual not in (0, len(block) // 2):
             raise InputError(
                 f"decoder_layers: a residual of {residual} after {len(block) // 2} layers of a"
-                " block is not known here: give layers whose residual leads back to the one before"
+                " block is not known here: use layers whose residual leads back to the one before"
             )
         if residual:
             blocks, block = [*blocks, block], ()

@@ -119,7 +119,7 @@ def read(path: Path):
         raise InputError(f"{path}: {error}") from None
     except OSError as error:
         raise InputError(
-            f"cannot read {path}: {error.strerror or error}; give the path of a checkpoint"
+            f"cannot read {path}: {error.strerror or error}; use the path of a checkpoint"
         ) from None
     except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
         # "list index out of range" says nothing to a user.

@@ -40,7 +40,7 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
     if wrong or not tails:
         raise InputError(
             f"a state of {_listed(arrays)} must have head.weight, tail.i.0.weight and"
-            " tail.i.1.weight: give the state_dict() of torch.nn.AdaptiveLogSoftmaxWithLoss"
+            " tail.i.1.weight: use the state_dict() of torch.nn.AdaptiveLogSoftmaxWithLoss"
         )
     head, bias = arrays["head.weight"], arrays.get("head.bias")
     projections, tables = ([arrays[name] for name in known[i::2]] for i in (0, 1))
@@ -56,7 +56,7 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
         if name in arrays and arrays[name].shape != shape:
             raise InputError(
                 f"{name} of shape {list(arrays[name].shape)} must be {list(shape)} to fit the"
-                " others: give the state of one module"
+                " others: use the state of one module"
             )
     sizes = [words, *map(len, tables)]
     *cutoffs, vocabulary_size = itertools.accumulate(sizes)
@@ -98,7 +98,7 @@ def to_torch(softmax) -> dict[str, np.ndarray]:
     """
     (head, *tails), clusters = softmax.arrays()
     if not tails:
-        raise InputError("a softmax of 1 band must have cutoffs for torch's module: give some")
+        raise InputError("torch's module must have cutoffs, and a softmax of 1 band has none")
     if head.projection is not None:
         raise InputError(
             f"a head with a projection {list(head.projection.shape)} must have none for torch's"
@@ -133,7 +133,7 @@ def _factor(features, widths):
             return factor
     raise InputError(
         f"tails of widths {_listed(widths)} must be those of a whole div_value for {features}"
-        " features: give them as bands to adaptive_cross_entropy"
+        " features: pass them to adaptive_cross_entropy as bands"
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 
-DICTIONARY = "give the dict.txt of the checkpoint"
+DICTIONARY = "use the dict.txt of the checkpoint"
 CORPUS = (
-    "give the directory of train.txt, valid.txt and test.txt that the model was trained with, or a"
+    "use the directory of train.txt, valid.txt and test.txt that the model was trained with, or a"
     " file with one word a line"
 )
 
@@ -121,7 +121,7 @@ def fairseq_words(
     if size not in (0, len(vocabulary)):
         raise InputError(
             f"{path} has {len(vocabulary):,} words, including fairseq's own four, and the"
-            f" checkpoint {size:,}: give the dict.txt that the model was trained with"
+            f" checkpoint {size:,}: use the dict.txt that the model was trained with"
         )
     return vocabulary, state
 

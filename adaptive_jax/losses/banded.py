@@ -55,8 +55,8 @@ __all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "pr
 NARROW = 32
 
 ONCE = (
-    "this loss has no second derivative: for one, give"
-    " optax.softmax_cross_entropy_with_integer_labels all logits"
+    "this loss has no second derivative: for one, use"
+    " optax.softmax_cross_entropy_with_integer_labels on all logits"
 )
 
 
@@ -117,7 +117,7 @@ def loss_and_report(
     call = Call(hidden, targets, weights, bands, clusters, settings, probs)
     if settings.tail_dropout and seeds is None:
         raise InputError(
-            f"tail_dropout={settings.tail_dropout} needs seeds: give dropout.row_seeds(key, numbers"
+            f"tail_dropout={settings.tail_dropout} needs seeds: use dropout.row_seeds(key, numbers"
             " of the tokens)"
         )
     if settings.tail_dropout:

@@ -20,7 +20,7 @@ from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.products import sum_dtype
 
 NO_GRADIENT = (
-    "z_loss, soft_cap and target_probs have no gradient here: give jax.lax.stop_gradient of them"
+    "z_loss, soft_cap and target_probs have no gradient here: use jax.lax.stop_gradient of them"
 )
 
 
@@ -165,7 +165,7 @@ def validate_bands(
     if (clusters is None) == bool(tails):
         raise InputError(
             f"clusters={'None' if clusters is None else 'Band(...)'} does not fit {tails + 1}"
-            " bands: give a Band whose table has a row for every band but the first; None with one"
+            " bands: use a Band whose table has a row for every band but the first; None with one"
         )
     empty = tails and np.shape(head.table)[:-1] == (0,)  # a head of clusters alone
     head = _checked("bands[0]", head, "features", 0 if empty else "words")

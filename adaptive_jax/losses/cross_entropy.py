@@ -214,14 +214,14 @@ def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     if reduction == "none":
         if axes:
-            raise InputError(f"token_axes={axes} sum no reduction='none': give 'mean' or 'sum'")
+            raise InputError(f"token_axes={axes} sum no reduction='none': use 'mean' or 'sum'")
         each, report = banded.losses_and_report(*given, probs)
         return (each, report) if settings.reports else each
     total, report, count = banded.loss_and_report(*given, seeds, probs)
     if axes:
         if not set(axes) <= axes_of((hidden, targets)):
             raise InputError(
-                f"token_axes={axes} cut no tokens here: give jax.shard_map in_specs that do, and"
+                f"token_axes={axes} cut no tokens here: use jax.shard_map in_specs that do, and"
                 " leave its check_vma on"
             )
         total = lax.psum(total, axes)

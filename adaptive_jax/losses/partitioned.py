@@ -117,7 +117,7 @@ def _mesh(tree):
     if len(set(kinds.values())) > 1:
         named = ", ".join(f"{name}: {kind.name}" for name, kind in kinds.items())
         raise InputError(
-            f"axes of the mesh around this loss must have one type, got {named}: give"
+            f"axes of the mesh around this loss must have one type, got {named}: use"
             " jax.shard_map all axes (no axis_names), or jax.make_mesh equal axis_types"
         )
     if mesh.empty:

@@ -40,7 +40,7 @@ def words_of(
         for some, most in zip(words, rows, strict=False)
     ):
         raise InputError(
-            f"words={words} do not fit bands that have {rows} rows on {devices} device(s): give at"
+            f"words={words} do not fit bands that have {rows} rows on {devices} device(s): use at"
             " most those"
         )
     return words
@@ -65,7 +65,7 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
             )
         if axis_name not in tables:
             raise InputError(
-                f"axis_name={axis_name!r} cuts no table: give shard_map in_specs that do, and leave"
+                f"axis_name={axis_name!r} cuts no table: use shard_map in_specs that do, and leave"
                 " its check_vma on"
             )
     axes = tokens | tables

@@ -64,7 +64,7 @@ def ids(what: str, values, count: int, *sizes, weights=None, ignored=None) -> ja
         if wrong.any():
             place = tuple(map(int, np.argwhere(wrong)[0]))
             raise InputError(
-                f"{what}{list(place)}={known[place]} does not exist: give ids from 0 to {count - 1}"
+                f"{what}{list(place)}={known[place]} does not exist: use ids from 0 to {count - 1}"
             )
     return array if array.dtype in (jnp.int32, jnp.int64) else array.astype(jnp.int32)
 
@@ -114,9 +114,9 @@ def _check_sizes(what, array, sizes):
     fits = len(found) == len(wanted)
     if not fits or any(isinstance(b, int) and a != b for a, b in zip(found, wanted, strict=True)):
         names = ", ".join("..." if size is ... else str(size) for size in sizes)
-        raise InputError(f"{what} of shape {list(array.shape)} do not fit: give [{names}]")
+        raise InputError(f"{what} of shape {list(array.shape)} do not fit: use [{names}]")
     if not array.size:
-        raise InputError(f"{what} of shape {list(array.shape)} are empty: give at least one")
+        raise InputError(f"{what} of shape {list(array.shape)} are empty: use at least one")
 
 
 def _known(values):

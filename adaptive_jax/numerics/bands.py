@@ -71,12 +71,12 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
         if before >= after and after == vocabulary_size:
             raise InputError(
                 f"cutoff {before:,} is not below the vocabulary size {vocabulary_size:,}: "
-                "give cutoffs that leave at least one word for the last band"
+                "use cutoffs that leave at least one word for the last band"
             )
         if before >= after:
             raise InputError(
                 f"cutoffs {tuple(cutoffs)} do not increase from 1: {after:,} follows {before:,};"
-                " give them in rising order"
+                " use them in rising order"
             )
     return [after - before for before, after in itertools.pairwise(ends)]
 
@@ -93,7 +93,7 @@ def band_widths(width: int, factor: int, bands: int) -> list[int]:
     if widths[-1] < 1:
         raise InputError(
             f"{bands} bands of factor {factor} leave the last band no width of {width}: "
-            "give fewer cutoffs, a smaller factor or a larger width"
+            "use fewer cutoffs, a smaller factor or a larger width"
         )
     return widths
 

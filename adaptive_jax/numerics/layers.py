@@ -40,7 +40,7 @@ def from_lexicon(layer: nn.Module, name: str, words: int, blank: Callable):
     """
     if not (layer.is_initializing() or layer.has_variable("lexicon", name)):
         raise InputError(
-            f"{type(layer).__name__} needs the {name} of its words: give apply"
+            f"{type(layer).__name__} needs the {name} of its words: pass apply"
             ' {"params": ..., "lexicon": lexicon(...)}'
         )
     found = layer.variable("lexicon", name, blank).value

@@ -61,7 +61,7 @@ class Differentiated(nn.Module):
             most = widths[0] * features // sum(widths)
             raise InputError(
                 f"slices of {', '.join(map(str, widths))} do not fit hidden states of {features}:"
-                f" give output.table.width={most} or less"
+                f" use output.table.width={most} or less"
             )
         return bands
 

@@ -262,7 +262,7 @@ class Hierarchical(Softmax):
             )
         if self.classes > words:
             raise InputError(
-                f"output.classes={self.classes} is more than the {words} words: give fewer"
+                f"output.classes={self.classes} is more than the {words} words: use fewer"
             )
         if len(bands) == 1:
             classes = self.classes or round(math.sqrt(words))
@@ -312,7 +312,7 @@ class AdaptiveSoftmax(Softmax):
             if missing := [name for name in names[:2] if name not in given]:
                 raise InputError(
                     f"table=None needs vocabulary_size and features, and {missing[0]} is missing:"
-                    " give both, or a table such as TiedTable(...)"
+                    " use both, or a table such as TiedTable(...)"
                 )
             # Without a parent, the table is adopted by this layer, wherever that is made.
             self.table = OwnTable(**given, parent=None)

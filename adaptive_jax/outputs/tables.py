@@ -36,7 +36,7 @@ def check_bands(name: str, module) -> None:
     """Raises InputError if the `table` of an output, or the `source` of a table, has no bands."""
     if not hasattr(module, "bands"):
         cure = {"table": "OwnTable(...) or TiedTable(...)", "source": "an AdaptiveInput(...)"}
-        raise InputError(f"{name}={module!r} has no bands(): give {cure[name]}")
+        raise InputError(f"{name}={module!r} has no bands(): use {cure[name]}")
 
 
 def one_band(bands: list[Band]) -> list[Band]:
@@ -153,7 +153,7 @@ class TiedTable(nn.Module):
         if self.features is None:
             raise InputError(
                 f"features=None needs a source that has features, and {type(self.source).__name__}"
-                " has none: give the width of the hidden states"
+                " has none: use the width of the hidden states"
             )
         check_at_least(1, features=self.features)
 
@@ -173,7 +173,7 @@ class TiedTable(nn.Module):
             if projection is not None and projection.shape[1] != self.features:
                 raise InputError(
                     f"features={self.features} does not fit the source, whose band {i} has"
-                    f" projections to {projection.shape[1]}: give features={projection.shape[1]},"
+                    f" projections to {projection.shape[1]}: use features={projection.shape[1]},"
                     " or share_projections=False"
                 )
         tables = [band.table for band in bands]

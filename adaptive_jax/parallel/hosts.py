@@ -31,7 +31,7 @@ MEETING = 300  # seconds in which all hosts must have started
 ENDING = 10  # seconds in which all hosts must have ended
 WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
-BY_FLAGS = "give --coordinator=HOST:PORT, --hosts=N and --host=I to each"
+BY_FLAGS = "pass --coordinator=HOST:PORT, --hosts=N and --host=I to each"
 # All that jax reads of SLURM's variables
 SLURM = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
 
@@ -85,7 +85,7 @@ def _named(coordinator, hosts, host):
     shown = f"--coordinator={coordinator} --hosts={hosts} --host={host}"
     if coordinator is None or hosts is None or host is None:
         raise InputError(
-            f"{shown}: give --coordinator=HOST:PORT, --hosts=N and --host=I, all three or none"
+            f"{shown}: pass --coordinator=HOST:PORT, --hosts=N and --host=I, all three or none"
         )
     port = re.fullmatch(r".+:(\d+)", coordinator)
     if not port or not 0 < int(port[1]) < 2**16:

@@ -119,7 +119,7 @@ def propose(
     if bands * smallest > words:
         raise InputError(
             f"bands={bands} of smallest={smallest:,} words need more than the {words:,} words there"
-            f" are: give at most bands={words // smallest:,}"
+            f" are: use at most bands={words // smallest:,}"
         )
     ends = np.append(_candidates(words, smallest * np.arange(1, bands), also), words)
     best = np.where(ends >= smallest, _flops(0, 0, ends, reached, widths, workload), np.inf)

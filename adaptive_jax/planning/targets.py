@@ -75,7 +75,7 @@ def _gpus(name, kind, grid):
     sizes = grid.split("x") if grid else ["1"]
     if len(sizes) > 2:
         raise InputError(
-            f"--target={name}: give a number of GPUs, as in {kind}:8, or hosts and GPUs of each, as"
+            f"--target={name}: use a number of GPUs, as in {kind}:8, or hosts and GPUs of each, as"
             f" in {kind}:2x8"
         )
     # The plugin refuses to start without cuBLAS and cuDNN, which only running a program takes.
@@ -93,7 +93,7 @@ def _gpus(name, kind, grid):
 
 def _tpus(name, kind, grid):
     if not grid:
-        raise InputError(f"--target={name}: give the shape of the grid of chips, as in {kind}:2x2")
+        raise InputError(f"--target={name}: use the shape of the grid of chips, as in {kind}:2x2")
     for variable, value in NO_TPU.items():
         os.environ.setdefault(variable, value)
     try:

@@ -45,14 +45,14 @@ class TextFiles:
 def _open(name):
     if name == STDIN:
         if sys.stdin is None:
-            raise InputError("standard input is closed: give a file, or text through a pipe")
+            raise InputError("standard input is closed: use a file, or text through a pipe")
         return sys.stdin.buffer
     try:
         return Path(name).expanduser().open("rb")
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise InputError(
-            f"cannot read {name}: {reason}; give a file, or - for standard input"
+            f"cannot read {name}: {reason}; use a file, or - for standard input"
         ) from None
 
 

@@ -71,7 +71,7 @@ def main() -> None:
     options = options._replace(avoid=[word for word in options.avoid if word])
     options.check()
     if PROMPT.value and PROMPTS.value:
-        raise InputError("--prompt and --prompts are both given: give one of them")
+        raise InputError("--prompt and --prompts are both given: use one of them")
     prompts = PROMPT.value
     if not prompts:
         asks = not PROMPTS.value and sys.stdin.isatty()
@@ -80,7 +80,7 @@ def main() -> None:
     for prompt in prompts:
         show(Writer(model.decoder, model.lines, prompt, options), prompt, options.samples)
     if prompt is None:
-        raise InputError("there is no prompt: give --prompt=TEXT, or text on stdin")
+        raise InputError("there is no prompt: pass --prompt=TEXT, or text on stdin")
 
 
 def show(writer, prompt: str, samples: int) -> None:

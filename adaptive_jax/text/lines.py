@@ -83,7 +83,7 @@ class Lines(NamedTuple):
             if missing is not None:
                 cure = f"which has no {UNKNOWN}: leave it out, or train with data.threshold=2"
                 if vocabulary.unit == "token":
-                    cure = f"which reads ids: give 0 to {len(vocabulary) - 1}, separated by spaces"
+                    cure = f"which reads ids: use 0 to {len(vocabulary) - 1}, separated by spaces"
                 raise InputError(
                     f"{missing[:60]!r} is not one of the {len(vocabulary):,} {vocabulary.unit}s of"
                     f" this run, {cure}"

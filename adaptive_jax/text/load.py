@@ -81,7 +81,7 @@ class LoadedModel:
         for line in self.score(lines, context_from, **options):
             total, words = total + line.log_prob, words + len(line.words)
         if not words:
-            raise InputError("there are no lines to take the perplexity of: give text")
+            raise InputError("there are no lines to take the perplexity of: use text")
         return perplexity(-total / words)
 
     def embeddings(self, words: Sequence[str]) -> np.ndarray:
@@ -94,7 +94,7 @@ class LoadedModel:
         is_list = isinstance(words, Sequence | np.ndarray) and not isinstance(words, str)
         if not is_list or not all(isinstance(word, str) for word in words):
             raise InputError(
-                f"words must be a list of strings, got {words!r:.40}: give [word], or text.split()"
+                f"words must be a list of strings, got {words!r:.40}: use [word], or text.split()"
             )
         ids, lengths = self.lines.tokens(words)
         for word, token, length in zip(words, ids, lengths, strict=False):
@@ -172,7 +172,7 @@ def load(workdir: str | os.PathLike, checkpoint: str | int = "best") -> LoadedMo
         InputError: not a path; no run or checkpoint there.
     """
     if not isinstance(workdir, str | os.PathLike):
-        raise InputError(f"workdir must be a path, got {workdir!r:.40}: give a run's directory")
+        raise InputError(f"workdir must be a path, got {workdir!r:.40}: use a run's directory")
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
     try:

@@ -105,7 +105,7 @@ def fit(groups: Sequence[Sequence[Hypothesis]], references: Sequence[str], metri
     """
     if len(references) != len(groups):
         raise InputError(
-            f"there are {len(references):,} references and {len(groups):,} n-best lists: give one"
+            f"there are {len(references):,} references and {len(groups):,} n-best lists: use one"
             " line for each"
         )
     counts, value = METRICS[metric]

@@ -105,6 +105,6 @@ class Options(NamedTuple):
             raise InputError(f"top_p={self.top_p!r} must be in (0, 1]")
         if self.beams and self.beams < self.samples:
             raise InputError(
-                f"samples={self.samples} are more than beams={self.beams}: give more beams or fewer"
+                f"samples={self.samples} are more than beams={self.beams}: use more beams or fewer"
                 " samples"
             )

@@ -128,7 +128,7 @@ def check_flags() -> None:
             raise InputError(f"--{flag.name} is {cure}")
     if NBEST.value and CONTEXT_FROM.value == "previous":
         raise InputError(
-            "--context_from=previous is not for --nbest, whose texts are alternatives: give a FILE,"
+            "--context_from=previous is not for --nbest, whose texts are alternatives: use a FILE,"
             " or leave it out"
         )
     if NBEST.value and REFERENCES.value is None and WEIGHT.value is None:
@@ -163,10 +163,10 @@ def checked(scored: Iterable) -> Iterator:
         infinite += int((~np.isfinite(line.log_probs)).sum())
         yield line
     if not lines:
-        raise InputError("there is no text to score: give files, or lines through a pipe")
+        raise InputError("there is no text to score: use files, or lines through a pipe")
     if infinite:
         raise InputError(
-            f"{infinite:,} of {words:,} words have no finite score: the model has diverged; give"
+            f"{infinite:,} of {words:,} words have no finite score: the model has diverged; use"
             " another --checkpoint"
         )
     if unseen > MANY * words:

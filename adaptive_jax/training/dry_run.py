@@ -100,14 +100,14 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
     ):
         raise InputError(
             "batches.layout='streams' needs a body that carries its state on, and"
-            f" body.name={config['body']['name']!r} does not: give batches.layout=packed, or a body"
+            f" body.name={config['body']['name']!r} does not: use batches.layout=packed, or a body"
             " such as awd_lstm"
         )
     sparse.optimizer(config, model)
     if config["evaluate_every"] == 0 and (group := optim.waits(config)):
         raise InputError(
             f"evaluate_every=0 with {group}.name={config[group]['name']!r}, which waits for"
-            " evaluations: give evaluate_every=500"
+            " evaluations: use evaluate_every=500"
         )
     if devices is not None:
         divide_update(config, devices)

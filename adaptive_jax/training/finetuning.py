@@ -38,12 +38,12 @@ def check_origin(config: Mapping, workdir: Path) -> None:
     """
     for key in "init_checkpoint", "init_words":
         if not config["init_from"] and (given := config[key]) != getattr(General, key):
-            raise InputError(f"{key}={given} needs init_from: give --init_from=RUN, too")
+            raise InputError(f"{key}={given} needs init_from: pass --init_from=RUN, too")
     if config["init_from"] and not has_checkpoints(workdir):
         origin = path_of(config["init_from"])
         if not (origin / "config.json").exists():
             raise InputError(
-                f"init_from={config['init_from']} holds no run (no config.json): give the workdir"
+                f"init_from={config['init_from']} holds no run (no config.json): use the workdir"
                 " of a run"
             )
         checkpoint_step(origin, config["init_checkpoint"])
@@ -172,7 +172,7 @@ def _check_same_model(origin, old, new):
             )
             raise InputError(
                 f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is"
-                f" {there}, and here {here}: only the vocabulary may differ, so give the settings"
+                f" {there}, and here {here}: only the vocabulary may differ, so use the settings"
                 " of that run for input, body and output"
             )
 

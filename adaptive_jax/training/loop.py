@@ -143,7 +143,7 @@ class Training:
             if step > config["steps"]:
                 raise InputError(
                     f"{workdir} has done {step:,} updates, more than steps={config['steps']:,}:"
-                    f" give steps={step} or more, or another --workdir"
+                    f" use steps={step} or more, or another --workdir"
                 )
             restore = functools.partial(self.checkpoints.restore, step)
             self.state = restored_state(shapes, step, restore)

@@ -123,7 +123,7 @@ def _split(data: dict) -> list[str]:
         return []
     if not data["path"]:
         raise InputError(
-            "configs/own_text.py needs a text: give --config.data.path=DIR, with train.txt,"
+            "configs/own_text.py needs a text: pass --config.data.path=DIR, with train.txt,"
             " valid.txt and test.txt in it or one text file"
         )
     file = single_file(data["path"])

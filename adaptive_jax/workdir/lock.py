@@ -45,7 +45,7 @@ def locked(workdir: Path) -> Iterator[None]:
         if sharding.sum_over_hosts(busy is not None):
             raise InputError(
                 f"{workdir} is in use by the training of {busy or 'another process'}: wait for its"
-                " end, or give another --workdir"
+                " end, or use another --workdir"
             )
         yield
     finally:

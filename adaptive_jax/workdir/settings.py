@@ -109,7 +109,7 @@ def read_config(workdir: Path) -> dict:
             raise ValueError("it holds no config")
     except FileNotFoundError:
         raise InputError(
-            f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py"
+            f"{workdir} holds no run (no config.json): use the --workdir of a run that train.py"
             " made"
         ) from None
     except (ValueError, RecursionError) as error:
@@ -202,11 +202,11 @@ def check_name(workdir: Path) -> None:
     name = str(absolute(workdir))
     # Bytes that Python could not decode.
     if any("\udc80" <= character <= "\udcff" for character in name):
-        raise InputError(f"--workdir={name} is not UTF-8: give another name, or set LANG=C.UTF-8")
+        raise InputError(f"--workdir={name} is not UTF-8: use another name, or set LANG=C.UTF-8")
     for character in "\\[":
         if character in name:
             raise InputError(
-                f"--workdir={name} has a {character} in it, which checkpoints cannot: give another"
+                f"--workdir={name} has a {character} in it, which checkpoints cannot: use another"
                 " name"
             )
 
@@ -223,7 +223,7 @@ def check_place(workdir: Path) -> None:
     check_name(workdir)
     if is_exported(workdir):
         raise InputError(
-            f"{workdir} holds an exported model, which cannot be trained on: give another"
+            f"{workdir} holds an exported model, which cannot be trained on: use another"
             f" --workdir, and --init_from={workdir} to start from its parameters"
         )
     if hosts.first():
@@ -232,7 +232,7 @@ def check_place(workdir: Path) -> None:
         return
     if has_checkpoints(workdir):
         raise InputError(
-            f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir"
+            f"{workdir} has checkpoints and no config.json: restore it, or use another --workdir"
         )
     others = (name for name in names_in(workdir) if not name.startswith(BEFORE_CONFIG))
     if other := min(others, default=""):
@@ -324,7 +324,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     deadline = time.monotonic() + VISIBLE
     while not (workdir / "config.json").exists():
         if time.monotonic() > deadline:
-            cure = "give a --workdir on a disk that they share, or a URL of gs:// or s3://"
+            cure = "use a --workdir on a disk that they share, or a URL of gs:// or s3://"
             raise InputError(f"{workdir} is not the same on all hosts: {cure}")
         time.sleep(1)
     check_same_run(workdir, config)

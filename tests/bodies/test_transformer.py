@@ -104,7 +104,7 @@ def test_learned_positions_have_an_end():
     """
     body = make(positions="learned", max_positions=TIME)
     says = (
-        f"has {TIME} positions and cannot read {TIME + 1} tokens at once: give fewer, as by"
+        f"has {TIME} positions and cannot read {TIME + 1} tokens at once: use fewer, as by"
         f" --window={TIME}, or train with body"
     )
     with pytest.raises(InputError, match=says):
@@ -135,7 +135,7 @@ def test_full_cache_is_an_error_and_never_silent():
             hidden, begun = apply(body, params, VECTORS[:, 2:4], begun)
             assert jnp.isnan(hidden).all()
     for given in "segment_ids", "reset":  # which a cache cannot follow
-        with pytest.raises(InputError, match=f"give no .*batch.{given}"):
+        with pytest.raises(InputError, match=f"pass no .*batch.{given}"):
             body.apply(
                 params,
                 VECTORS,

@@ -242,7 +242,7 @@ def test_a_config_file_that_is_refused(tmp_path, text, row, says):
 @pytest.mark.parametrize(
     "place, says",
     [
-        ("none.py", "--config=none.py: there is no such file as none.py; give --config=configs/"),
+        ("none.py", "--config=none.py: there is no such file as none.py; pass --config=configs/"),
         ("", "--config is empty"),
         ("configs", "--config=configs cannot be read: Is a directory"),
         ("a\0b.py", "cannot be read: embedded null byte"),

@@ -114,7 +114,7 @@ def test_code_of_a_workdir_runs_only_if_allowed(run, quick_command, line):
     done = quick_command("-m", "adaptive_jax", *line, cwd=run, given="the t0w0\n")
     assert done.returncode == 2 and "imported" not in done.stdout
     assert done.stderr.endswith(
-        "give --allow=my_toys.layers to import and run it, if you trust it\n"
+        "pass --allow=my_toys.layers to import and run it, if you trust it\n"
     )
     if line[0] != "report":
         line = [*line, "--allow=my_toys.layers"]

@@ -213,7 +213,7 @@ def test_impossible_settings_are_named():
     for wrong, says in [
         ({"context": 4}, "window=4 must be greater than context=4"),
         ({"context": -1}, "window=4 .* context=-1"),
-        ({"break_mode": "eos"}, "context=1 .* batches.break_mode='eos' .*give context 0"),
+        ({"break_mode": "eos"}, "context=1 .* batches.break_mode='eos' .*use context 0"),
         ({"rows": 0}, "rows=0 must be 1"),
         (
             {"layout": "pack"},

@@ -229,7 +229,7 @@ def test_the_command(method, tmp_path, quick_command):
     if method == "frequency":
         assert order.tolist() == list(range(240))
         again = quick_command("-m", "adaptive_jax", "clusters", "--clusters=2", *read)
-        assert again.returncode == 2 and "c.txt exists already: give another" in again.stderr
+        assert again.returncode == 2 and "c.txt exists already: use another" in again.stderr
         assert read_clusters(tmp_path / "c.txt", WORDS)[0] == header
 
 
@@ -280,7 +280,7 @@ def test_words_in_another_order_than_by_frequency():
     corpus.
     """
     turned = Vocabulary(WORDS.words[::-1], WORDS.counts[::-1])
-    with pytest.raises(InputError, match="words are not in order of frequency: give --config"):
+    with pytest.raises(InputError, match="words are not in order of frequency: pass --config"):
         make_clusters(turned, Clustering("frequency"))
 
 

@@ -83,7 +83,7 @@ def test_a_cut_that_fails_leaves_what_was_there(text, tmp_path):
     cut(text, tmp_path / "docs", (5, 5, 5))  # an empty one is new
     before = (tmp_path / "docs" / "train.txt").read_bytes()
     for output in tmp_path / "docs", text:
-        with pytest.raises(InputError, match=rf"--output={output} exists already: give a new"):
+        with pytest.raises(InputError, match=rf"--output={output} exists already: use a new"):
             cut(text, output, (10, 5, 5))
     assert (tmp_path / "docs" / "train.txt").read_bytes() == before
 
@@ -221,7 +221,7 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
         (["--output=out"], "TEXT"),
         (
             ["TEXT", "--output=out", "--words=3,5"],
-            "--words and --lines must be three numbers, 1 or more, got 3,5: give",
+            "--words and --lines must be three numbers, 1 or more, got 3,5: use",
         ),
         (["TEXT", "--output=out", "--lines=3,x,5"], "must be three numbers, 1 or more, got 3,x,5"),
         (["TEXT", "--output=out", "--words=3,5,0"], "must be three numbers, 1 or more, got 3,5,0"),

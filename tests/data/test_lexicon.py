@@ -236,8 +236,8 @@ def test_a_wrong_file_is_told(tmp_path, content, says):
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (lambda wordnet, tmp: check_lexicon(str(tmp / "none")), "none' does not exist: give"),
-        (lambda wordnet, tmp: check_lexicon(str(tmp)), "has no lexnames: give a directory"),
+        (lambda wordnet, tmp: check_lexicon(str(tmp / "none")), "none' does not exist: use"),
+        (lambda wordnet, tmp: check_lexicon(str(tmp)), "has no lexnames: use a directory"),
         (lambda wordnet, tmp: read_entries(VOCABULARY, ""), "input.lexicon is empty"),
         (lambda wordnet, tmp: read_entries(UNITS, str(wordnet)), "set data.codes=0"),
         (lambda wordnet, _: relations(VOCABULARY, str(wordnet), 3, "papr"), "Did you mean"),

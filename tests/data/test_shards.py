@@ -142,7 +142,7 @@ def test_a_giant_line(tmp_path, monkeypatch):
     others = dict.fromkeys(["cat", "sat", "on", "mat"], 10_000)
     assert counts == {"the": 20_000, "<eos>": 1} | others
     assert len(list((tmp_path / "made").glob("*.npz"))) == 8
-    with pytest.raises(InputError, match=r"text\.txt: a word of more than 32,768 bytes; give text"):
+    with pytest.raises(InputError, match=r"text\.txt: a word of more than 32,768 bytes; use text"):
         made_of(b"a" * (3 << 15), tmp_path)
 
 

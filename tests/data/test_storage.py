@@ -222,7 +222,7 @@ def test_an_interrupted_copy_is_none(url):
 def test_a_complete_copy_is_not_overwritten(url):
     """And ids of 0, which an array may leave out as its fill value, are not lost."""
     stored.copy(Corpus(VOCABULARY, {"train": np.zeros(3 * SHARD, np.int32)}), url)
-    with pytest.raises(InputError, match="already holds a corpus: give another URL"):
+    with pytest.raises(InputError, match="already holds a corpus: use another URL"):
         stored.copy(Corpus(VOCABULARY, {"train": ids_of(10, seed=1)}), url)
     np.testing.assert_array_equal(
         stored.open(url, splits=("train",)).ids["train"][:], np.zeros(3 * SHARD)
@@ -267,7 +267,7 @@ def test_a_place_closed_to_writing(tmp_path, server):
     """A file in the way, and an address that can only be read."""
     (tmp_path / "file").write_text("")
     for closed in f"file://{tmp_path}/file/x", f"{server[0]}/x":
-        with pytest.raises(InputError, match=rf"^cannot write {closed}: .*; give a URL"):
+        with pytest.raises(InputError, match=rf"^cannot write {closed}: .*; use a URL"):
             stored.copy(Corpus(VOCABULARY, {"train": ids_of(5)}), closed)
 
 

@@ -172,14 +172,12 @@ def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple, 
 
 
 def test_what_streams_refuse():
-    with pytest.raises(
-        InputError, match="batches.break_mode='eos' breaks it: give break_mode none"
-    ):
+    with pytest.raises(InputError, match="batches.break_mode='eos' breaks it: use break_mode none"):
         TrainingBatches(np.arange(9, dtype=np.int32), EOS, Layout(4, "eos", "streams"), 1)
     with pytest.raises(
         InputError,
         match=(
-            "context=3 is not for one row of batches.layout='streams'.*give context 0, or --rows=2"
+            "context=3 is not for one row of batches.layout='streams'.*use context 0, or --rows=2"
         ),
     ):
         windows(np.arange(9), EOS, Windows(4, 3, "none", "streams", 1))

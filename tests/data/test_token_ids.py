@@ -65,7 +65,7 @@ def test_order_by_frequency_and_back():
     assert (np.diff(counts[back]) <= 0).all() and back[ranks].tolist() == list(range(SIZE))
     assert np.array_equal(back[ranks[ids]], ids)
     assert frequency_order([1, 2, 1, 2]).ids.tolist() == [1, 3, 0, 2]
-    with pytest.raises(InputError, match="must be from 0 to 58, got 59 at place 1: give the size"):
+    with pytest.raises(InputError, match="must be from 0 to 58, got 59 at place 1: use the size"):
         count_ids(np.array([3, 59]), 59)
     with pytest.raises(InputError, match="must be integers, got float64"):
         count_ids(np.array([3.0]), 59)
@@ -167,7 +167,7 @@ def test_wrong_files_are_told_in_one_line(data, tmp_path):
     for content, says in (
         (b"", "cannot read train.bin: cannot mmap an empty file; write the ids again"),
         (b"\1\0\2", "cannot read train.bin: Size of available data is not a multiple"),
-        (ids_of("train").astype("<u4").tobytes(), "as uint16 has 0 as every second id: give"),
+        (ids_of("train").astype("<u4").tobytes(), "as uint16 has 0 as every second id: use"),
         (
             np.array([20240520, 1, 9], "<i4").tobytes(),
             "cannot read train.bin: mmap length is greater than file size",
@@ -200,7 +200,7 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     config["body"] |= {"layers": 1, "features": 8, "heads": 1, "feed_forward": 8}
     config["schedule"] |= {"warmup_steps": 1, "cycle_steps": 1}
     run = tmp_path / "run"
-    with pytest.raises(InputError, match="break_mode=eos breaks text where documents end: give"):
+    with pytest.raises(InputError, match="break_mode=eos breaks text where documents end: pass"):
         train(resolve(config | {"data": data | {"eos": -1}}), run)
     train(resolve(config), run)
     assert "tokens       of the validation split: unseen tokens" in capsys.readouterr().out

@@ -163,7 +163,7 @@ def test_words_that_the_model_does_not_know(
         ),
         (Request(uniform=1.0), r"--uniform must be in \[0, 1\), got 1.0"),
         (Request(share=2.0), r"--share must be in \[0, 1\], got 2.0"),
-        (Request(down_weight=0.1), "--down_weight=0.1 is for new words: give --vocabulary=union"),
+        (Request(down_weight=0.1), "--down_weight=0.1 is for new words: pass --vocabulary=union"),
         (
             Request(down_weight=0.0, vocabulary="union"),
             "--down_weight must be in \\(0, 1\\], got 0.0",
@@ -174,7 +174,7 @@ def test_words_that_the_model_does_not_know(
         ),
         (
             Request(vocabulary="/nowhere"),
-            "cannot read --vocabulary=/nowhere: No such file or directory; give train, union, or",
+            "cannot read --vocabulary=/nowhere: No such file or directory; use train, union, or",
         ),
         (Request(data_path="/nowhere"), "data.path=/nowhere is not a directory"),
     ],
@@ -209,7 +209,7 @@ def test_a_run_that_names_no_text(trained, text, tmp_path):
     (workdir / "config.json").write_text(json.dumps(config))
     (tmp_path / "text").mkdir()
     shutil.copy(text / "test.txt", tmp_path / "text")
-    with pytest.raises(InputError, match="names no text: give --data_path=DIR, .* test.txt"):
+    with pytest.raises(InputError, match="names no text: pass --data_path=DIR, .* test.txt"):
         evaluate(workdir, Request())
     request = Request(data_path=str(tmp_path / "text"), checkpoint="latest")
     for method in "dynamic", "knn":

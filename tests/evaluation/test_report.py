@@ -341,7 +341,7 @@ def test_one_text():
 
     runs.check_same_text([run(5, 0, 7), run(5, 6, 7), run(0, 6, 7)])
     for other, says in (run(5, 6, 8), "which differ at word 3:"), (run(5), "of 3 and 1 words:"):
-        with pytest.raises(InputError, match=f"score different texts, {says} give --data_path"):
+        with pytest.raises(InputError, match=f"score different texts, {says} pass --data_path"):
             runs.check_same_text([run(5, 0, 7), other])
 
 
@@ -375,7 +375,7 @@ def test_bad_input(made, tmp_path):
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     for workdirs, changes, says in (
         ([tmp_path / "none"], {}, "none holds no run"),
-        ([one, one], {}, "is given twice: give each run once"),
+        ([one, one], {}, "is given twice: use each run once"),
         ([one], {"output": "report.png"}, "must be the name of a page"),
         ([one], {"output": "/proc/report.html"}, "cannot write /proc/report_files"),
         ([one], {"bins": (100, 10)}, "bins=100,10 must be growing frequencies"),

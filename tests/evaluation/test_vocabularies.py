@@ -242,7 +242,7 @@ def test_the_words_of_a_file(tmp_path, config):
     assert vocabulary.counts.tolist() == [2, 1, 0, 0]
     (tmp_path / "words.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(
-        InputError, match=r"cannot read --vocabulary=.*: not UTF-8; give train, union, or a file"
+        InputError, match=r"cannot read --vocabulary=.*: not UTF-8; use train, union, or a file"
     ):
         extended(own, str(tmp_path / "words.txt"), {}, "test")
     with pytest.raises(

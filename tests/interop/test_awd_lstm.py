@@ -250,7 +250,7 @@ GRU = {
         (
             changed(encoder__weight=np.zeros((75_001, 1), np.float32)),
             WORDS,
-            ["75,001 words and no loss", "give the model.pt"],
+            ["75,001 words and no loss", "use the model.pt"],
         ),
         (
             changed(rnns__1__module__bias_ih_l0=None),

@@ -294,7 +294,7 @@ def test_examples_stand_alone():
 def test_wrong_requests(trained, exported, config, tmp_path, monkeypatch):
     """One line each, and nothing is written."""
     for call, says in (
-        (lambda: export(trained, exported), "already exists: give a new directory"),
+        (lambda: export(trained, exported), "already exists: use a new directory"),
         (lambda: export(tmp_path, tmp_path / "x"), "holds no run (no config.json)"),
         (
             lambda: export(trained, tmp_path / "x", checkpoint="9"),

@@ -138,7 +138,7 @@ def test_a_damaged_or_other_file(content, says, tmp_path):
 def test_a_missing_file(tmp_path):
     """A path to nothing, and one to a directory."""
     for path in tmp_path / "none.pt", tmp_path:
-        assert "give the path of a checkpoint" in refused(path)
+        assert "use the path of a checkpoint" in refused(path)
 
 
 class Call:

@@ -268,9 +268,9 @@ def test_targets_that_do_not_exist(reduction):
             {"axis_name": "model"},
             r"axis_name='model' must be an axis of a jax.shard_map around the call",
         ),
-        ({"bias": np.ones(6)}, r"bias of shape \[6\] do not fit: give \[7\]"),
-        ({"weights": np.ones(5)}, r"weights of shape \[5\] do not fit: give \[6\]"),
-        ({"targets": np.full(6, 7)}, r"targets\[0\]=7 does not exist: give ids from 0 to 6"),
+        ({"bias": np.ones(6)}, r"bias of shape \[6\] do not fit: use \[7\]"),
+        ({"weights": np.ones(5)}, r"weights of shape \[5\] do not fit: use \[6\]"),
+        ({"targets": np.full(6, 7)}, r"targets\[0\]=7 does not exist: use ids from 0 to 6"),
     ],
 )
 def test_wrong_arguments(wrong, message):

@@ -25,13 +25,13 @@ def test_the_papers_bands():
         (
             5_000,
             (20, 60_000),
-            "cutoff 60,000 is not below the vocabulary size 5,000: give cutoffs that leave at least"
+            "cutoff 60,000 is not below the vocabulary size 5,000: use cutoffs that leave at least"
             " one word for the last band",
         ),
         (
             100,
             (60, 20),
-            "cutoffs (60, 20) do not increase from 1: 20 follows 60; give them in rising order",
+            "cutoffs (60, 20) do not increase from 1: 20 follows 60; use them in rising order",
         ),
         (100, (20, 100), "cutoff 100 is not below the vocabulary size 100"),
         (100, (20, 20), "20 follows 20"),
@@ -47,7 +47,7 @@ def test_wrong_cutoffs(vocabulary, cutoffs, says):
 
 def test_bands_without_width():
     """A factor that leaves nothing for the last band is refused, and so is none at all."""
-    says = "4 bands of factor 4 leave the last band no width of 16: give fewer cutoffs, a smaller"
+    says = "4 bands of factor 4 leave the last band no width of 16: use fewer cutoffs, a smaller"
     with pytest.raises(InputError, match=says):
         band_widths(16, 4, 4)
     with pytest.raises(InputError, match="factor=0 must be 1 or more"):

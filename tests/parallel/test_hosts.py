@@ -67,10 +67,10 @@ def test_what_the_environment_says(environment, told, monkeypatch):
 @pytest.mark.parametrize(
     "environment, cure",
     [
-        (MPI, "mpirun started several processes.* `pip install mpi4py`, or give --coordinator"),
+        (MPI, "mpirun started several processes.* `pip install mpi4py`, or pass --coordinator"),
         ({"PMI_SIZE": "4"}, "`pip install mpi4py`"),
         (POD | {"JOB_COMPLETION_INDEX": "0"}, r"Kubernetes .* `pip install 'jax\[k8s\]'`"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 processes .* give --coordinator"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 processes .* pass --coordinator"),
     ],
 )
 def test_processes_that_cannot_be_joined(environment, cure, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
     """A host that does not see what the first has written says so."""
     monkeypatch.setattr(hosts, "first", lambda: False)
     monkeypatch.setattr(workdirs, "VISIBLE", 0)
-    says = "run is not the same on all hosts: give a --workdir on a disk that they share"
+    says = "run is not the same on all hosts: use a --workdir on a disk that they share"
     with pytest.raises(InputError, match=says):
         train(config(), tmp_path / "run")
     assert not (tmp_path / "run").exists()

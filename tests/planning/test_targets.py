@@ -95,7 +95,7 @@ def test_code_is_traced_for_the_devices_of_its_mesh(monkeypatch):
 )
 def test_grids_that_a_tpu_cannot_have():
     """One line."""
-    with pytest.raises(InputError, match="--target=v5e: give the shape"):
+    with pytest.raises(InputError, match="--target=v5e: use the shape"):
         targets.topology("v5e")
     with pytest.raises(InputError, match="--target=v5e:3x5: libtpu knows no such grid"):
         targets.topology("v5e:3x5")

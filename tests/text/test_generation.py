@@ -315,7 +315,7 @@ def test_the_command(quick_command, trained, model, tmp_path):
         and found[0]["log_prob"] >= found[1]["log_prob"]
     )
     for flags, says in [
-        (["--prompt=a", "--prompts=b"], "give one"),
+        (["--prompt=a", "--prompts=b"], "use one"),
         (["--prompt=the \udcff", "--top_p=0.5"], "UTF-8"),
     ]:
         done = quick_command(*run, *flags)

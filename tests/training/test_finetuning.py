@@ -190,8 +190,8 @@ def test_another_model_is_refused(tmp_path):
             check_fits(config, tmp_path / "new", build(config, len(NEW)))
     for changes, says in (
         (run | {"init_checkpoint": "77"}, "holds no checkpoint '77': it has steps 5"),
-        ({"init_checkpoint": "latest"}, "init_checkpoint=latest needs init_from: give --init_from"),
-        ({"init_words": "both"}, "init_words=both needs init_from: give --init_from=RUN, too"),
+        ({"init_checkpoint": "latest"}, "init_checkpoint=latest needs init_from: pass --init_from"),
+        ({"init_words": "both"}, "init_words=both needs init_from: pass --init_from=RUN, too"),
     ):
         with pytest.raises(InputError, match=says):
             check_origin(config_of("tied", **changes), tmp_path / "new")

@@ -121,7 +121,7 @@ def test_steps_below_those_done(config, stopped):
     """Both numbers and the cure; the run stays as it was."""
     workdir, _, _ = stopped
     step = max(saved(workdir))
-    says = rf"has done {step:,} updates, more than steps=5: give steps={step} or more"
+    says = rf"has done {step:,} updates, more than steps=5: use steps={step} or more"
     with pytest.raises(InputError, match=says):
         train(config(**LONG | {"steps": 5}), workdir)
     assert max(saved(workdir)) == step

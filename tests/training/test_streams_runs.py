@@ -104,7 +104,7 @@ def test_evaluation_carries_the_state_through_the_split(learned, capsys):
 def test_bodies_that_cannot_carry_refuse_streams(config, tmp_path):
     """In one line, before anything is read or written."""
     says = (
-        "layout='streams' needs a body .* body.name='transformer' does not: give"
+        "layout='streams' needs a body .* body.name='transformer' does not: use"
         " batches.layout=packed"
     )
     with pytest.raises(InputError, match=says):

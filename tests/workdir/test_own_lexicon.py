@@ -81,7 +81,7 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
         in capsys.readouterr().out
     )
     assert Run.open(workdir, "latest").step == 3
-    with pytest.raises(InputError, match="words.jsonl.* does not exist: give a directory"):
+    with pytest.raises(InputError, match="words.jsonl.* does not exist: use a directory"):
         train(given, workdir.with_name("new"))
 
 

@@ -176,7 +176,7 @@ def test_a_workdir_without_a_run(store, quick_command):
     """One line, as on a disk."""
     done = quick_command("evaluate.py", "--workdir=gs://nobody/a", env=store.variables)
     line = (
-        "error: gs://nobody/a holds no run (no config.json): give the --workdir of a run that"
+        "error: gs://nobody/a holds no run (no config.json): use the --workdir of a run that"
         " train.py made"
     )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, line)

@@ -49,14 +49,14 @@ def examples(
         separators = empty_lines if break_mode == "complete_doc" else empty_lines[:0]
         starts, ends = _merge(starts, ends, longest, separators)
     if not len(starts):
-        raise InputError("the split has empty lines only; give text, or batches.break_mode='eos'")
+        raise InputError("the split has empty lines only; use text, or batches.break_mode='eos'")
     return _split(starts, ends, longest)
 
 
 def check_split(ids: np.ndarray) -> None:
     """Raises InputError for a split without tokens."""
     if not len(ids):
-        raise InputError("the split has 0 tokens; give one with at least 1")
+        raise InputError("the split has 0 tokens; use one with at least 1")
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -190,7 +190,7 @@ def check_layout(break_mode: str, layout: str, key: str = "batches.break_mode") 
     if LAYOUTS[layout][1] is None and break_mode != "none":
         raise InputError(
             f"batches.layout={layout!r} continues the text from row to row, and"
-            f" {key}={break_mode!r} breaks it: give break_mode none, or layout packed"
+            f" {key}={break_mode!r} breaks it: use break_mode none, or layout packed"
         )
 
 

@@ -78,13 +78,13 @@ def check_windows(settings: Windows) -> None:
     if context and break_mode in ALONE:
         raise InputError(
             f"context={context} shows an example the tokens before it, but"
-            f" batches.break_mode={break_mode!r} forbids that: give context 0, or break_mode none"
+            f" batches.break_mode={break_mode!r} forbids that: use context 0, or break_mode none"
             " or complete"
         )
     if context and rows == 1 and LAYOUTS[layout][1] is None:
         raise InputError(
             f"context={context} is not for one row of batches.layout={layout!r}, where a token sees"
-            " all before it: give context 0, or --rows=2 or more"
+            " all before it: use context 0, or --rows=2 or more"
         )
 
 

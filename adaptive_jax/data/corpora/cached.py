@@ -28,7 +28,7 @@ def home_of(path: str, key: str) -> Path:
         InputError: the path is empty, a URL, or an unknown user's.
     """
     if not path or in_store(path):
-        raise InputError(f"{key}={path!r} must be a directory: give the path of one on a disk")
+        raise InputError(f"{key}={path!r} must be a directory: use the path of one on a disk")
     return path_of(path)
 
 
@@ -56,7 +56,7 @@ def cache_errors(cache: Path) -> Iterator[None]:
             raise
         at = "" if file == str(cache) else f" ({file})"
         raise InputError(
-            f"cannot write data.cache={cache}{at}: {error.strerror or error}; make room, or give a"
+            f"cannot write data.cache={cache}{at}: {error.strerror or error}; make room, or use a"
             " directory that you may write"
         ) from error
 

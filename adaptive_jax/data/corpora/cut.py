@@ -61,7 +61,7 @@ def cut(
         streams = [Text((source,)).lines()] * 3
     else:
         raise InputError(
-            f"{source} does not exist: give a file of text, or a directory with train, valid and"
+            f"{source} does not exist: use a file of text, or a directory with train, valid and"
             " test"
         )
     counts = {}
@@ -70,7 +70,7 @@ def cut(
             part = list(itertools.islice(stream, size) if by_lines else first_words(stream, size))
             if not part:
                 raise InputError(
-                    f"{source} has no text left for the {split} split: give a longer text, or"
+                    f"{source} has no text left for the {split} split: use a longer text, or"
                     " smaller --words or --lines"
                 )
             if seed:
@@ -85,7 +85,7 @@ def _check_new(output: Path) -> None:
     if output.is_dir() and not any(output.iterdir()):
         return
     if output.exists():
-        raise InputError(f"--output={output} exists already: give a new directory, or remove it")
+        raise InputError(f"--output={output} exists already: use a new directory, or remove it")
 
 
 def first_words(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
@@ -101,11 +101,11 @@ def main(source: str) -> None:
     """Cuts the text, downloaded where it is not here, and says how many words each part has."""
     given = flags.FLAGS
     if given.words and given.lines:
-        raise InputError("--words and --lines are both given: give one of them")
+        raise InputError("--words and --lines are both given: use one of them")
     sizes = given.words or given.lines or list(map(str, WORDS))
     if len(sizes) != 3 or not all(n.isdecimal() and int(n) for n in sizes):
         raise InputError(
-            f"--words and --lines must be three numbers, 1 or more, got {','.join(sizes)}: give"
+            f"--words and --lines must be three numbers, 1 or more, got {','.join(sizes)}: use"
             " those of train, valid and test"
         )
     sizes, output = list(map(int, sizes)), Path(given.output).expanduser()

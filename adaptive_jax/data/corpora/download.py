@@ -40,7 +40,7 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
             if found != sha256:
                 part.unlink()
                 raise InputError(
-                    f"{address} is not the published file, its SHA-256 is {found}: give a local"
+                    f"{address} is not the published file, its SHA-256 is {found}: use a local"
                     " copy, for a corpus by --config.data.path=DIR"
                 )
         os.replace(part, path)
@@ -49,7 +49,7 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
         make_once(path, make)
     except (http.client.HTTPException, OSError) as error:
         raise InputError(
-            f"cannot download {address} ({one_line(error)[:80]}): try again, which resumes, or give"
+            f"cannot download {address} ({one_line(error)[:80]}): try again, which resumes, or use"
             " a local copy, for a corpus by --config.data.path=DIR"
         ) from error
     return path

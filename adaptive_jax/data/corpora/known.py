@@ -189,7 +189,7 @@ CORPORA: dict[str, Published] = {
     ),
     "europarl": Published(
         aliases=("europarl-v7", "europarl7", "wmt"),
-        absent="is not downloaded, because its release has no dates to split it by; give"
+        absent="is not downloaded, because its release has no dates to split it by; pass"
         " --config.data.path=DIR with train, valid and test, cased and not tokenised; the usual"
         " held-out text is the last quarter of 2000",
     ),

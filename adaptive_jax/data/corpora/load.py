@@ -127,7 +127,7 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
     settings = checked_settings(data)
     if "://" in settings.path or settings.corpus == "ids":
         raise InputError(
-            f"{settings.path} holds ids of one vocabulary: for the words of a text give the text"
+            f"{settings.path} holds ids of one vocabulary: for the words of a text use the text"
             " itself as --data_path=DIR"
         )
     text = PreparedText(settings, [split])
@@ -172,7 +172,7 @@ def checked_settings(data: Mapping) -> Settings:
     if ids and "://" not in settings.path and settings.vocabulary_size < 2:
         raise InputError(
             f"data.vocabulary_size={settings.vocabulary_size} must be 2 or more for"
-            " data.corpus=ids: give the size of the tokenizer's whole vocabulary"
+            " data.corpus=ids: use the size of the tokenizer's whole vocabulary"
         )
     return settings
 
@@ -313,7 +313,7 @@ def _stored(url, vocabulary, splits):
     if not vocabulary.same_words(corpus.vocabulary):
         raise InputError(
             f"{url} holds ids of another vocabulary, of {len(corpus.vocabulary):,} words, not of"
-            f" this one of {len(vocabulary):,}: give the text itself as data.path=DIR"
+            f" this one of {len(vocabulary):,}: use the text itself as data.path=DIR"
         )
     new = np.array([vocabulary.index[word] for word in corpus.vocabulary.words], np.int32)
     ids = {split: renumbered(each, new) for split, each in corpus.ids.items()}
@@ -328,5 +328,5 @@ def _local_texts(corpus: str, path: str, needed: Collection[str]) -> Mapping[str
         return local_texts(home_of(path, "data.path"), needed, CORPORA[corpus].patterns)
     except OSError as error:
         raise InputError(
-            f"cannot read data.path={path}: {error.strerror}; give a directory that you may read"
+            f"cannot read data.path={path}: {error.strerror}; use a directory that you may read"
         ) from error

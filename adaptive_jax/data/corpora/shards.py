@@ -60,7 +60,7 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[tuple[bytes, float]]:
                 end = buffer.rfind(NEWLINE, 0, size) + 1 or buffer.rfind(b" ", 0, size) + 1
                 if not end:
                     raise InputError(
-                        f"{name}: a word of more than {size:,} bytes; give text, words separated"
+                        f"{name}: a word of more than {size:,} bytes; use text, words separated"
                         " by spaces"
                     )
                 yield bytes(buffer[:end]), chunk.done

@@ -57,7 +57,7 @@ def split_lines(file: Path, cache: Path) -> Split:
     if total < 3:
         raise InputError(
             f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each"
-            " line, or give a directory with train.txt, valid.txt and test.txt"
+            " line, or use a directory with train.txt, valid.txt and test.txt"
         )
     few = max(1, min(total // SHARE, MOST))
     counts = total - 2 * few, few, few

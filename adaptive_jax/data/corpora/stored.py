@@ -46,7 +46,7 @@ def check_destination(url: str) -> None:
     with _one_line("write", url):
         store = _store(url)
         if store.read(MARKER).result(timeout=files.PATIENCE).state == "value":
-            raise InputError(f"{url} already holds a corpus: give another URL, or remove that one")
+            raise InputError(f"{url} already holds a corpus: use another URL, or remove that one")
         for content in b"", None:  # written and deleted
             store.write("writable", content).result(timeout=files.PATIENCE)
 
@@ -188,6 +188,6 @@ def _one_line(what: str, url: str) -> Iterator[None]:
         cure = (
             "remove it and write it again"
             if "DATA_LOSS" in reason
-            else f"give a URL of gs://, s3:// or file:/// that you may {what}"
+            else f"use a URL of gs://, s3:// or file:/// that you may {what}"
         )
         raise InputError(f"cannot {what} {url}: {reason}; {cure}") from error

@@ -172,7 +172,7 @@ def local_texts(
         return archived_texts(place, patterns)
     if not place.is_dir():
         raise InputError(
-            f"data.path={place} is not a directory; give one with train.txt, valid.txt and test.txt"
+            f"data.path={place} is not a directory; use one with train.txt, valid.txt and test.txt"
         )
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):

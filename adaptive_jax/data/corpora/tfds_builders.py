@@ -146,7 +146,7 @@ def _manual(dl_manager, pattern) -> Text:
     if len(files) != 1:
         raise InputError(
             f"{dl_manager.manual_dir} must have one file {pattern}, got {len(files)}: put it there,"
-            " or give tfds.download.DownloadConfig(manual_dir=DIR)"
+            " or use tfds.download.DownloadConfig(manual_dir=DIR)"
         )
     return Text((files[0],))
 

@@ -76,7 +76,7 @@ class Files(NamedTuple):
         some = ids[: 2 * SOME]
         if ids.itemsize < 4 and len(some) > 3 and not some[1::2].any() and some[::2].any():
             raise InputError(
-                f"{path} read as {ids.dtype.name} has 0 as every second id: give data.ids_dtype="
+                f"{path} read as {ids.dtype.name} has 0 as every second id: use data.ids_dtype="
                 f"uint{16 * ids.itemsize}, or a .npy file"
             )
         return ids
@@ -135,7 +135,7 @@ def corpus_of(
     elif not isinstance(vocabulary, TokenIds):
         raise InputError(
             f"data.corpus=ids needs a vocabulary of ids, and this one has {len(vocabulary):,}"
-            " words: give --data_path=DIR with text, or a run that was trained on ids"
+            " words: pass --data_path=DIR with text, or a run that was trained on ids"
         )
     files = files._replace(vocabulary_size=len(vocabulary))
     never = vocabulary.counts[vocabulary.entry_of_id] == 0

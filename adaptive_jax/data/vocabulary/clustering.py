@@ -90,7 +90,7 @@ def run_way(
     way = WAYS[method]
     if not way.cuts and len(vectors) < clusters:
         raise InputError(
-            f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: give fewer"
+            f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: use fewer"
             " --clusters"
         )
     try:

@@ -26,7 +26,7 @@ from adaptive_jax.files import path_of, replacing
 COMMAND = "python -m adaptive_jax clusters"
 HEADER = "# clusters: method={} seed={} vocabulary={} sizes={}"
 PATTERN = re.compile(HEADER.format(r"(\w+)", r"(\d+)", r"([0-9a-f]+)", r"([1-9]\d*(?:,[1-9]\d*)*)"))
-OTHER_WORDS = f"make it for this vocabulary with {COMMAND}, or give another file"
+OTHER_WORDS = f"make it for this vocabulary with {COMMAND}, or use another file"
 
 
 class Header(NamedTuple):
@@ -62,7 +62,7 @@ def read_header(path: str | Path) -> Header:
             line = file.readline().decode(errors="replace").rstrip("\n")
     except OSError as error:
         raise InputError(
-            f"cannot read output.clusters={str(path)!r}: {error.strerror}; give another file, or"
+            f"cannot read output.clusters={str(path)!r}: {error.strerror}; use another file, or"
             f" make it with {COMMAND} --method=… --output={path}"
         ) from None
     if not (found := PATTERN.fullmatch(line)):

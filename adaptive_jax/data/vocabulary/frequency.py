@@ -58,13 +58,13 @@ def count_ids(
     for begin in range(0, len(ids), PART):
         part = np.asarray(ids[begin : begin + PART])
         if part.dtype.kind not in "iu":
-            raise InputError(f"ids must be integers, got {part.dtype}: give those of a tokenizer")
+            raise InputError(f"ids must be integers, got {part.dtype}: use those of a tokenizer")
         wrong = (part < 0) | (part >= vocabulary_size)
         if wrong.any():
             at = int(wrong.argmax())
             raise InputError(
                 f"ids must be from 0 to {vocabulary_size - 1:,}, got {part[at]:,} at place"
-                f" {begin + at:,}: give the size of the tokenizer's whole vocabulary"
+                f" {begin + at:,}: use the size of the tokenizer's whole vocabulary"
             )
         counts += np.bincount(part.astype(np.int64, copy=False), minlength=vocabulary_size)
         show((begin + len(part)) / len(ids))

@@ -30,8 +30,8 @@ from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
 FORMS = ("paper", "code")
 WORDS = re.compile(r"\w+(?:['-]\w+)*")
-CURE = "give a directory of WordNet, or a .jsonl file, see docs/words.md"
-NO_NLTK = "NLTK reads WordNet: run `pip install nltk`, or give input.lexicon as a .jsonl file"
+CURE = "use a directory of WordNet, or a .jsonl file, see docs/words.md"
+NO_NLTK = "NLTK reads WordNet: run `pip install nltk`, or use input.lexicon as a .jsonl file"
 
 
 class Entry(NamedTuple):
@@ -80,7 +80,7 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
     if not vocabulary.ends_word.all() or vocabulary.unit == "token":
         raise InputError(
             f"input.lexicon={path!r} describes words, and the vocabulary has sub-words: set"
-            " data.codes=0, or give text instead of data.corpus=ids"
+            " data.codes=0, or use text instead of data.corpus=ids"
         )
     source, index, entries = path_of(path), vocabulary.index, {}
     found = _read_wordnet(source, vocabulary.words) if source.is_dir() else _read_lines(source)
@@ -137,7 +137,7 @@ def _check_wordnet(directory: Path) -> None:
     """Raises InputError for a directory that is not WordNet's, and where NLTK is missing."""
     if not (directory / "lexnames").is_file():
         raise InputError(
-            f"{directory} has no lexnames: give a directory with the files of WordNet, unpacked,"
+            f"{directory} has no lexnames: use a directory with the files of WordNet, unpacked,"
             " such as ~/nltk_data/corpora/wordnet, or a .jsonl file"
         )
     if not importlib.util.find_spec("nltk"):
@@ -204,7 +204,7 @@ def _open_wordnet(directory):
             return Reader(nltk.data.FileSystemPathPointer(root), None)
     except (WordNetError, ValueError, AssertionError, OSError, LookupError, StopIteration) as error:
         raise InputError(
-            f"{directory} has files that are not WordNet's ({error}): give another directory"
+            f"{directory} has files that are not WordNet's ({error}): use another directory"
         ) from error
 
 

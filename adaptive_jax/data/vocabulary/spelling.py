@@ -39,7 +39,7 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
     """
     if vocabulary.unit == "token":
         raise InputError(
-            "this input or table composes words from letters, and data.corpus=ids has none: give"
+            "this input or table composes words from letters, and data.corpus=ids has none: pass"
             " --config.input.name=adaptive or lookup, and a table that is own or tied"
         )
     letters = np.full(

@@ -108,6 +108,6 @@ def check_ends(vocabulary: Vocabulary, break_mode: str) -> None:
     """Checks that a vocabulary says where the examples of a break mode end. Raises InputError."""
     if break_mode != "none" and EOS not in vocabulary.index:
         raise InputError(
-            f"break_mode={break_mode} breaks text where documents end: give"
+            f"break_mode={break_mode} breaks text where documents end: pass"
             " --config.data.eos=ID, the id that ends one, or break_mode none"
         )

@@ -47,7 +47,7 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
                         found[i] = exact, vector
     if not found:
         raise InputError(
-            f"{path} has none of the {len(words):,} words: give a text file of vectors, a word a"
+            f"{path} has none of the {len(words):,} words: use a text file of vectors, a word a"
             " line"
         )
     ids = np.sort(np.fromiter(found, np.int64))
@@ -61,7 +61,7 @@ def _vector(values, width, where):
         vector = np.zeros(0, np.float32)
     if len(vector) != width or not np.isfinite(vector).all():
         raise InputError(
-            f"{where}: {' '.join(values)[:40]!r} must be {width} numbers: restore the file, or give"
+            f"{where}: {' '.join(values)[:40]!r} must be {width} numbers: restore the file, or use"
             " another"
         )
     return vector
@@ -77,5 +77,5 @@ def _lines(path) -> Iterator[str]:
     except (OSError, EOFError, LZMAError, zlib.error, zipfile.BadZipFile, ValueError) as error:
         raise InputError(
             f"cannot read the vectors {path}: {getattr(error, 'strerror', None) or error};"
-            " give text, plain or packed as .gz, .xz, .bz2 or .zip"
+            " use text, plain or packed as .gz, .xz, .bz2 or .zip"
         ) from error

@@ -211,7 +211,7 @@ def read_counts(path: str | os.PathLike) -> dict[str, int]:
         lines = path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise InputError(
-            f"cannot read the vocabulary {path}: {error.strerror}; give the path of one"
+            f"cannot read the vocabulary {path}: {error.strerror}; use the path of one"
         ) from error
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1

@@ -95,7 +95,7 @@ def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
         )
     paths = [os.path.abspath(path) for path in workdirs]
     if len(set(paths)) != len(paths):
-        raise InputError(f"{workdirs[0]} or another run is given twice: give each run once")
+        raise InputError(f"{workdirs[0]} or another run is given twice: use each run once")
     names = [os.path.basename(path) for path in paths]
     return list(given) or (names if len(set(names)) == len(names) else paths)
 
@@ -141,9 +141,7 @@ def _files(output):
     try:
         files.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"cannot write {files}: {error.strerror}; give another --output"
-        ) from error
+        raise InputError(f"cannot write {files}: {error.strerror}; use another --output") from error
     return files
 
 

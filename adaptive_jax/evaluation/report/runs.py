@@ -177,7 +177,7 @@ def check_same_text(runs: Sequence[RunReport]) -> None:
         else:
             continue
         raise InputError(
-            f"{runs[0].workdir} and {run.workdir} score different texts, {differ}: give"
+            f"{runs[0].workdir} and {run.workdir} score different texts, {differ}: pass"
             " --data_path=DIR to score one text, or make a report for each"
         )
 
