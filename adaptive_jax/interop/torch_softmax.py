@@ -98,7 +98,7 @@ def to_torch(softmax) -> dict[str, np.ndarray]:
     """
     (head, *tails), clusters = softmax.arrays()
     if not tails:
-        raise InputError("torch's module must have cutoffs, and a softmax of 1 band has none")
+        raise InputError("a softmax of 1 band must have cutoffs for torch's module: add one")
     if head.projection is not None:
         raise InputError(
             f"a head with a projection {list(head.projection.shape)} must have none for torch's"
