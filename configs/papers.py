@@ -108,6 +108,18 @@ AWD_ASM = AWD_SM | {
 }
 AWD_AIR = {key: value for key, value in AWD_ASM.items() if not key.startswith("input.")}
 AWD_AIR |= {"input.name": "adaptive", "input.factor": 3, "output.tail_dropout": 0.2}
+# Section 3.2 tried these two, and prints no numbers of them. "Vanilla" is read as without dropout.
+TRIED = {
+    "awd_sm_small": {"body.features": 300, "body.widths": (600, 300)},
+    "lstm_sm": dict.fromkeys(
+        [
+            "input.word_dropout",
+            *(f"body.{key}" for key in ("input_dropout", "hidden_dropout", "dropout")),
+            *(f"body.{key}" for key in ("weight_drop", "ar", "tar")),
+        ],
+        0.0,
+    ),
+}
 THESIS = ["awd_sm", "awd_asm", "awd_asm_autoencoder", "awd_air", "awd_air_autoencoder"]
 THESIS += ["hsm_frequency"]
 THESIS += [
@@ -187,8 +199,8 @@ def thesis_layers(cutoffs) -> dict[str, dict]:
 def thesis_rows(
     corpus: str, words: int, setups: Mapping, table: str, results: Mapping, epochs: int = 1
 ) -> dict[str, Row]:
-    """The rows `THESIS` of Apostoae 2019 for a text of so many words. Rows with clusters need their
-    file, see docs/words.md.
+    """The rows `THESIS` and `TRIED` of Apostoae 2019 for a text of so many words. Rows with
+    clusters need their file, see docs/words.md.
 
     setups: layers to (streams, learning rate, millions of parameters or None): Tables 4.2 and 5.1.
     results: row to (perplexity on valid, on test, seconds an epoch, seconds in all), as printed in
@@ -210,6 +222,9 @@ def thesis_rows(
         if name.endswith(("autoencoder", "pretrained", "glove")):
             changes["output.clusters"] = f"clusters/{corpus}_{name}.txt"
         rows[name] = Row(layers, changes, paper)
+    for name, changes in TRIED.items():
+        changes = rows["awd_sm"].changes | changes
+        rows[name] = Row("awd_sm", changes, Paper(table="Apostoae 2019, section 3.2"))
     return rows
 
 
