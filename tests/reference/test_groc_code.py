@@ -608,7 +608,6 @@ def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
         "input.lexicon": str(real_wordnet),
         "input.form": "code",
         "input.combine": "add",
-        "input.mean": "most",
         "input.filters": groc.filters_of(about),
         "output.name": "softmax",
         "output.table.name": "mapped",
