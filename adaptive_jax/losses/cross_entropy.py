@@ -71,10 +71,9 @@ def linear_cross_entropy(
         logit_scale: logits become `logit_scale · (hidden @ table.T + bias)`, before the soft cap: a
             number, or an array `[]` with a gradient. It multiplies hidden states and bias.
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2); None: it stays.
-            An array `[]` may change from update to update, must be above 0, and has no gradient.
         label_smoothing: share of the target's probability that is spread evenly over all words.
-        z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4). A number,
-            or an array `[]` as for soft_cap.
+        z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4). It and
+            soft_cap may be arrays `[]` that change from update to update; they have no gradient.
         reduction: "mean": sum of weights · loss over the sum of weights, of the tokens on this
             device if not for `token_axes`, 0 without weights; "sum"; or "none": weights · loss of
             every token `[...]`, whose gradient needs a second pass over the logits.
@@ -89,9 +88,8 @@ def linear_cross_entropy(
         words: words of the vocabulary, where the table, on all devices, has more rows: those behind
             are padding. None: all rows.
         reports: names of `adaptive_jax.losses.reports.Report` to return beside the loss, from the
-            same pass, without another matrix product. With reduction="none", nll, logsumexp and
-            entropy have gradients of their own; all others, and all under "mean" and "sum", have
-            none.
+            same pass, without another matrix product. Only nll, logsumexp and entropy have
+            gradients, and only with reduction="none".
         top_k: how many words the report "top_k" has.
 
     Returns:
