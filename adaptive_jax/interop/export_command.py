@@ -41,6 +41,12 @@ def main():
 
     if not OUTPUT.value:
         raise InputError("--output is missing: pass --output=DIRECTORY")
+    for flag in ROWS, WINDOW:
+        if flag.present and FORMAT.value == "safetensors":
+            raise InputError(
+                f"--{flag.name} has no effect with --format=safetensors: leave it out, or use"
+                " --format=stablehlo"
+            )
     shape = Shape(ROWS.value, WINDOW.value) if FORMAT.value == "stablehlo" else None
     workdir, others = commands.workdir()
     hosts.initialize(*others)

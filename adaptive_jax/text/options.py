@@ -55,12 +55,11 @@ class Options(NamedTuple):
         words: words to write at most; `<eos>`, the end of a line, is one.
         lines: stop after so many ends of lines; 0: do not.
         temperature: words are drawn in proportion to p^(1 / temperature). 0: always the most
-            probable word, whatever top_k, top_p and seed.
+            probable word.
         top_k: draw among the k most probable words; 0: among all.
         top_p: draw among the fewest words, the most probable first, that hold this share of what
             temperature and top_k leave.
-        beams: hypotheses of a beam search for the most probable text, which ignores temperature,
-            top_k, top_p and seed; 0: draw.
+        beams: hypotheses of a beam search for the most probable text; 0: draw.
         samples: texts to write; of a beam search, the best ones.
         seed: of the draws. Sample i is the same however many samples there are.
         window: tokens that a transformer sees at most, no fewer than 2; 0: as many as it was
@@ -80,8 +79,11 @@ class Options(NamedTuple):
     avoid: Sequence[str] = (UNKNOWN,)
 
     def check(self) -> None:
-        """Checks the ranges. Raises InputError: a number out of range, or more samples than
-        beams.
+        """Checks the ranges.
+
+        Raises:
+            InputError: a number out of range, more samples than beams, or settings of draws where
+                nothing is drawn.
         """
         if isinstance(self.avoid, str) or not isinstance(self.avoid, Iterable):
             raise InputError(f"avoid={self.avoid!r} must be a list of words")
@@ -103,6 +105,15 @@ class Options(NamedTuple):
             )
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p={self.top_p!r} must be in (0, 1]")
+        unused, cause = (), ""
+        if self.beams:
+            unused, cause = ("temperature", "top_k", "top_p", "seed"), f"beams={self.beams}"
+        elif not self.temperature:
+            unused, cause = ("samples", "top_k", "top_p", "seed"), "temperature=0"
+        for name in unused:
+            value = getattr(self, name)
+            if value != self._field_defaults[name]:
+                raise InputError(f"{name}={value} has no effect with {cause}: leave one out")
         if self.beams and self.beams < self.samples:
             raise InputError(
                 f"samples={self.samples} are more than beams={self.beams}: use more beams or fewer"

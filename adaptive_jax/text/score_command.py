@@ -126,6 +126,13 @@ def check_flags() -> None:
         if flag.present:
             cure = "not for n-best lists: leave it out" if NBEST.value else "for n-best lists only"
             raise InputError(f"--{flag.name} is {cure}")
+    if METRIC.present and REFERENCES.value is None:
+        raise InputError("--metric compares texts with --references: pass these, too")
+    if REFERENCES.value is not None and (WEIGHT.present or WORD_BONUS.present or ONE_BEST.present):
+        raise InputError(
+            "--references chooses --weight and --word_bonus, and prints them only: leave --one_best"
+            " and these out"
+        )
     if NBEST.value and CONTEXT_FROM.value == "previous":
         raise InputError(
             "--context_from=previous is not for --nbest, whose texts are alternatives: use a FILE,"
