@@ -281,6 +281,8 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"avoid": "nonsense"}, "avoid='nonsense' must be a list of words"),
         ({"prompt": None}, "text must be a string, got None"),
         ({"beams": 2, "samples": 3}, "samples=3"),
+        ({"beams": 2, "top_k": 5}, "top_k=5 has no effect with beams=2"),
+        ({"temperature": 0, "samples": 2}, "samples=2 has no effect with temperature=0"),
         ({"wrods": 3}, 'Did you mean "words"'),
         ({"avoid": ("nonsense",)}, "nonsense"),
         ({"avoid": model.run.vocabulary.words}, "no number"),

@@ -205,6 +205,8 @@ WRONG = [
     (["--metric=wer"], "the\n", "--metric is for n-best lists only"),
     (["--nbest", "--weight=1", "--words"], "the\n", "--words is not for n-best lists: leave"),
     (["--nbest"], "the\n", "--nbest needs --weight"),
+    (["--nbest", "--weight=1", "--metric=bleu"], "the\n", "--metric compares texts with --ref"),
+    (["--nbest", "--weight=1", "--references=x"], "the\n", "--references chooses --weight"),
     (["--nbest", "--weight=1"], "the\n", "line 1 of the n-best list"),
 ]
 
