@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, of_extra_train
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.cache import WEIGHT, Floats, interpolations
 from adaptive_jax.evaluation.nearest import nearest, none_yet
@@ -32,6 +32,9 @@ from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Evaluation, Progress, ScoreOptions, scores
 from adaptive_jax.files import in_store, new_directory
 from adaptive_jax.workdir.settings import write_json
+
+with of_extra_train():
+    import filelock
 
 # Queries for each pass over the datastore; queries, and entries, of one matrix product
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
@@ -116,14 +119,17 @@ def open_datastore(
         )
     about = _about(workdir, run, ids, windows)
     try:
-        if (store := _read(folder, about)) is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A second evaluation waits for the first, and reads what that one made.
+        with filelock.FileLock(folder.with_name(".datastore.lock")):
+            if (store := _read(folder, about)) is not None:
+                return store
+            with new_directory(folder) as unfinished:
+                scored = scores(run, ids, windows, ScoreOptions(hidden=True), progress)
+                _write(unfinished, about, scored, ids)
+                store = _read(unfinished, about)
+                shutil.rmtree(folder, ignore_errors=True)  # of other parameters, or damaged
             return store
-        with new_directory(folder) as unfinished:
-            scored = scores(run, ids, windows, ScoreOptions(hidden=True), progress)
-            _write(unfinished, about, scored, ids)
-            store = _read(unfinished, about)
-            shutil.rmtree(folder, ignore_errors=True)  # of other parameters, or damaged
-        return store
     except OSError as error:
         size = 2 * len(ids) * run.config["body"]["features"]
         raise InputError(
