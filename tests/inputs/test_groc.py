@@ -207,7 +207,7 @@ def test_init():
 def test_what_it_needs_is_asked_for(grounded):
     """Without a lexicon one line says what `apply` needs."""
     model, params, given = grounded()
-    with pytest.raises(InputError, match="GroC needs the relations of its words: give apply"):
+    with pytest.raises(InputError, match="GroC needs the relations of its words: pass apply"):
         model.apply(
             {"params": params, "lexicon": {"spelling": given["spelling"]}}, jnp.zeros(1, jnp.int32)
         )
