@@ -217,6 +217,12 @@ OTHERS = [
             "--method=kmeans --embeddings={trained} --factor=4",
             "--factor does not fit --method=kmeans",
         ),
+        ("--clusters=4 --cutoffs=10,20", "--clusters=4 has no effect with --cutoffs"),
+        ("--config=configs/quickstart.py", "--config has no effect with --vocabulary and --output"),
+    ),
+    *rows(
+        "-m adaptive_jax export --workdir={trained} --output={tmp}/export",
+        ("--rows=2", "--rows has no effect with --format=safetensors: leave it out"),
     ),
     *rows(
         "-m adaptive_jax plan",

@@ -79,6 +79,10 @@ def make_clusters(
     ):
         if not fits and getattr(options, flag) != Clustering._field_defaults[flag]:
             raise InputError(f"--{flag} does not fit --method={options.method}: leave it out")
+    for flag in ("clusters", "factor"):
+        value = getattr(options, flag)
+        if options.cutoffs and value != Clustering._field_defaults[flag]:
+            raise InputError(f"--{flag}={value} has no effect with --cutoffs: leave one out")
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if not np.array_equal(vocabulary.ranks, ids):
         raise InputError(
@@ -180,6 +184,10 @@ def main() -> None:
         output = config_flags.config()[0]["output"]["clusters"]
     if not output:
         raise InputError("--output is missing: pass --output=FILE")
+    if given.config and given.vocabulary and given.output:
+        raise InputError(
+            "--config has no effect with --vocabulary and --output: leave it, or one of these, out"
+        )
     path = Path(output).expanduser()
     if path.exists():
         raise InputError(f"--output={output} exists already: use another file, or remove it")

@@ -22,6 +22,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.platforms import tracing_for
 from adaptive_jax.parallel import sharding
 
+MOST_TOKENS = 2**31 - 1  # that a program can count
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
 
 
@@ -66,6 +67,10 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
     """
     window = run.config["batches"]["sequence_length"] if shape.window is None else shape.window
     check_at_least(1, rows=shape.rows, window=window)
+    if shape.rows * window > MOST_TOKENS:
+        raise InputError(
+            f"rows={shape.rows} of window={window} must be at most {MOST_TOKENS:,} tokens"
+        )
     model = build(run.config, len(run.vocabulary))
     lexicon = sharding.on_host(run.lexicon, run.mesh)
     variables = {"params": params, "lexicon": lexicon, "tables": _tables(model, params, lexicon)}

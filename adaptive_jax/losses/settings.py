@@ -57,7 +57,7 @@ class Settings(NamedTuple):
         Raises:
             InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or
                 infinite, a chunk of no token, a soft_cap that is not above 0, an unknown
-                report, or the report "top_k" without a top_k.
+                report, or one of top_k and the report "top_k" without the other.
         """
         check_rates(self, "tail_dropout", "label_smoothing")
         cap, ignored = self.soft_cap, self.ignore_index
@@ -70,6 +70,10 @@ class Settings(NamedTuple):
             raise InputError(f"ignore_index={ignored!r} must be an integer or None")
         for name in self.reports:
             check_known(f"reports={name!r}", name, reports.REPORTS)
+        if self.top_k and "top_k" not in self.reports:
+            raise InputError(
+                f"top_k={self.top_k} has no effect without the report 'top_k': pass both"
+            )
         check_at_least(int("top_k" in self.reports), top_k=self.top_k)
         if self.chunk is not None:
             check_at_least(1, chunk=self.chunk)

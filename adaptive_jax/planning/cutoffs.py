@@ -174,8 +174,18 @@ def smallest_band(vocabulary_size: int) -> int:
 
 
 def _cumulative(counts):
-    """Share of tokens whose word is among the first 1, 2, ... V: float64 [V]."""
+    """Share of tokens whose word is among the first 1, 2, ... V: float64 [V]. Raises InputError for
+    counts that are not sorted.
+    """
     counts = np.asarray(counts, np.float64)
+    if counts.ndim != 1 or not counts.size or not counts[0] > 0 or not counts[-1] >= 0:
+        raise InputError("counts must be one row of numbers, 0 or more and not all 0")
+    if not (np.diff(counts) <= 0).all():
+        at = int(np.argmax(~(np.diff(counts) <= 0)))
+        raise InputError(
+            f"counts must not rise, got {counts[at]:g} and then {counts[at + 1]:g} at id"
+            f" {at + 1:,}: sort them, largest first"
+        )
     return np.cumsum(counts) / counts.sum()
 
 

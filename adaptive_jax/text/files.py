@@ -1,5 +1,7 @@
 """Lines of text from files and standard input, one at a time."""
 
+import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ class TextFiles:
     names: of files, also .gz, .xz, .bz2 and .zip; "-" is standard input, as is an empty list.
 
     Attributes:
+        size: bytes of the files; 0 if unknown, as of a pipe.
+        done: bytes read.
         terminal: whether they are typed.
 
     Raises:
@@ -25,6 +29,9 @@ class TextFiles:
 
     def __init__(self, names: Sequence[str] = ()):
         self._files = [(name, _open(name)) for name in names or [STDIN]]
+        stats = [os.fstat(file.fileno()) for _, file in self._files]
+        known = all(stat.S_ISREG(each.st_mode) for each in stats)
+        self.size, self.done = sum(each.st_size for each in stats) if known else 0, 0
         self.terminal = any(file.isatty() for _, file in self._files)
 
     def __iter__(self) -> Iterator[str]:
@@ -36,9 +43,12 @@ class TextFiles:
 
     def _lines(self):
         for name, file in self._files:
+            before = self.done
             place = "standard input" if name == STDIN else name
             for number, line in enumerate(_unpacked(name, file), start=1):
                 encoding = "utf-8-sig" if number == 1 else "utf-8"
+                if self.size:
+                    self.done = before + file.tell()
                 yield _decoded(line, encoding, f"{place}, line {number}")
 
 

@@ -67,12 +67,25 @@ class DecodeState:
     """
 
     def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
-        """Reads the prompt, int32 `[n]`."""
-        batches = decoder.run.config["batches"]
-        self._window = max(SHORTEST, options.window or batches["sequence_length"])
+        """Reads the prompt, int32 `[n]`.
+
+        Raises:
+            InputError: a window for a body that has none, or one that is too short.
+        """
+        config, window = decoder.run.config, options.window
+        if window and not decoder.limited:
+            raise InputError(
+                f"window={window} does not apply to {config['body']['name']}, which remembers"
+                " without end: leave it out"
+            )
+        if window and window < SHORTEST:
+            raise InputError(
+                f"window={window} must be {SHORTEST} or more, or 0 for the length of training"
+            )
+        self._window = window or max(SHORTEST, config["batches"]["sequence_length"])
         self._decoder, self._options = decoder, options
         self._vocabulary = decoder.run.vocabulary
-        self._break_mode = batches["break_mode"]
+        self._break_mode = config["batches"]["break_mode"]
         prompt = prompt[self._last_example(prompt) :]
         self.tokens = np.append(np.int32(self._vocabulary.eos), prompt)[None]
         self._begin = self.tokens.shape[1]
@@ -246,8 +259,8 @@ class Writer:
         """Reads the prompt.
 
         Raises:
-            InputError: as `Options.check` and `Lines.encode`; an avoided word that the run does not
-                know.
+            InputError: as `Options.check`, `Lines.encode` and `DecodeState`; an avoided word that
+                the run does not know.
         """
         options.check()
         self._options, self._lines = options, lines

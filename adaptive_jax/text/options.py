@@ -1,6 +1,7 @@
 """The options of scoring and of writing text, most of which are flags of their commands."""
 
 import math
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class ScoreConfig(NamedTuple):
             streams carries its state, so a token sees all before it, whatever the window.
         context: tokens that a window repeats from the one before, where a text is longer than a
             window. None: half a window, but 0 where examples of the run's training saw nothing
-            before them. A run on streams has none.
+            before them, or the run carries its state.
         eager: score each line as it comes, instead of many together.
         rank_and_entropy: also compute these two, from the probabilities of all words.
     """
@@ -62,8 +63,8 @@ class Options(NamedTuple):
         beams: hypotheses of a beam search for the most probable text; 0: draw.
         samples: texts to write; of a beam search, the best ones.
         seed: of the draws. Sample i is the same however many samples there are.
-        window: tokens that a transformer sees at most, no fewer than 2; 0: as many as it was
-            trained with. Other bodies have none. See `DecodeState`.
+        window: tokens that a transformer sees at most; 0: as many as it was trained with. See
+            `DecodeState`.
         avoid: words that are never written; `<unk>` may be among them though the run has none.
     """
 
@@ -98,12 +99,14 @@ class Options(NamedTuple):
         )
         if self.seed >= 1 << 32:
             raise InputError(f"seed={self.seed} must be less than 2^32")
-        if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
+        if not isinstance(self.temperature, numbers.Real) or not (
+            self.temperature == 0 or COLDEST <= self.temperature < math.inf
+        ):
             raise InputError(
                 f"temperature={self.temperature!r} must be 0 (always the most probable word) or at"
                 f" least {COLDEST}"
             )
-        if not 0 < self.top_p <= 1:
+        if not isinstance(self.top_p, numbers.Real) or not 0 < self.top_p <= 1:
             raise InputError(f"top_p={self.top_p!r} must be in (0, 1]")
         unused, cause = (), ""
         if self.beams:

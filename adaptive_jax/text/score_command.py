@@ -74,6 +74,7 @@ POSITIONAL = ["[FILE...]"]
 
 NAMES = ("surprisal", "rank", "entropy", "frequency", "unseen")
 BIT = math.log(2)  # in nats
+OFTEN = 64  # lines after which the bar moves
 OF_LISTS = WEIGHT, WORD_BONUS, ONE_BEST, REFERENCES, METRIC  # flags for n-best lists only
 OF_TEXT = WORDS, COLUMNS, BITS, FORMAT  # flags that they do not take
 
@@ -108,7 +109,7 @@ def main(*files: str) -> None:
         print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
 
     def scored(texts):
-        return checked(model.score(texts, **options))
+        return checked(shown(model.score(texts, **options), source))
 
     if NBEST.value:
         lines = rescored(source, scored, references)
@@ -116,8 +117,9 @@ def main(*files: str) -> None:
         lines = word_lines(scored(source), columns)
     else:
         lines = text_lines(scored(source))
+    out = sys.stdout  # before the bar, which draws what is printed to sys.stdout on its terminal
     for line in lines:
-        print(line, flush=options["eager"])
+        print(line, file=out, flush=options["eager"])
 
 
 def check_flags() -> None:
@@ -126,6 +128,9 @@ def check_flags() -> None:
         if flag.present:
             cure = "not for n-best lists: leave it out" if NBEST.value else "for n-best lists only"
             raise InputError(f"--{flag.name} is {cure}")
+    for flag in WEIGHT, WORD_BONUS:
+        if flag.value is not None and not math.isfinite(flag.value):
+            raise InputError(f"--{flag.name}={flag.value} must be a finite number")
     if METRIC.present and REFERENCES.value is None:
         raise InputError("--metric compares texts with --references: pass these, too")
     if REFERENCES.value is not None and (WEIGHT.present or WORD_BONUS.present or ONE_BEST.present):
@@ -154,6 +159,23 @@ def columns_of(vocabulary) -> tuple[str, ...]:
     for column in COLUMNS.value or ():
         check_known(f"--columns={column!r}", column, known)
     return tuple(COLUMNS.value or known)
+
+
+def shown(scored: Iterable, source: TextFiles) -> Iterator:
+    """The scored lines, with a bar of the bytes read where these are known and the lines that are
+    printed do not go to the same terminal.
+    """
+    from adaptive_jax.parallel.progress import Bar
+
+    bar = Bar(max(1, source.size), shown=source.size > 0 and not sys.stdout.isatty())
+    try:
+        for number, line in enumerate(scored, start=1):
+            if number % OFTEN == 0:
+                bar.show(source.done, [f"{number:,} lines"])
+            yield line
+        bar.show(source.done)
+    finally:
+        bar.close()
 
 
 def checked(scored: Iterable) -> Iterator:

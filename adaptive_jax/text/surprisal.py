@@ -108,11 +108,14 @@ class LineScorer:
         self.eos, self.break_mode = run.vocabulary.eos, break_mode
         self.carries = batches["layout"] == "streams"
         self.window = config.window or batches["sequence_length"]
-        self.context = 0 if break_mode in ALONE else self.window // 2
-        if config.context is not None:
-            self.context = config.context
-        if self.carries:  # a word sees all before it
-            self.context = 0
+        if self.carries and config.context:
+            raise InputError(
+                f"context={config.context} does not apply to this run, which carries its state: a"
+                " word sees all before it; leave it out"
+            )
+        self.context = config.context
+        if self.context is None:
+            self.context = 0 if self.carries or break_mode in ALONE else self.window // 2
         check_windows(Windows(self.window, self.context, break_mode, batches["layout"], rows=1))
         self.given = lines.encode(config.given) if config.given else NO_TOKENS
         self._carry_of_given = None

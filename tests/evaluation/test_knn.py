@@ -4,6 +4,8 @@ the files of a datastore.
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +149,29 @@ def test_states_far_from_the_origin(small, tmp_path):
     near = Datastore(keys, words, np.zeros(FEATURES))
     expected = twin(near, hidden, 100, 1.0)[np.arange(20), targets]
     np.testing.assert_allclose(np.exp(row), expected, rtol=0.02, atol=1e-4)
+
+
+def test_two_evaluations_at_once(tmp_path, monkeypatch):
+    """The second waits for the datastore of the first, and reads it."""
+
+    def slow(run, ids, *_):
+        made.append(ids)
+        time.sleep(0.3)
+        yield Scored(ids, ids, np.ones((len(ids), 2), np.float32))
+
+    def evaluate(number):
+        found[number] = knn.open_datastore(tmp_path, "datastore", None, np.arange(3), None, None)
+
+    made, found = [], {}
+    monkeypatch.setattr(knn, "scores", slow)
+    monkeypatch.setattr(knn, "_about", lambda *_: {})
+    both = [threading.Thread(target=evaluate, args=(number,)) for number in (1, 2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert len(made) == 1
+    np.testing.assert_array_equal(found[1].origin, found[2].origin)
 
 
 def test_the_text_to_be_scored(asked):

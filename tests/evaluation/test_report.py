@@ -380,6 +380,7 @@ def test_bad_input(made, tmp_path):
         ([one], {"output": "/proc/report.html"}, "cannot write /proc/report_files"),
         ([one], {"bins": (100, 10)}, "bins=100,10 must be growing frequencies"),
         ([one], {"names": ("a", "b")}, "names=a,b must be one name for each of 1 runs"),
+        ([one], {"sample_from": 3, "sample_words": 0}, "sample_from=3 has no effect"),
         ([one], {"sample_from": 426}, "must lie in the text of 426 words"),
         ([one, tmp_path / "other"], {"sample_words": 0}, "score different texts, of 426"),
     ):

@@ -309,6 +309,10 @@ def test_wrong_requests(trained, exported, config, tmp_path, monkeypatch):
             lambda: export(exported, tmp_path / "x", shape=Shape(window=-1)),
             "window=-1 must be 1 or more",
         ),
+        (
+            lambda: export(exported, tmp_path / "x", shape=Shape(window=9_999_999_999)),
+            "rows=1 of window=9999999999 must be at most 2,147,483,647 tokens",
+        ),
         (lambda: train(config(), exported), "holds an exported model, which cannot be trained on"),
     ):
         with pytest.raises(InputError, match=re.escape(says)) as error:

@@ -100,7 +100,8 @@ def test_reports_beside_a_mean(tiled):
     names = [name for name in REPORTS if name != "nll"]
 
     def loss(hidden, reports):
-        options = OPTIONS | {"weights": WEIGHTS, "reports": reports, "top_k": TOP}
+        top = TOP if "top_k" in reports else 0
+        options = OPTIONS | {"weights": WEIGHTS, "reports": reports, "top_k": top}
         found = linear_cross_entropy(hidden, TABLE, TARGETS, **options)
         return found if reports else (found, None)
 
@@ -157,6 +158,7 @@ def test_reports_of_an_adaptive_softmax(case):
     [
         ({"reports": ["accuracy"]}, r"reports='accuracy' is not one of nll, z_loss, predicted"),
         ({"reports": ["top_k"]}, "top_k=0 must be 1 or more"),
+        ({"top_k": 3}, "top_k=3 has no effect without the report"),
         ({"reports": ["top_k"], "top_k": 24}, r"top_k=24 must be at most 23, the words"),
         ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, "no label_smoothing"),
         ({"targets": TEACHER, "target_probs": PROBS[:, :2]}, r"targets of shape \[7, 3\]"),

@@ -178,6 +178,10 @@ def test_the_papers_cutoffs(corpus, words, cutoffs):
         (lambda: cost([3, 2, 1], (), Workload(tokens=0)), "tokens=0"),
         (lambda: cost([3, 2, 1], (), Workload(least_rows=-1)), "least_rows=-1"),
         (lambda: cost([3, 2, 1], (2, 1), Workload()), "increase"),
+        (lambda: cost([3, 1, 2], (), Workload()), "counts must not rise, got 1 and then 2 at id 2"),
+        (lambda: cost([3, float("nan"), 1], (), Workload()), "counts must not rise, got 3 and"),
+        (lambda: cost([0, 0], (), Workload()), "counts must be .* not all 0"),
+        (lambda: cost([[3, 2]], (), Workload()), "counts must be one row"),
     ],
 )
 def test_what_cannot_be_planned(call, says):

@@ -276,7 +276,9 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"words": 0}, "words=0"),
         ({"temperature": 0.001}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": "hot"}, "temperature='hot'"),
         ({"top_p": 0}, "top_p=0"),
+        ({"top_p": "0.9"}, "top_p='0.9'"),
         ({"top_p": 1.5}, "top_p=1.5 must be in (0, 1]"),
         ({"avoid": "nonsense"}, "avoid='nonsense' must be a list of words"),
         ({"prompt": None}, "text must be a string, got None"),
@@ -284,6 +286,7 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"beams": 2, "top_k": 5}, "top_k=5 has no effect with beams=2"),
         ({"temperature": 0, "samples": 2}, "samples=2 has no effect with temperature=0"),
         ({"wrods": 3}, 'Did you mean "words"'),
+        ({"window": 1}, "window=1"),
         ({"avoid": ("nonsense",)}, "nonsense"),
         ({"avoid": model.run.vocabulary.words}, "no number"),
         ({"seed": -1}, "seed=-1"),
@@ -292,6 +295,8 @@ def test_options_that_mean_nothing_are_one_line(model):
         with pytest.raises(InputError) as error:
             model.generate(**{"prompt": "the"} | options)
         assert says in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(InputError, match="window=8 does not apply to lstm"):
+        fresh(**BODIES["lstm"]).generate("w1", window=8)
 
 
 def test_the_command(quick_command, trained, model, tmp_path):

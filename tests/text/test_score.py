@@ -63,6 +63,20 @@ def test_lines_from_a_pipe_and_from_files(score, model, tmp_path):
     np.testing.assert_allclose([*map(float, log_probs)], together, atol=1.01e-4)
 
 
+def test_a_bar_leaves_the_output_alone(quick_command, trained, tmp_path):
+    """If stderr is a terminal and stdout is not, the bar is on one and the lines on the other."""
+    (tmp_path / "a.txt").write_text("the t5w0\n" * 70)
+    program = """
+import sys
+from adaptive_jax.__main__ import main
+sys.stderr.isatty = lambda: True
+main("score")
+"""
+    done = quick_command("-c", program, f"--workdir={trained}", tmp_path / "a.txt")
+    assert [line.split("\t")[1] for line in done.stdout.splitlines()] == ["the t5w0"] * 70
+    assert "630/630" in done.stderr and "t5w0" not in done.stderr
+
+
 @pytest.mark.parametrize("diverged", [False, True])
 def test_what_the_command_says_of_the_scores(quick_command, trained, diverged):
     """It warns of text that the run does not know, and ends with an error if the model gives no
@@ -204,6 +218,7 @@ WRONG = [
     (["--columns=surprise"], "the\n", 'Did you mean "surprisal"?'),
     (["--metric=wer"], "the\n", "--metric is for n-best lists only"),
     (["--nbest", "--weight=1", "--words"], "the\n", "--words is not for n-best lists: leave"),
+    (["--nbest", "--weight=nan"], "the\n", "--weight=nan must be a finite number"),
     (["--nbest"], "the\n", "--nbest needs --weight"),
     (["--nbest", "--weight=1", "--metric=bleu"], "the\n", "--metric compares texts with --ref"),
     (["--nbest", "--weight=1", "--references=x"], "the\n", "--references chooses --weight"),

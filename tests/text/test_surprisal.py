@@ -310,7 +310,7 @@ def test_words_of_several_units(config):
         model.embeddings(["0", "ab1"])
 
 
-def test_settings_that_do_not_fit(model, config):
+def test_settings_that_do_not_fit(model, lstm, config):
     sentences = opened(config, break_mode="eos")
     wrong = [
         (lambda: model.score("0 ab1"), "lines must be a list of strings or an open file"),
@@ -321,6 +321,7 @@ def test_settings_that_do_not_fit(model, config):
         (lambda: model.embeddings(None), "words must be a list of strings, got None"),
         (lambda: model.score(["0"], windwo=3), 'option windwo=3 is not one .* mean "window"'),
         (lambda: model.score(["0"], window="3"), "window='3' must be a whole number"),
+        (lambda: lstm.score(["0"], context=3), "context=3 does not apply"),
         (lambda: model.score(["0"], "before"), "context_from='before'"),
         (lambda: model.score(["0"], context=WINDOW), "window=16 must be greater"),
         (lambda: sentences.score(["0"], "previous"), "sentences saw nothing"),

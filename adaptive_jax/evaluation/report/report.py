@@ -58,6 +58,10 @@ def report(
     """
     check_matplotlib()
     check_edges(job.bins)
+    if job.sample_from and not job.sample_words:
+        raise InputError(
+            f"sample_from={job.sample_from} has no effect with sample_words=0: leave one out"
+        )
     output = Path(job.output).expanduser()
     files, names = _files(output), names_of(workdirs, job.names)
     pairs = zip(workdirs, names, strict=True)
