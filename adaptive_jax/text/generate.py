@@ -20,6 +20,7 @@ from adaptive_jax.text.lines import Lines
 from adaptive_jax.text.next_token import TopK
 from adaptive_jax.text.options import Options
 
+MOST_UNITS = 20  # sub-words of a word on average; a text with as many ends
 SHORTEST = 2  # tokens of a window: one that is read again, and the next
 
 
@@ -156,6 +157,7 @@ class DecodeState:
         num_lines = num_lines + (going & eos)
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
         ended |= self._ends_example(ids, self.tokens[rows, -1])
+        ended |= length + 1 >= MOST_UNITS * words  # sub-words may never end a word
         return Progress(
             log_prob + np.where(going, log_probs, 0), length + going, num_words, num_lines, ended
         )

@@ -259,6 +259,10 @@ def test_words_of_units():
         "low newest", words=3, temperature=0, avoid=[w for w in units.words if not w.endswith("▁")]
     )[0]
     assert units.ends_word[text.tokens].sum() == 3 and text.text.startswith(" ")
+    ends = [word for word, end in zip(units.words, units.ends_word, strict=True) if end]
+    for how in {"temperature": 0}, {"beams": 2}:
+        [text] = loaded.continuations("low", words=2, avoid=ends, **how)
+        assert len(text.tokens) == 40  # which would go on for ever
     found = loaded.continuations("low", words=1, beams=8, samples=4, avoid=())
     log_probs, before = looking_back(loaded), [units.eos, *loaded.encode("low")]
     for one in found:
