@@ -18,6 +18,7 @@ from adaptive_jax.numerics.platforms import platform, present
 from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype, wide
 
 FEW_ROWS = 48  # rows of a step's product, up to which Eigen is the faster one
+TILE = 128  # rows of a matrix, of which XLA's kernels for GPUs want whole multiples
 _barrier = jax.lax.optimization_barrier
 
 
@@ -71,8 +72,15 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax
         Hidden states `[rows, time, H]` in the dtype of `x`, and the state after the last step.
     """
     # It needs its own library and GPU to be compiled.
-    kernel = platform() == "gpu" and present() and starts is None and x.dtype == jnp.float32
+    kernel = present() and kernel_fits(x.dtype, starts is not None)
     return cudnn(x, weights, state) if kernel else scan(x, weights, state, starts)
+
+
+def kernel_fits(dtype, segmented: bool) -> bool:
+    """Whether NVIDIA's kernel computes layers of this dtype, on the device that this is traced for;
+    segmented: with starts.
+    """
+    return platform() == "gpu" and not segmented and dtype == jnp.float32
 
 
 def scan(x, weights: Weights, state: State, starts=None) -> tuple[jax.Array, State]:
@@ -324,13 +332,24 @@ def _dot(a, b, axis_of_a=1, axis_of_b=0):
     )
 
 
+def _in_tiles(matrix):
+    """The right side of a step's product; on a GPU with zeros below it, up to whole tiles.
+
+    XLA divides the sum over so few rows among several programs, whose parts must be whole. It would
+    pad, and so copy, the matrix in every step.
+    """
+    return jnp.pad(matrix, ((0, -len(matrix) % TILE), (0, 0))) if platform() == "gpu" else matrix
+
+
 def _step_product(a, b):
-    """`a @ b` inside the loop over time.
+    """`a @ b` inside the loop over time; `b` may have more rows, see `_in_tiles`.
 
     XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer than Eigen for a
     few rows. A left side that lies transposed goes to Eigen; the barrier stops XLA from transposing
     it back.
     """
+    if len(b) > a.shape[1]:
+        a = jnp.pad(a, ((0, 0), (0, len(b) - a.shape[1])))
     eigen = platform() == "cpu" and a.dtype == jnp.float32 and len(a) < FEW_ROWS
     return _dot(_barrier(a.T), b, axis_of_a=0) if eigen else _dot(a, b)
 
@@ -351,7 +370,7 @@ def _put(array, at, row):
 
 def _forward(x, weights, state, keep):
     dtype = x.dtype
-    recurrent = weights.recurrent.astype(dtype)
+    recurrent = _in_tiles(weights.recurrent.astype(dtype))
     pushed = _dot(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
 
     def step(at, loop):
@@ -379,7 +398,7 @@ def _backward(saved, gradient):
     x, weights, state, keep, hidden, cells, gates = saved
     of_hiddens, of_state = gradient
     dtype, wide = x.dtype, cells.dtype
-    back = _barrier(weights.recurrent.astype(dtype).T)
+    back = _barrier(_in_tiles(weights.recurrent.astype(dtype).T))
 
     def step(number, loop):
         (of_hidden, of_cell), gates = (

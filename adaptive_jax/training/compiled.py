@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from adaptive_jax.bodies import lstm
 from adaptive_jax.data.batches.layouts import LAYOUTS
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.model.language_model import build, variable_shapes
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.platforms import tracing_for
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import Plan, make_plan
 from adaptive_jax.planning.targets import Target, topology
@@ -21,6 +23,7 @@ from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 
 SHARE = 0.9  # of a device's memory that a program may take; the rest is lost between its arrays
+LSTM_LOOP = "the device runs NVIDIA's kernel (cuDNN) for the LSTM; counted is a loop in its place"
 
 
 class Memory(NamedTuple):
@@ -58,8 +61,7 @@ def compile_update(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole),
         variable_shapes(model).get("lexicon", {}),
     )
-    of_text, of_examples = LAYOUTS[config["batches"]["layout"]]
-    layout = of_text if config["batches"]["break_mode"] == "none" else of_examples
+    layout = _layout(config)
 
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct((plan.accumulation, rows, *shape), dtype, sharding=by_rows)
@@ -73,6 +75,11 @@ def compile_update(
         model, optimizer, mesh, config["seed"], state, UpdateOptions.from_config(config)
     )
     return update.lower(state, lexicon, batch).compile(dict(options or {}))
+
+
+def _layout(config):
+    of_text, of_examples = LAYOUTS[config["batches"]["layout"]]
+    return of_text if config["batches"]["break_mode"] == "none" else of_examples
 
 
 def plan_update(
@@ -118,7 +125,8 @@ def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Co
     """Plans and compiles a config's update, of `data.vocabulary_size` words, for other devices.
 
     Raises:
-        InputError: as `topology` and `plan_update`; no size of the vocabulary; too little memory.
+        InputError: as `topology` and `plan_update`; no size of the vocabulary; too little memory; a
+            program that the compiler cannot compile.
     """
     target, words = topology(name), config["data"]["vocabulary_size"]
     if not words:
@@ -127,16 +135,17 @@ def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Co
             " 0"
         )
     options = target.options
-    plan, compiled = plan_update(config, words, target.devices, target.memory, options)
     try:
+        plan, compiled = plan_update(config, words, target.devices, target.memory, options)
         compiled = compiled or compile_update(config, plan, target.devices, options)
     except jax.errors.JaxRuntimeError as error:
-        if not _is_full(error):
-            raise
-        raise InputError(
-            f"--target={name} has too little memory: lower tokens_per_device, or raise fsdp. The"
-            f" compiler says: {one_line(error)[:300]}"
-        ) from error
+        problem = (
+            f"--target={name} has too little memory: lower tokens_per_device, or raise fsdp"
+            if _is_full(error)
+            else f"jax {jax.__version__} cannot compile this for --target={name}, another version"
+            " may: pip install -U -e '.[targets]'"
+        )
+        raise InputError(f"{problem}. The compiler says: {one_line(error)[:300]}") from error
     return target, plan, compiled
 
 
@@ -144,15 +153,25 @@ def _is_full(error):
     return "RESOURCE_EXHAUSTED" in str(error) or "memory" in str(error)
 
 
-def counts(target: Target, compiled: jax.stages.Compiled) -> dict:
+def counts(target: Target, config: Mapping, compiled: jax.stages.Compiled) -> dict:
     """What plan.json says of a target; bytes of one device."""
     state, temporary = memory_of(compiled)
-    return {
+    counted = {
         "name": target.name,
         "devices": len(target.devices),
         "state_bytes": state,
         "temp_bytes": temporary,
     }
+    return counted | ({"not_counted": LSTM_LOOP} if _has_lstm_kernel(target, config) else {})
+
+
+def _has_lstm_kernel(target, config):
+    """Whether the device would compute the body by a kernel that nothing but it can compile."""
+    body, device = build(config, config["data"]["vocabulary_size"]).body, target.devices[0]
+    with tracing_for(device.platform, device.device_kind):
+        return isinstance(body, lstm.LSTM) and lstm.kernel_fits(
+            body.dtype, _layout(config).segmented
+        )
 
 
 def describe(target: Target, counted: Mapping) -> str:
@@ -164,6 +183,7 @@ def describe(target: Target, counted: Mapping) -> str:
         " its compiler, a device\n"
         f"memory       {_size(state + temporary)} of {_size(target.memory)}: state {_size(state)},"
         f" temporary {_size(temporary)}{full}"
+        + (f"\nnot counted  {counted['not_counted']}" if "not_counted" in counted else "")
     )
 
 

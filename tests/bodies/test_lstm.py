@@ -92,6 +92,21 @@ def test_the_layer_equals_plain_differentiation(starts):
     )
 
 
+def test_matrices_in_whole_tiles_give_the_same_numbers(monkeypatch):
+    """On a GPU the matrix of a step has rows of zeros; states and gradients are those without."""
+    given, layer = a_layer(), with_gradients(functools.partial(scan, starts=STARTS))
+    (_, expected), exact = hurried(layer, *given)
+    monkeypatch.setattr(module, "platform", lambda: "gpu")
+    padded = jax.jit(with_gradients(functools.partial(scan, starts=STARTS))).lower(*given)
+    assert f"tensor<{module.TILE}x{4 * WIDTH}xf32>" in padded.as_text()
+    (_, ours), gradients = padded.compile()(*given)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6),
+        (ours, gradients),
+        (expected, exact),
+    )
+
+
 def test_bfloat16_rounds_products_and_not_cells():
     """Hidden states are bfloat16, cells and the gradients of weights float32, all near those of
     float32.

@@ -5,16 +5,22 @@ what is refused.
 import importlib.util
 import json
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.planning import targets
 from adaptive_jax.planning.plan import make_plan
+from adaptive_jax.training import compiled as module
 from adaptive_jax.training.compiled import (
+    LSTM_LOOP,
     SHARE,
     compile_for,
     compile_update,
+    counts,
+    describe,
     memory_of,
     plan_update,
 )
@@ -48,6 +54,45 @@ def test_the_update_of_a_device_that_is_not_here(quick_command, flags, tmp_path,
     assert plan["state_bytes"] <= target["state_bytes"] < most * plan["state_bytes"]
     assert target["temp_bytes"] > numbers / fsdp  # the gradients
     assert f"temporary {target['temp_bytes'] / 1e6:,.3f} MB" in done.stdout
+
+
+STREAMS = {"batches.layout": "streams", "body.features": 32, "body.widths": (40, 32)}
+LAYERS = {
+    "gcnn": {
+        "body.name": "gated_conv",
+        "body.features": 32,
+        "body.blocks": ((1, 5, 48), (2, 1, 24, 3, 24, 1, 48)),
+        "dtype": "bfloat16",
+    },
+    "lstm": STREAMS | {"body.name": "awd_lstm"},
+    "groc": STREAMS
+    | {
+        "body.name": "lstm",
+        "dtype": "bfloat16",
+        "input.name": "groc",
+        "input.width": 4,
+        "input.filters": ((1, 6), (3, 8)),
+        "input.strides": (1, 2),
+        "input.lexicon": str(Path(__file__).parents[1] / "fixtures" / "lexicon.jsonl"),
+        "output.name": "softmax",
+        "output.table.name": "mapped",
+        "output.table.bias": "predicted",
+    },
+}
+
+
+@compiles
+@pytest.mark.parametrize("name", ["h100", "v5e:2x2"])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_layers_of_every_kind_are_compiled(with_layers, layers, name):
+    """One of each; where an H100 would run cuDNN, for an LSTM in float32, the report says so."""
+    config = with_layers(LAYERS[layers])
+    target, plan, program = compile_for(name, config)
+    counted = counts(target, config, program)
+    assert counted["temp_bytes"] > 4 * plan.parameters["total"]
+    kernel = (layers, name) == ("lstm", "h100")
+    assert counted.get("not_counted") == (LSTM_LOOP if kernel else None)
+    assert (f"not counted  {LSTM_LOOP}" in describe(target, counted)) == kernel
 
 
 CROSSING = """
@@ -91,6 +136,29 @@ def test_plans_that_do_not_fit_a_target(config, name, changes, says):
     """They are refused before anything is compiled."""
     with pytest.raises(InputError, match=says):
         compile_for(name, config(**SMALL, **changes))
+
+
+@pytest.mark.parametrize(
+    "said, says",
+    [
+        (
+            "NOT_FOUND: no config\nfor a fusion",
+            "another version may: pip .* The compiler says: .*no config for",
+        ),
+        ("RESOURCE_EXHAUSTED: of 8 GB", "too little memory: lower .* The compiler says: .*8 GB"),
+    ],
+)
+def test_what_a_compiler_cannot_do(config, monkeypatch, said, says):
+    """One line with its own words, for a device that is not here."""
+
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError(said)
+
+    here = targets.Target("h100", jax.devices()[:1], 10**9, {})
+    monkeypatch.setattr(module, "topology", lambda name: here)
+    monkeypatch.setattr(module, "compile_update", fails)
+    with pytest.raises(InputError, match=f"--target=h100.*{says}"):
+        compile_for("h100", config(**SMALL))
 
 
 @pytest.mark.parametrize(
