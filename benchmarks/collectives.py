@@ -7,6 +7,7 @@ trip.
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -29,8 +30,11 @@ ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
 
 
 class Instruction(NamedTuple):
-    """A line of the compiler's text: the shape of its result, its opcode, and all that follows."""
+    """A line of the compiler's text: a name, the shape of its result, its opcode, and all that
+    follows.
+    """
 
+    name: str
     shape: str
     opcode: str
     rest: str
@@ -41,10 +45,45 @@ class Instruction(NamedTuple):
         return re.split(r"\)(?:, |$)", self.rest)[0]
 
     @property
+    def inputs(self) -> list[str]:
+        """Names of the instructions whose results it takes."""
+        return re.findall(r"%([\w.\-]+)", self.operands)
+
+    @property
     def called(self) -> list[str]:
         """Names of the computations that it runs."""
         names = ",".join("".join(groups) for groups in CALLED.findall(self.rest))
         return [name.strip(" %") for name in names.split(",") if name]
+
+
+class Program:
+    """A compiled program.
+
+    Attributes:
+        computations: by name, their instructions in order.
+        entry: the name of the one that starts.
+        by_name: every instruction of the program.
+    """
+
+    def __init__(self, text: str):
+        self.computations, self.entry, self.by_name = {}, "", {}
+        for line in text.splitlines():
+            if opened := COMPUTATION.match(line):
+                inside = self.computations[opened[2]] = []
+                self.entry = opened[2] if opened[1] else self.entry
+            elif found := INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line)):
+                inside.append(Instruction(*found.groups()))
+                self.by_name[found[1]] = inside[-1]
+
+    def runs(self, name: str = "", times: int = 1) -> Iterator[tuple[Instruction, int]]:
+        """Every instruction that is not inside a fusion, and how often one run of the program,
+        or of a computation, runs it.
+        """
+        for one in self.computations.get(name or self.entry, ()):
+            yield one, times
+            if one.opcode in CALLERS:
+                for called in one.called:
+                    yield from self.runs(called, times * trips(one, self.computations))
 
 
 def collectives(compiled: jax.stages.Compiled) -> list[dict]:
@@ -56,33 +95,22 @@ def collectives(compiled: jax.stages.Compiled) -> list[dict]:
 
 def count(text: str) -> list[dict]:
     """`collectives` of a program's text."""
-    computations, entry, sizes = {}, "", {}
-    for line in text.splitlines():
-        if opened := COMPUTATION.match(line):
-            inside = computations[opened[2]] = []
-            entry = opened[2] if opened[1] else entry
-        elif found := INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line)):
-            name, *parts = found.groups()
-            inside.append(Instruction(*parts))
-            sizes[name] = size(parts[0])
-    calls, moved = Counter(), Counter()
-
-    def visit(computation, times):
-        for one in computations.get(computation, ()):
-            if one.opcode in CALLERS:
-                for called in one.called:
-                    visit(called, times * trips(one, computations))
-            kind = one.opcode.removesuffix("-start")
-            if kind in COLLECTIVES:
-                names = re.findall(r"%([\w.\-]+)", one.operands)
-                given, made = sum(sizes.get(name, 0) for name in names), size(one.shape)
-                if kind != one.opcode and made > given:  # a start returns its operands, too
-                    made -= given
-                calls[kind] += times
-                moved[kind] += times * max(given, made)
-
-    visit(entry, 1)
+    program, calls, moved = Program(text), Counter(), Counter()
+    for one, times in program.runs():
+        kind = one.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            calls[kind] += times
+            moved[kind] += times * exchanged(one, program)
     return [{"kind": kind, "count": calls[kind], "bytes": moved[kind]} for kind in calls]
+
+
+def exchanged(one: Instruction, program: Program) -> int:
+    """Bytes of the operands or of the results of a collective, whichever are more."""
+    names = [name for name in one.inputs if name in program.by_name]
+    given, made = sum(size(program.by_name[name].shape) for name in names), size(one.shape)
+    if one.opcode.endswith("-start") and made > given:  # a start returns its operands, too
+        made -= given
+    return max(given, made)
 
 
 def size(shape: str) -> int:
