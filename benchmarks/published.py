@@ -138,6 +138,9 @@ def start(target: Target) -> None:
         process = subprocess.Popen(
             train, cwd=target.home / "code", stdout=log, stderr=log, start_new_session=True
         )
+    group = Path(f"/proc/{process.pid}/autogroup")
+    if group.exists():  # Linux may share processors among sessions first, and heed nice within one
+        group.write_text("19")
     (target.home / "pid").write_text(str(process.pid))
     print(f"{target.row}: started as process {process.pid}; its log is {target.log}")
 
