@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from absl import flags as absl_flags
@@ -24,6 +25,7 @@ from absl import flags as absl_flags
 from adaptive_jax.__main__ import COMMANDS
 from adaptive_jax.config import commands
 from adaptive_jax.config.keys import complete, resolve
+from adaptive_jax.training import loop, sparse
 from adaptive_jax.training.loop import train
 from configs import quickstart
 from tests import programs
@@ -42,6 +44,33 @@ def pytest_collection_modifyitems(items):
     """Files with a test marked `first` begin first, so that no worker waits at the end."""
     first = {item.path for item in items if item.get_closest_marker("first")}
     items.sort(key=lambda item: item.path not in first)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traced_once():
+    """Runs of this process that make the same updates share one program, which takes seconds to
+    trace and to compile.
+    """
+    make, optimizer_of = loop.make_update, sparse.optimizer
+    optimizers, updates = {}, {}
+
+    def optimizer(config, model):
+        key = model, config["compose_share"], repr((config["optimizer"], config["schedule"]))
+        if key not in optimizers:
+            optimizers[key] = optimizer_of(config, model)
+        return optimizers[key]
+
+    def update(model, optimizer, mesh, seed, layout, options):
+        leaves, tree = jax.tree.flatten(layout)
+        key = model, optimizer, mesh, seed, tuple(leaves), tree, options
+        if key not in updates:
+            updates[key] = make(model, optimizer, mesh, seed, layout, options)
+        return updates[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_update", update)
+        patch.setattr(sparse, "optimizer", optimizer)
+        yield
 
 
 @pytest.fixture(scope="session")

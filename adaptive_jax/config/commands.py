@@ -12,6 +12,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -132,15 +133,25 @@ def _unraisable(unraisable):
     """Handles what Python cannot raise where it happens, such as in a callback of the garbage
     collector.
 
-    An interruption there must not be lost, so it is sent again a moment later. When a checkpoint
-    cannot be read, its threads complain of a closed event loop, which says nothing new.
+    An interruption there must not be lost, so it is sent again. When a checkpoint cannot be read,
+    its threads complain of a closed event loop, which says nothing new.
     """
     if unraisable.exc_type is KeyboardInterrupt:
-        _handle_signals()
-        again = threading.main_thread().ident, signal.SIGINT
-        threading.Timer(0.01, signal.pthread_kill, again).start()
+        handler = _handle_signals()
+        threading.Thread(target=_send_again, args=(handler,), daemon=True).start()
     elif str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
+
+
+def _send_again(handler):
+    """Interrupts the main thread until `handler` raises: it does not within `_unraisable`, and a
+    signal that comes just before the main thread starts to wait does not wake it.
+    """
+    while True:
+        time.sleep(0.05)
+        if signal.getsignal(signal.SIGINT) is not handler:
+            return
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def _show_own_warnings(message, category, filename, lineno, file=None, line=None):
@@ -154,25 +165,29 @@ def _print_warning(level, message):
 
 def _handle_signals(stopped="stopped"):
     """Ctrl-C and SIGTERM raise KeyboardInterrupt; another one while the program ends leaves it
-    at once, as does one during an import, which some libraries do not survive.
+    at once, as does one during an import, which some libraries do not survive. Returns the handler.
     """
     process = os.getpid()
 
     def interrupted(_, frame):
         if os.getpid() != process:
             os._exit(130)  # a child of this process, which says nothing
+        if _within(frame, lambda code: code is _unraisable.__code__):
+            return  # it is sent again
         _exit_at_next_signal()
-        if _importing(frame):
+        if _within(frame, lambda code: code.co_filename.startswith("<frozen importlib")):
             os.write(2, f"{stopped}\n".encode())
             _exit_at_once()
         raise KeyboardInterrupt
 
     for number in INTERRUPTIONS:
         signal.signal(number, interrupted)
+    return interrupted
 
 
-def _importing(frame):
-    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
+def _within(frame, such):
+    """Whether a frame or one of its callers runs such code."""
+    while frame and not such(frame.f_code):
         frame = frame.f_back
     return frame is not None
 

@@ -35,12 +35,10 @@ def apply(model, params, *arguments, **how):
 
 def shaken(model, seed=0):
     """Fresh parameters with noise on all of them, so that no bias is zero."""
-    params = model.init(jax.random.key(seed), jnp.zeros(1, jnp.int32))["params"]
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    return tree.unflatten(
-        [a + 0.3 * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys, strict=True)]
-    )
+    params = jax.jit(model.init)(jax.random.key(seed), jnp.zeros(1, jnp.int32))["params"]
+    bits = np.random.default_rng(seed)
+    noisy = lambda a: np.asarray(a) + 0.3 * bits.standard_normal(a.shape).astype("f")
+    return jax.tree.map(noisy, params)
 
 
 def plain(params, word, model):
@@ -148,11 +146,17 @@ def test_work_is_that_of_the_distinct_words(tokens, short, long):
     words are long.
     """
     known = {"letters": jnp.zeros((40, 30)), "lengths": jnp.where(jnp.arange(40) < 32, 4, 20)}
-    words, index = letters.distinct(jnp.asarray(tokens), 40, 8)
-    np.testing.assert_array_equal(words[index], tokens)
-    runs = list(letters.runs(letters.Reader((1,), "relu", jnp.float32, 8, (8, 16)), words, known))
-    assert [most for most, _, _ in runs] == [8, 16, 30]
-    assert [int(end - begin) for _, begin, end in runs] == [short, 0, long]
+    reader = letters.Reader((1,), "relu", jnp.float32, 8, (8, 16))
+
+    @jax.jit
+    def found(tokens):
+        words, index = letters.distinct(tokens, 40, 8)
+        return words[index], list(letters.runs(reader, words, known))
+
+    same, runs = found(tokens)
+    np.testing.assert_array_equal(same, tokens)
+    assert [int(most) for most, _, _ in runs] == [8, 16, 30]
+    assert [int(end) - int(begin) for _, begin, end in runs] == [short, 0, long]
 
 
 def test_gradient_reaches_the_letters_of_the_words_given():
@@ -171,10 +175,11 @@ def test_bfloat16_is_near():
     """Computing in bfloat16 gives bfloat16 vectors near the others."""
     params = shaken(module())
     tokens = jnp.arange(len(WORDS))
-    half = apply(module(dtype=jnp.bfloat16), params, tokens)
+    run = jax.jit(lambda dtype: apply(module(dtype=dtype), params, tokens), static_argnums=0)
+    half = run(jnp.bfloat16)
     assert half.dtype == jnp.bfloat16
-    whole = apply(module(), params, tokens)
-    assert 0 < np.abs(half.astype(jnp.float32) - whole).max() < 0.05 * np.abs(whole).max()
+    whole = np.asarray(run(jnp.float32))
+    assert 0 < np.abs(np.asarray(half, "f") - whole).max() < 0.05 * np.abs(whole).max()
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-4), (jnp.bfloat16, 2e-2)])

@@ -132,7 +132,7 @@ def in_float64(function, *values):
         wide = jax.tree.map(
             lambda a: jnp.asarray(a, jnp.float64 if a.dtype.kind == "f" else jnp.int64), values
         )
-        return jax.tree.map(np.asarray, function(*wide))
+        return jax.tree.map(np.asarray, jax.jit(function)(*wide))
 
 
 def check(fast, slow, **tolerance):

@@ -47,6 +47,11 @@ def start_update(config, optimizer=None, rows=None):
     )
 
 
+def norm_of(tree):
+    """The norm of all entries of arrays."""
+    return np.linalg.norm(np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree)]))
+
+
 def descent(rate):
     return scheduled(optax.sgd, optax.constant_schedule(rate))
 
@@ -77,12 +82,11 @@ def test_an_update_weighs_every_token_alike(config, microbatches):
     batch = random_batch(4, 2, 16)
     flat = jax.tree.map(lambda a: a.reshape(8, *a.shape[2:]), batch)
 
-    @jax.jit
     def mean(params, batch):
         return model.apply({"params": params}, batch)[0].total / batch.weights.sum()
 
-    before = jax.tree.map(np.array, state.params)
-    loss, gradients = jax.value_and_grad(mean)(before, flat)
+    run, before = jax.jit(jax.value_and_grad(mean)), jax.tree.map(np.array, state.params)
+    loss, gradients = jax.device_get(run(before, flat))
     state, metrics = update(
         state,
         jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch),
@@ -93,7 +97,8 @@ def test_an_update_weighs_every_token_alike(config, microbatches):
     assert metrics["tokens"] == batch.weights.sum() < batch.weights.size
     assert metrics["nll"] == pytest.approx(float(loss), rel=1e-6)
 
-    means = [jax.grad(mean)(before, Batch(*part)) for part in zip(*batch[:4], strict=True)]
+    parts = [Batch(*part) for part in zip(*batch[:4], strict=True)]
+    means = [jax.device_get(run(before, part)[1]) for part in parts]
     gap = jax.tree.map(lambda whole, *each: np.abs(whole - sum(each) / 4).max(), gradients, *means)
     assert max(jax.tree.leaves(gap)) > 1e-3
 
@@ -107,16 +112,14 @@ def test_the_reported_norm_is_before_clipping(config):
     batch = random_batch(1, 4, 16)
     before = jax.tree.map(np.array, state.params)
     total = jax.jit(jax.grad(lambda params, batch: model.apply({"params": params}, batch)[0].total))
-    gradients = jax.tree.map(
-        lambda g: g / batch.weights.sum(), total(before, jax.tree.map(lambda a: a[0], batch))
-    )
+    gradients = total(before, jax.tree.map(lambda a: a[0], batch))
     state, metrics = update(state, batch)
-    norm = float(optax.global_norm(gradients))
+    norm = norm_of(gradients) / batch.weights.sum()
     assert norm > 0.1
     assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-5)
     change = jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params)
     # Nesterov's first step is (1 + momentum) times the clipped gradient.
-    assert float(optax.global_norm(change)) == pytest.approx(0.5 * 1.9 * 0.01, rel=1e-3)
+    assert norm_of(change) == pytest.approx(0.5 * 1.9 * 0.01, rel=1e-3)
 
 
 @pytest.fixture
@@ -196,7 +199,6 @@ def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent, microba
     batch = random_batch(4, 2, 16)
     flat = jax.tree.map(lambda a: a.reshape(8, *a.shape[2:]), batch)
 
-    @jax.jit
     def mean(params):
         (loss, _), sown = model.apply({"params": params}, flat, mutable=["penalties"])
         [penalty] = jax.tree.leaves(sown)
@@ -204,7 +206,7 @@ def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent, microba
         return (loss.total + jnp.sum(flat.weights * penalty)) / tokens, loss.total / tokens
 
     before = jax.tree.map(np.array, state.params)
-    (loss, plain), gradients = jax.value_and_grad(mean, has_aux=True)(before)
+    (loss, plain), gradients = jax.jit(jax.value_and_grad(mean, has_aux=True))(before)
     state, metrics = update(
         state,
         jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch),
