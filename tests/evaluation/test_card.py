@@ -182,7 +182,7 @@ def test_several_contexts(trained_copy, monkeypatch):
     assert np.mean(nll, dtype=float) == pytest.approx(one["nll"], rel=1e-6)
 
 
-def test_the_command(trained_copy, quick_command):
+def test_the_command(trained_copy, quick_command, in_process):
     """Several contexts and a target: status 3 above it, 0 below, and 2 for what is none."""
     arguments = (
         "evaluate.py",
@@ -197,13 +197,13 @@ def test_the_command(trained_copy, quick_command):
         for path in trained_copy.glob("eval/validation-16-*.json")
     )
     assert done.stderr == f"perplexity {best:.4f} is above --target_perplexity=1.5\n"
-    assert quick_command(*arguments, "--target_perplexity=1e6").returncode == 0
+    assert in_process(*arguments, "--target_perplexity=1e6").returncode == 0
     for flag, says in [
         ("--context=0,many", "--context must be whole numbers, such as 10 or 10,100, got 0,many"),
         ("--context=", "--context must be whole numbers"),
         ("--target_perplexity=0", "--target_perplexity must be above 0, such as 80, got 0"),
     ]:
-        done = quick_command(*arguments, flag)
+        done = in_process(*arguments, flag)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith(f"error: {says}")
 

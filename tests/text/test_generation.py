@@ -303,7 +303,7 @@ def test_options_that_mean_nothing_are_one_line(model):
         fresh(**BODIES["lstm"]).generate("w1", window=8)
 
 
-def test_the_command(quick_command, trained, model, tmp_path):
+def test_the_command(quick_command, in_process, trained, model, tmp_path):
     """Prompts from flags, a file and stdin; text and JSON; what it says of tails; bad input in
     one line.
     """
@@ -315,7 +315,7 @@ def test_the_command(quick_command, trained, model, tmp_path):
     ).removesuffix("\n")
     assert done.stderr == ""  # what is said of speed is for terminals
     (tmp_path / "prompts.txt").write_text("the t1w0\nthe\n")
-    done = quick_command(
+    done = in_process(
         *run, f"--prompts={tmp_path / 'prompts.txt'}", "--format=jsonl", "--samples=2", "--beams=3"
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -329,5 +329,5 @@ def test_the_command(quick_command, trained, model, tmp_path):
         (["--prompt=a", "--prompts=b"], "use one"),
         (["--prompt=the \udcff", "--top_p=0.5"], "UTF-8"),
     ]:
-        done = quick_command(*run, *flags)
+        done = in_process(*run, *flags)
         assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1

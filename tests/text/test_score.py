@@ -31,11 +31,14 @@ LINES = "the t1w1 the t1w2\n\nthe t5w0\nt3w3 <eos> the\n"
 
 
 @pytest.fixture
-def score(quick_command, trained):
+def command(trained):
+    return "-m", "adaptive_jax", "score", f"--workdir={trained}"
+
+
+@pytest.fixture
+def score(in_process, command):
     """`score(*flags, given=text)`: the command on the small run."""
-    return lambda *flags, **given: quick_command(
-        "-m", "adaptive_jax", "score", f"--workdir={trained}", *flags, **given
-    )
+    return lambda *flags, **given: in_process(*command, *flags, **given)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def model(trained):
     return adaptive_jax.load(trained)
 
 
-def test_lines_from_a_pipe_and_from_files(score, model, tmp_path):
+def test_lines_from_a_pipe_and_from_files(quick_command, command, score, model, tmp_path):
     """In order, a line for each, the last one without a line feed too; compressed or not."""
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + LINES.encode())
     for name, compress in PACKED.items():
@@ -52,7 +55,7 @@ def test_lines_from_a_pipe_and_from_files(score, model, tmp_path):
         f"{line.log_prob:.4f}\t{line.text}\n"
         for line in model.score([*LINES.splitlines(), *["the t5w0"] * len(PACKED)])
     )
-    done = score(tmp_path / "a.txt", *(tmp_path / name for name in PACKED))
+    done = quick_command(*command, tmp_path / "a.txt", *(tmp_path / name for name in PACKED))
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
     typed = LINES + "the t5w0\n" * len(PACKED)
     found = score("--line_buffered", "-", given=typed).stdout

@@ -233,7 +233,7 @@ def small(settings, tmp_path_factory):
     return small
 
 
-def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
+def test_a_run_goes_on_with_another_text(small, in_process, tmp_path):
     """It begins with what the first run learned, resumes without the flag and without that run,
     exactly, and refuses another.
     """
@@ -278,14 +278,14 @@ def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
         f"--workdir={tmp_path / 'wider'}",
         f"--init_from={tmp_path / 'elsewhere'}",
     ]
-    refused = quick_command("train.py", *arguments, "--config.input.factor=1")
+    refused = in_process("train.py", *arguments, "--config.input.factor=1")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert (
         "holds another model, whose parameter input/projection_1 is of shape (4, 8), and here of"
         " shape (8, 8)" in refused.stderr
     )
-    missing = quick_command("train.py", *arguments, "--init_checkpoint=77")
+    missing = in_process("train.py", *arguments, "--init_checkpoint=77")
     assert missing.returncode == 2
     assert "holds no checkpoint '77': it has steps 6" in missing.stderr
     assert not (tmp_path / "wider").exists()

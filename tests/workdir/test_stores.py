@@ -79,23 +79,27 @@ def test_paths(store, scheme):
 
 
 @pytest.mark.first
-def test_a_run_killed_while_it_saves(store, flags, start, quick_command, config, tmp_path):
+def test_a_run_killed_while_it_saves(store, flags, quick_command, in_process, config, tmp_path):
     """The same command on gs:// goes on from the checkpoint before, ends as a run on a disk
     digit for digit, and is evaluated.
     """
     train(config(**RUN), tmp_path / "disk")
     url = "gs://bucket/runs/a"
     store.stop_at = "checkpoints/4/commit_success.txt"
-    with start("train.py", *flags(url, **RUN)) as process:
+
+    def saving():
         assert store.stopped.wait(120)
-        process.send_signal(signal.SIGKILL)
+
+    run = "train.py", *flags(url, **RUN)
+    killed = quick_command(*run, env=store.variables, until=saving)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     names = store.names("bucket")
     assert any(name.startswith("runs/a/checkpoints/4/params/") for name in names)
     assert "runs/a/checkpoints/2/commit_success.txt" in names and "runs/a/.training" in names
     store.stop_at = None
     (path_of(url) / ".training").unlink()  # or the next training would wait for a sign of life
 
-    done = quick_command("train.py", *flags(url, **RUN), env=store.variables)
+    done = quick_command(*run, env=store.variables)
     assert done.returncode == 0, done.stderr
     assert (
         f"continuing {url} after 2 of 6 updates" in done.stdout
@@ -105,7 +109,7 @@ def test_a_run_killed_while_it_saves(store, flags, start, quick_command, config,
     assert ".training" not in [path.name for path in path_of(url).iterdir()]
     assert metrics(path_of(url), speeds=False) == metrics(tmp_path / "disk", speeds=False)
 
-    done = quick_command("evaluate.py", f"--workdir={url}", env=store.variables)
+    done = in_process("evaluate.py", f"--workdir={url}")
     assert done.returncode == 0, done.stderr
     ours = json.loads((path_of(url) / "eval" / "test-16-0-6.json").read_text())
     assert ours["nll"] == evaluate(tmp_path / "disk", Request())["nll"]
