@@ -37,6 +37,7 @@ _MODULES = {
     "frequency_order": "data.vocabulary.frequency",
     "linear_cross_entropy": "losses.cross_entropy",
     "load": "text.load",
+    "update_rows": "optimizers.row_sparse",
 }
 __all__ = sorted(_MODULES)
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
     from adaptive_jax.model.language_model import build as build
     from adaptive_jax.numerics.bands import Band as Band
     from adaptive_jax.numerics.batch import Batch as Batch
+    from adaptive_jax.optimizers.row_sparse import update_rows as update_rows
     from adaptive_jax.outputs.computed import AssembledTable as AssembledTable
     from adaptive_jax.outputs.computed import ComposedTable as ComposedTable
     from adaptive_jax.outputs.computed import MappedTable as MappedTable

@@ -1,0 +1,124 @@
+"""Row-sparse updates: of a table of millions of rows, an update reads and writes those alone that a
+batch looks up.
+
+A gradient of a whole table is as large as the table, and so is what an optimizer does with it. The
+gradient of the looked-up rows is as large as the batch: look the rows up first, differentiate by
+them, and give that gradient to `update_rows`.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.inputs.letters import distinct
+from adaptive_jax.numerics import arrays
+from adaptive_jax.numerics.products import sum_dtype
+
+
+def update_rows(
+    optimizer: optax.GradientTransformation,
+    table: Any,
+    state: Any,
+    ids: jax.Array,
+    gradient: Any,
+    *,
+    lazy: bool = False,
+) -> tuple[Any, Any]:
+    """One update of the rows of a table that a batch looked up; all other rows stay as they are.
+
+        optimizer = optax.adagrad(0.1)
+        state = optimizer.init(table)
+
+        @functools.partial(jax.jit, donate_argnums=(0, 1))
+        def update(table, state, ids):
+            loss, gradient = jax.value_and_grad(loss_of)(table[ids])
+            return *update_rows(optimizer, table, state, ids, gradient), loss
+
+    Time and memory go by the ids, not by the rows of the table, where the table and the state are
+    donated, as here; otherwise XLA copies both. The gradients of an id that occurs several times
+    are summed first. Then the optimizer sees these rows and their part of its state, as if there
+    were no others.
+
+    Gradient descent and Adagrad (Duchi et al. 2011), of a fixed rate or a schedule, are thereby
+    what they are with the gradient of the whole table. An optimizer that would also move rows
+    without a gradient, by momentum, decayed averages or weight decay, becomes another method, which
+    passes over these: lazy momentum, lazy Adam. It needs `lazy=True`. Counts of updates, by which
+    Adam corrects its moments, stay those of the whole table, as in TensorFlow's LazyAdam.
+
+    Args:
+        optimizer: of optax, elementwise, made outside `jax.jit`. A clip to a norm sees the norm of
+            these gradients alone.
+        table: `[rows, ...]`, or a tree of such arrays of the same rows, as a table and its bias.
+        state: `optimizer.init(table)`, or what the update before returned.
+        ids: rows that the batch looked up, whole numbers of any shape `[...]`, in any order.
+        gradient: of what `table[ids]` gave, `[..., *row]`; of a tree, a tree.
+        lazy: take an optimizer that becomes another method.
+
+    Returns:
+        The table and the state after the update.
+
+    Raises:
+        InputError: shapes that do not fit, an optimizer that needs `lazy=True`, or that keeps an
+            array that is neither a number nor shaped as the table; ids that do not exist. Inside
+            `jax.jit`, where ids are not known, those change nothing.
+    """
+    tables = jax.tree.map(jnp.asarray, table)
+    rows, shapes = _checked(tables, state)
+    if not lazy and _moves_all_rows(optimizer):
+        raise InputError(
+            "this optimizer also moves rows without a gradient, by momentum, decayed averages or"
+            " weight decay: use lazy=True for the method that leaves them, such as lazy Adam, or"
+            " optax.sgd or optax.adagrad"
+        )
+    ids = arrays.ids("ids", ids, rows, ...)
+    words, place = distinct(jnp.where(arrays.exists(ids, rows), ids, rows).ravel(), rows, 1)
+    number = jnp.arange(len(words), dtype=words.dtype)
+    words = jnp.where(words < rows, words, rows + number)  # padding: rows beyond, each another one
+    how = {"indices_are_sorted": True, "unique_indices": True}
+
+    def summed(table, gradient):
+        row = table.shape[1:]
+        gradient = arrays.floats("gradient", gradient, *ids.shape, *row).reshape(ids.size, *row)
+        zeros = jnp.zeros((len(words), *row), sum_dtype(table.dtype))
+        return zeros.at[place].add(gradient.astype(zeros.dtype)).astype(table.dtype)
+
+    def read(a):
+        return a.at[words].get(mode="fill", fill_value=0, **how) if a.shape in shapes else a
+
+    def write(a, new):
+        return a.at[words].set(new, mode="drop", **how) if a.shape in shapes else new
+
+    own, own_state = jax.tree.map(read, (tables, state))
+    changes, own_state = optimizer.update(jax.tree.map(summed, tables, gradient), own_state, own)
+    own = optax.apply_updates(own, changes)
+    return jax.tree.map(write, tables, own), jax.tree.map(write, state, own_state)
+
+
+def _checked(tables, state):
+    """The number of rows, and the shapes of all arrays that have a row for each."""
+    shapes = [a.shape for a in jax.tree.leaves(tables)]
+    if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
+        raise InputError(f"arrays of a table must have the same rows, got shapes {shapes}")
+    for a in jax.tree.leaves(state):
+        if a.shape and a.shape not in shapes:
+            raise InputError(
+                f"the optimizer keeps an array {list(a.shape)} beside a table {list(shapes[0])},"
+                " whose rows are not those of the table: use an elementwise optimizer, such as"
+                " optax.adagrad"
+            )
+    return shapes[0][0], shapes
+
+
+@functools.lru_cache(maxsize=64)
+def _moves_all_rows(optimizer):
+    """Whether a gradient of 0 changes a row or what the optimizer keeps of it."""
+    with jax.ensure_compile_time_eval():
+        row, none = jnp.ones(1), jnp.zeros(1)
+        _, before = optimizer.update(row, optimizer.init(row), row)
+        changes, after = optimizer.update(none, before, row)
+        kept = jax.tree.map(lambda a, b: not a.shape or bool((a == b).all()), before, after)
+        return bool((changes != 0).any()) or not all(jax.tree.leaves(kept))
