@@ -1,8 +1,14 @@
-"""What blocks are made of: affine maps, normalisation, and which of their results the backward pass
-reads.
+"""What blocks are made of: affine maps, normalisation, which of their results the backward pass
+reads, and the gathering of their parameters.
+
+A body whose parameters may be cut over devices has a field `gather`, which it calls on those of one
+layer just before it uses them, and says in `parameter_groups` which it calls it on. `gather(name,
+params)` takes what the body stores under `name`, cut, to what it computes with, whole.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +43,49 @@ class Dense(nn.Module):
         kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), shape[1:])
         return product(x.astype(self.dtype), kernel), bias
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters of a body that are gathered together.
+
+    Attributes:
+        names: under which the body has them: its own, or those of its layers.
+        dtype: that matrices are gathered in.
+        stacked: whether a first axis stacks equal blocks, of which one is gathered at a time.
+    """
+
+    names: tuple[str, ...]
+    dtype: Any = jnp.float32
+    stacked: bool = False
+
+
+def as_stored(name: str, params: Any) -> Any:
+    """The `gather` of parameters that every device has: changes nothing."""
+    return params
+
+
+def gathered(layer: Callable, gather: Callable) -> Callable:
+    """A layer, which is a class of modules or a function of a module, whose parameters are
+    `gather(params)`, a dict of those that are stored.
+    """
+
+    def whole(variables):
+        # `variables` is empty where there are no parameters.
+        return {collection: gather(params) for collection, params in variables.items()}
+
+    return nn.map_variables(layer, "params", whole)
+
+
+def gathered_twice(layer: Callable, gather: Callable, *, looped: bool = False) -> Callable:
+    """`gathered`, whose backward pass gathers anew. It keeps what `save_for_backward` marks, and
+    the results of NVIDIA's LSTM, which cannot be marked.
+
+    looped: whether the layer runs inside a loop, out of which the compiler takes nothing.
+    """
+    kept = jax.checkpoint_policies.save_from_both_policies(
+        policy("elementwise"), lambda primitive, *_, **__: primitive.name == "rnn_fwd"
+    )
+    return nn.remat(gathered(layer, gather), policy=kept, prevent_cse=not looped)
 
 
 def added(vectors: jax.Array, bias: jax.Array) -> jax.Array:

@@ -24,7 +24,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.bodies.blocks import added, ids_of
+from adaptive_jax.bodies.blocks import (
+    ParameterGroup,
+    added,
+    as_stored,
+    gathered_twice,
+    ids_of,
+    save_for_backward,
+)
 from adaptive_jax.bodies.positions import positions_in_segments
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.numerics.arrays import check_dtype, floats
@@ -67,7 +74,7 @@ class Convolution(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
         v = v.reshape(inputs, self.outputs)
         g = self.param("g", lambda _: norms(v, axis=0)) if self.normed else None
-        return added(_convolve(x, before, positions, v, g), bias)
+        return save_for_backward(added(_convolve(x, before, positions, v, g), bias))
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -251,6 +258,8 @@ class GatedConv(nn.Module):
         output_width: width that a linear layer at the end brings the hidden states to, as the
             released code has it before a full softmax; 0: no such layer.
         dtype: of the matrix products; parameters are float32.
+        gather: turns a block's stored parameters into the ones it computes with; see
+            `adaptive_jax.bodies.blocks`.
 
     Raises:
         InputError: blocks that are not written so or have more than 5 layers, an unknown name, or a
@@ -265,6 +274,7 @@ class GatedConv(nn.Module):
     dropout: float = 0.0
     output_width: int = 0
     dtype: jnp.dtype = jnp.float32
+    gather: Callable = as_stored
 
     def __post_init__(self):
         super().__post_init__()
@@ -293,6 +303,22 @@ class GatedConv(nn.Module):
         """The blocks as stages of equal ones; stage i has the parameters `blocks_i`."""
         return stages(self.blocks[0][2] if FORMS[self.form].entry else self.features, self.blocks)
 
+    @property
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """What `gather` is called on: one block, or a linear layer at the start or end, at a time.
+        Norms of weights are taken in float32, so those are gathered in it.
+        """
+        dtype, linear = jnp.float32 if self.weight_norm else self.dtype, []
+        linear += ["entry"] if FORMS[self.form].entry else []
+        linear += ["output"] if self.output_width else []
+        return (
+            *(ParameterGroup((name,), dtype) for name in linear),
+            *(
+                ParameterGroup((f"blocks_{i}",), dtype, stacked=stage.count > 1)
+                for i, stage in enumerate(self.stages)
+            ),
+        )
+
     @nn.compact
     def __call__(
         self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False
@@ -318,22 +344,31 @@ class GatedConv(nn.Module):
         if carry:
             _check_carry(carry, memory, rows, positions)
             memory = carry if batch is None else _reset(batch.reset, carry)
-        convolution = functools.partial(Convolution, dtype=self.dtype, normed=self.weight_norm)
-        form, after = FORMS[self.form], []
+        sizes = {"dtype": self.dtype, "normed": self.weight_norm}
+        convolution, form, after = functools.partial(Convolution, **sizes), FORMS[self.form], []
         x = vectors.astype(self.dtype)
         if form.entry:
             x = Dropout(self.dropout)(x, row_ids, train=train)
-            x = convolution(1, self.blocks[0][2], 1 - self.dropout, name="entry")(x)
+            entry = self._gathered(Convolution, "entry")
+            x = entry(1, self.blocks[0][2], 1 - self.dropout, **sizes, name="entry")(x)
         for i, stage in enumerate(self.stages):
-            kind, name = Block if stage.count == 1 else _repeated(stage.count), f"blocks_{i}"
-            activation = ACTIVATIONS[self.activation]
+            name, activation = f"blocks_{i}", ACTIVATIONS[self.activation]
+            kind = self._gathered(Block, name, looped=stage.count > 1)
+            kind = _repeated(kind, stage.count) if stage.count > 1 else kind
             block = kind(stage, convolution, activation, form, self.dropout, train, name=name)
             x, state = block(x, memory[i], positions, row_ids)
             after.append(state)
         if self.output_width:
-            x = convolution(1, self.output_width, 1.0, name="output")(x)
+            output = self._gathered(Convolution, "output")
+            x = output(1, self.output_width, 1.0, **sizes, name="output")(x)
             x = Dropout(self.dropout)(x, row_ids, train=train)
         return x, tuple(after) if carry else ()
+
+    def _gathered(self, layer, name, looped=False):
+        """A class of layers, for the one of this name."""
+        if self.gather is as_stored:
+            return layer
+        return gathered_twice(layer, functools.partial(self.gather, name), looped=looped)
 
     def initial_carry(self, rows: int) -> tuple:
         """The carry of rows that start: zeros for the last `kernel - 1` inputs of every layer.
@@ -360,12 +395,12 @@ class GatedConv(nn.Module):
         return self.initial_carry(rows)
 
 
-def _repeated(count):
-    """A block that runs `count` times under one scan; memory has the axis of blocks after that
-    of rows.
+def _repeated(block, count):
+    """A class of blocks that runs `count` times under one scan; memory has the axis of blocks after
+    that of rows.
     """
     return nn.scan(
-        Block,
+        block,
         variable_axes={"params": 0, "penalties": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=(1, nn.broadcast, nn.broadcast),

@@ -1,6 +1,6 @@
 """LSTMs: plain, and with the dropouts and penalties of AWD-LSTM."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.experimental import rnn
 
-from adaptive_jax.bodies.blocks import ids_of
+from adaptive_jax.bodies.blocks import (
+    ParameterGroup,
+    as_stored,
+    gathered_twice,
+    ids_of,
+    save_for_backward,
+)
 from adaptive_jax.bodies.positions import positions_in_segments
 from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
 from adaptive_jax.numerics.arrays import check_dtype, floats
@@ -126,6 +132,8 @@ class LSTM(nn.Module):
             function is the same, but both get the gradient. Their sum moves twice as far, counts
             twice in the norm that is clipped, and starts with twice the variance.
         dtype: of the matrix products and hidden states; parameters, cells and sums are float32.
+        gather: turns a layer's stored parameters into the ones it computes with; see
+            `adaptive_jax.bodies.blocks`.
 
     Raises:
         InputError: no widths, or a number that is out of range.
@@ -136,6 +144,7 @@ class LSTM(nn.Module):
     dropout: float = 0.1
     biases: int = 1
     dtype: jnp.dtype = jnp.float32
+    gather: Callable = as_stored
 
     locked: ClassVar[bool] = False  # one mask for all steps
 
@@ -157,6 +166,16 @@ class LSTM(nn.Module):
     def output_features(self) -> int:
         """Width of the hidden states."""
         return self.widths[-1]
+
+    @property
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """What `gather` is called on: one layer at a time. Its gradients are sums in float32, so it
+        is gathered in that.
+        """
+        kinds = "input", "recurrent", *("bias", "recurrent_bias")[: self.biases]
+        return tuple(
+            ParameterGroup(tuple(f"{kind}_{i}" for kind in kinds)) for i in range(len(self.widths))
+        )
 
     @nn.compact
     def __call__(
@@ -190,7 +209,7 @@ class LSTM(nn.Module):
         ]
         hidden = drops[0](vectors.astype(self.dtype), row_ids, train=train)
         for i, drop in enumerate(drops[1:]):
-            raw, states[i] = lstm(hidden, self._weights(i, train), states[i], starts)
+            raw, states[i] = self._layer(i, train)(self, hidden, states[i], starts)
             hidden = drop(raw, row_ids, train=train)
         if train:
             self._penalise(raw, hidden, batch)
@@ -214,6 +233,22 @@ class LSTM(nn.Module):
 
     def _penalise(self, raw, hidden, batch):
         """Sows penalties on the last layer's hidden states, before and after dropout."""
+
+    def _layer(self, i, train):
+        """Layer `i`, a function of this module, vectors, a state and starts."""
+
+        def layer(module, hidden, state, starts):
+            return lstm(hidden, module._weights(i, train), state, starts)
+
+        if self.gather is as_stored:
+            return layer
+        names = self.parameter_groups[i].names
+
+        def gather(params):
+            whole = {name: self.gather(name, params[name]) for name in names}
+            return dict(params) | whole
+
+        return gathered_twice(layer, gather)
 
     def _weights(self, i, train):
         width, inputs = self.widths[i], (self.features, *self.widths)[i]
@@ -391,7 +426,8 @@ def _forward(x, weights, state, keep):
     after, (hidden, cells, gates) = jax.lax.fori_loop(
         0, len(x), step, (tuple(state), (hiddens, cells, pushed))
     )
-    return (hidden, State(*after)), (x, weights, state, keep, hidden, cells, gates.astype(dtype))
+    made = save_for_backward((hidden, cells, gates.astype(dtype)))
+    return (made[0], State(*after)), (x, weights, state, keep, *made)
 
 
 def _backward(saved, gradient):

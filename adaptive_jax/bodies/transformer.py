@@ -14,7 +14,10 @@ from adaptive_jax.bodies.blocks import (
     REMAT,
     Dense,
     LayerNorm,
+    ParameterGroup,
     added,
+    as_stored,
+    gathered,
     ids_of,
     policy,
     save_for_backward,
@@ -33,6 +36,8 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout import drop, row_seeds
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.numerics.platforms import platform
+
+BLOCKS = "blocks"  # the parameters of all blocks, stacked along a first axis
 
 
 class Cache(NamedTuple):
@@ -175,7 +180,7 @@ class Transformer(nn.Module):
             "none" on CPUs, "elementwise" elsewhere.
         dtype: of the matrix products; parameters, normalisation and attention weights are float32.
         gather: turns a block's stored parameters into the ones it computes with; see
-            `sharding.gathering`.
+            `adaptive_jax.bodies.blocks`.
 
     Raises:
         InputError: heads that do not divide the features, an odd number of features, an unknown
@@ -195,7 +200,7 @@ class Transformer(nn.Module):
     max_positions: int = 1_024
     remat: str = "auto"
     dtype: jnp.dtype = jnp.float32
-    gather: Callable = lambda params: params
+    gather: Callable = as_stored
 
     block: ClassVar[type[nn.Module]] = Block
 
@@ -216,6 +221,13 @@ class Transformer(nn.Module):
     def attention_flops(self, length: int) -> int:
         """FLOPs per token of the products of queries, keys and values, in rows of `length`."""
         return 4 * self.layers * length * self.features
+
+    @property
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        """What `gather` is called on, block by block. Blocks cast their matrices to `dtype` anyway;
+        to gather first and then cast would move twice the bytes of bfloat16.
+        """
+        return (ParameterGroup((BLOCKS,), self.dtype, stacked=True),)
 
     @nn.compact
     def __call__(
@@ -252,13 +264,11 @@ class Transformer(nn.Module):
             x += positions[where]
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
-        def gather(variables):
-            # `variables` is empty at initialisation.
-            return {name: self.gather(params) for name, params in variables.items()}
-
         # A loop copies what it keeps of each block into one array.
         unroll = train and platform() == "gpu"
-        block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
+        block = self.block
+        if self.gather is not as_stored:
+            block = gathered(block, functools.partial(self.gather, BLOCKS))
         blocks = nn.scan(
             # Outside of a loop, the compiler would take what is recomputed from the forward pass,
             # which would have to keep it.
@@ -279,7 +289,7 @@ class Transformer(nn.Module):
             slopes=alibi_slopes(self.heads) if self.positions == "alibi" else (),
             dtype=self.dtype,
             train=train,
-            name="blocks",
+            name=BLOCKS,
         )
         x, cache = blocks(
             x, (carry.keys, carry.values) if carry else (), seen, segment_ids, row_ids

@@ -133,7 +133,7 @@ class SavedRun(NamedTuple):
                 a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
             ),
             shapes,
-            sharding.parameter_specs(shapes, mesh),
+            sharding.parameter_specs(shapes, mesh, model),
         )
         step, params = read_parameters(self.workdir, checkpoint, like)
         arrays = put_lexicon(model, words, mesh)

@@ -416,7 +416,7 @@ def on_devices(
     return jax.shard_map(
         full_precision(local, model.body),
         mesh=mesh,
-        in_specs=(sharding.parameter_specs(parameter_shapes(model), mesh), *in_specs),
+        in_specs=(sharding.parameter_specs(parameter_shapes(model), mesh, model), *in_specs),
         out_specs=out_specs,
         check_vma=False,
     )

@@ -38,8 +38,8 @@ def make_gradients(
 
     Each device sums the gradients of its own rows, microbatch after microbatch. Gradients are
     summed over devices once, after the last microbatch; on accelerators with one microbatch, those
-    of each block during the backward pass. Dropout is a function of seed, step and row id, so no
-    layout of devices and microbatches changes it.
+    of each of the body's layers during the backward pass. Dropout is a function of seed, step and
+    row id, so no layout of devices and microbatches changes it.
 
     shares_tables: `stored` is the costly part of the composed tables (`composition.encoded`), of
         all words and replicated. Where it is `{}` it is computed, and returned; otherwise it is
@@ -47,7 +47,7 @@ def make_gradients(
         is always `{}`.
     train: False for the loss as it is evaluated: no dropout, penalties and regularisation.
     """
-    specs = sharding.parameter_specs(parameter_shapes(model), mesh)
+    specs = sharding.parameter_specs(parameter_shapes(model), mesh, model)
 
     def loss_of(params_and_tables, local, stored, lexicon, batch, carry, key):
         (params, tables), (local_model, gather) = params_and_tables, local
@@ -67,8 +67,8 @@ def make_gradients(
         key = jax.random.fold_in(jax.random.key(seed), step)
         # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as
         # varying.
-        by_block = len(batch.inputs) == 1 and platform() != "cpu" and not axes
-        local = sharding.gathering(model, parameter_shapes(model), mesh, by_block)
+        by_layer = len(batch.inputs) == 1 and platform() != "cpu" and not axes
+        local = sharding.gathering(model, parameter_shapes(model), mesh, by_layer)
         tables, inputs, pull = compose_for_update(*local, mesh)(
             params, lexicon, batch.inputs, key if train else None, stored
         )
@@ -90,7 +90,7 @@ def make_gradients(
         if tables:
             gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
         gradients, sums = sharding.sum_over_devices(
-            mesh, (gradients, sums), (specs, Sums(whole, whole, whole)), by_block
+            mesh, (gradients, sums), (specs, Sums(whole, whole, whole)), model, by_layer
         )
         if shares_tables and not stored:  # without the rows that filled up the last device's share
             stored = jax.tree.map(

@@ -1,14 +1,18 @@
-"""Where rows and parameters lie: rows are split over all devices, parameters over the axis `FSDP`
+"""Where rows and parameters lie: rows are split over all devices, parameters over the axes `FSDP`
 only.
 
-Devices form a grid of two axes. With fsdp 1, every device holds all parameters (data parallelism).
-With fsdp n, each of n devices holds 1/n of every matrix (fully sharded data parallelism; ZeRO,
-Rajbhandari et al. 2020): a block's matrices are gathered just before they are used, in the forward
-and in the backward pass, and their gradients are summed into shards. Layers run under `shard_map`
-on the rows of one device: no sort, hidden state or logit crosses devices.
+Devices form a grid [data, fsdp_outer, fsdp_inner]. With fsdp 1, every device holds all parameters
+(data parallelism). With fsdp n, each of n devices holds 1/n of every matrix (fully sharded data
+parallelism; ZeRO, Rajbhandari et al. 2020), see `parameter_specs`: the matrices of a body's layer
+are gathered just before they are used, in the forward and in the backward pass, and their gradients
+are summed into shards. Which are gathered together is what the body says, see
+`adaptive_jax.bodies.blocks`; all others, such as tables, are gathered before the model runs. Layers
+run under `shard_map` on the rows of one device: no sort, hidden state or logit crosses devices.
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,18 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.meshes import axes_of
 
-DATA, FSDP = "data", "fsdp"
-BATCH_AXES = (DATA, FSDP)  # rows are split over both
-BLOCKS = "blocks"  # the parameters of a body's blocks, stacked along a first axis
+DATA = "data"
+OUTER, INNER = FSDP = ("fsdp_outer", "fsdp_inner")
+BATCH_AXES = (DATA, *FSDP)  # rows are split over all
 
 
 def device_mesh(fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Devices, all by default, as a grid [data, fsdp]; those of one host are neighbours, so they
+    """Devices, all by default, as a grid, see `grid`; those of one host are neighbours, so they
     hold consecutive rows.
 
     So are the hosts of one slice of TPUs, whose chips share a fast network.
@@ -44,9 +48,21 @@ def device_mesh(fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> M
         raise InputError(
             f"fsdp={fsdp} does not divide the {len(devices)} device(s): choose a number that does"
         )
-    return Mesh(
-        np.reshape(devices, (-1, fsdp)), BATCH_AXES, axis_types=(AxisType.Auto, AxisType.Auto)
-    )
+    sizes = grid(len(devices), fsdp)
+    return Mesh(np.reshape(devices, sizes), BATCH_AXES, axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def abstract_mesh(devices: int, fsdp: int) -> AbstractMesh:
+    """`device_mesh` of so many devices, which need not exist."""
+    return AbstractMesh(grid(devices, fsdp), BATCH_AXES)
+
+
+def grid(devices: int, fsdp: int) -> tuple[int, int, int]:
+    """Sizes of the axes `BATCH_AXES`: fsdp is the product of the last two, as equal as can be, the
+    smaller one first: (1, 2, 4) for 8 devices that share one copy.
+    """
+    outer = max(n for n in range(1, math.isqrt(fsdp) + 1) if fsdp % n == 0)
+    return devices // fsdp, outer, fsdp // outer
 
 
 def _slice(device):
@@ -103,81 +119,170 @@ def sum_over_hosts(count: int) -> int:
     )
 
 
-def parameter_specs(tree: Any, mesh: Mesh) -> Any:
-    """The layout of parameters, or of a tree that has their structure (gradients, momentum): a tree
-    of PartitionSpec.
+def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
+    """The layout of the model's parameters, or of a tree that has their structure (gradients,
+    momentum): a tree of PartitionSpec.
 
-    Vectors are replicated. A matrix is split over `FSDP` along its first axis that fsdp divides,
-    not counting the axis that stacks blocks. So a table is split by rows, or by width if its rows
-    do not divide: as many bytes either way.
+    A matrix is split over `FSDP` along its first axis that fsdp divides, not counting an axis that
+    stacks blocks. So a table is split by rows, or by width if its rows do not divide: as many bytes
+    either way. Where fsdp divides no axis, as 8 none of [5, 850, 1700], it is split along two,
+    into 2 x 4 parts; or along one over the larger axis of devices alone, into 4; or into 2.
+
+    Replicated are vectors, and matrices of which no axis divides. Padding would split these, but
+    shapes of the state would be those of no checkpoint. At 8 devices it would save two of the rows
+    in configs/ 80 MB a device with momentum (billion_word:gcnn_13 and wikitext103:awd_sm_small,
+    whose tables have an odd number of words), and the others less than 10 MB.
     """
-    parts = mesh.shape[FSDP]
 
     def spec(path, a):
-        stacked = _stacked(path)
-        if parts > 1 and len(a.shape) - stacked >= 2:
-            for axis in range(stacked, len(a.shape)):
-                if a.shape[axis] % parts == 0:
-                    return PartitionSpec(*[None] * axis, FSDP)
-        return PartitionSpec()
+        stacked = is_stacked(path, model)
+        cut = _cut(a.shape[stacked:], mesh)
+        return PartitionSpec(*[None] * stacked, *cut) if cut else PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec, tree)
 
 
-def gathering(model: Any, params: Any, mesh: Mesh, by_block: bool = False) -> tuple[Any, Any]:
+def is_stacked(path: tuple, model: Any) -> bool:
+    """Whether the first axis of the parameter at a tree's `path` stacks blocks of the body."""
+    name = _name_in_body(path)
+    return any(group.stacked and name in group.names for group in _groups(model))
+
+
+def _cut(shape, mesh):
+    """The axes of `mesh` over which each axis of an array is split; `()` where none is."""
+    if len(shape) < 2:
+        return ()
+    ways = [{axis: FSDP} for axis in range(len(shape))]
+    ways += [{i: OUTER, j: INNER} for i, j in itertools.permutations(range(len(shape)), 2)]
+    ways += [{axis: name} for name in (INNER, OUTER) for axis in range(len(shape))]
+    for way in ways:
+        sizes = {axis: _size(mesh, _names_of(entry)) for axis, entry in way.items()}
+        if all(n > 1 and shape[axis] % n == 0 for axis, n in sizes.items()):
+            return tuple(way.get(axis) for axis in range(max(way) + 1))
+    return ()
+
+
+def shards(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> int:
+    """The number of shards that an array is split into."""
+    return _size(mesh, _names(spec))
+
+
+def fsdp_of(mesh: Mesh | AbstractMesh) -> int:
+    """Devices that share one copy of the parameters."""
+    return _size(mesh, FSDP)
+
+
+def _size(mesh, names):
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def _names_of(entry):
+    """The names in an entry of a PartitionSpec, which is one, several or None."""
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def _names(spec):
+    return [name for entry in spec for name in _names_of(entry)]
+
+
+def _groups(model):
+    return getattr(model.body, "parameter_groups", ())
+
+
+def _name_in_body(path):
+    """The name that the body has for a parameter, or for the layer of it; None for others."""
+    keys = [getattr(key, "key", None) for key in path]
+    return keys[keys.index("body") + 1] if "body" in keys[:-1] else None
+
+
+def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
+    """The most bytes of split matrices that a device of `mesh` has whole at once: all that are
+    gathered before the model runs, and those of the largest layer.
+
+    params: the model's parameters or their shapes, not sharded.
+    """
+    specs, body = parameter_specs(params, mesh, model), params.get("body", {})
+
+    def size(tree, specs, dtype=jnp.float32):
+        sizes = jax.tree.map(
+            lambda a, spec: a.size * jnp.dtype(dtype).itemsize * bool(_names(spec)), tree, specs
+        )
+        return sum(jax.tree.leaves(sizes))
+
+    layers, total = [], size(params, specs)
+    for group in _groups(model):
+        of_group = [(body[name], specs["body"][name]) for name in group.names]
+        total -= sum(size(*pair) for pair in of_group)
+        stack = len(jax.tree.leaves(of_group[0][0])[0]) if group.stacked else 1
+        layers.append(sum(size(*pair, group.dtype) for pair in of_group) // stack)
+    return total + max(layers, default=0)
+
+
+def gathering(model: Any, params: Any, mesh: Mesh, by_layer: bool = False) -> tuple[Any, Any]:
     """The model and a function of its parameters, for use on one device of `mesh` under
     `shard_map`.
 
     Args:
         params: the model's parameters or their shapes, not sharded.
-        by_block: sum a block's gradients over all devices inside the backward pass, where the next
-            block can be computed meanwhile.
+        by_layer: sum a layer's gradients over all devices inside the backward pass, where the next
+            layer can be computed meanwhile.
 
     Returns:
         `(model, gather)`: `model.apply({"params": gather(shards)}, ...)` computes with a device's
-        shards what the given model computes with all parameters. The body's blocks are gathered one
-        at a time, in the body's dtype.
+        shards what the given model computes with all parameters. The body gathers its own
+        `parameter_groups`, one at a time, in their dtype.
     """
-    specs = parameter_specs(params, mesh)
-    stacked = specs.get("body", {}).get(BLOCKS, {})  # a body may have no parameters
-    if mesh.shape[FSDP] == 1 and not (by_block and stacked):
+    groups = _groups(model)
+    if mesh.size == 1 or not ((by_layer and groups) or fsdp_of(mesh) > 1):
         return model, lambda shards: shards
-    # Without the axis that stacks.
-    of_block = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), stacked)
+    specs = parameter_specs(params, mesh, model)
+    group_of = {name: group for group in groups for name in group.names}
 
-    def gather_block(shards):
-        if by_block:
+    def gather_layer(name, shards):
+        group, of_layer = group_of[name], specs["body"][name]
+        if group.stacked:  # the layer has no axis that stacks
+            of_layer = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), of_layer)
+        if by_layer:
             shards = jax.tree.map(
-                lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec, a)), shards, of_block
+                lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec, a)), shards, of_layer
             )
-        # Blocks cast their matrices to this dtype anyway; to gather first and then cast would move
-        # twice the bytes of bfloat16.
-        gather = functools.partial(_gather, dtype=model.body.dtype)
-        return jax.tree.map(gather, shards, of_block)
+        return jax.tree.map(functools.partial(_gather, mesh, group.dtype), shards, of_layer)
 
     def gather(shards):
         # Tables stay float32: a lookup adds the gradients of many tokens into one row.
-        others = jax.tree.map(lambda spec: PartitionSpec(), stacked)
-        specs_now = specs | ({"body": specs["body"] | {BLOCKS: others}} if stacked else {})
-        return jax.tree.map(_gather, shards, specs_now)
+        def whole(path, shard, spec):
+            later = _name_in_body(path) in group_of
+            return shard if later else _gather(mesh, jnp.float32, shard, spec)
 
-    return (model.clone(body=model.body.clone(gather=gather_block)) if stacked else model), gather
+        return jax.tree_util.tree_map_with_path(whole, shards, specs)
+
+    return (model.clone(body=model.body.clone(gather=gather_layer)) if groups else model), gather
 
 
-def _gather(shard, spec, dtype=jnp.float32):
+def _gather(mesh, dtype, shard, spec):
     """The whole matrix in `dtype`; its gradient is summed over devices, in float32, into their
     float32 shards.
     """
-    return _all_gather(shard, spec.index(FSDP), jnp.dtype(dtype)) if FSDP in spec else shard
+    axes = tuple(
+        (axis, tuple(name for name in _names_of(entry) if mesh.shape[name] > 1))
+        for axis, entry in enumerate(spec)
+        if entry is not None
+    )
+    return _all_gather(shard, axes, jnp.dtype(dtype)) if axes else shard
 
 
-def _cast_and_gather(shard, axis, dtype):
-    return jax.lax.all_gather(shard.astype(dtype), FSDP, axis=axis, tiled=True)
+def _cast_and_gather(shard, axes, dtype):
+    matrix = shard.astype(dtype)
+    for axis, names in axes:
+        matrix = jax.lax.all_gather(matrix, names, axis=axis, tiled=True)
+    return matrix
 
 
-def _sum_into_shards(axis, dtype, _, gradient):
+def _sum_into_shards(axes, dtype, _, gradient):
     gradient = gradient.astype(jnp.float32)
-    return (jax.lax.psum_scatter(gradient, FSDP, scatter_dimension=axis, tiled=True),)
+    for axis, names in reversed(axes):
+        gradient = jax.lax.psum_scatter(gradient, names, scatter_dimension=axis, tiled=True)
+    return (gradient,)
 
 
 _all_gather = jax.custom_vjp(_cast_and_gather, nondiff_argnums=(1, 2))
@@ -186,24 +291,22 @@ _all_gather = jax.custom_vjp(_cast_and_gather, nondiff_argnums=(1, 2))
 _all_gather.defvjp(lambda *arguments: (_cast_and_gather(*arguments), None), _sum_into_shards)
 
 
-def sum_over_devices(mesh: Mesh, values: Any, specs: Any, by_block: bool = False) -> Any:
+def sum_over_devices(
+    mesh: Mesh, values: Any, specs: Any, model: Any, by_layer: bool = False
+) -> Any:
     """Sums over all devices what each computed on its own rows: a tree with the structure of
     `specs`, their layout.
 
-    Gradients of sharded parameters are already summed over `FSDP`, by `gathering`, and with
-    `by_block` those of blocks over all.
+    Gradients of sharded parameters are already summed over the axes that split them, by
+    `gathering`, and with `by_layer` those of the body's `parameter_groups` over all.
     """
+    summed = {name for group in _groups(model) for name in group.names} if by_layer else set()
 
     def add(path, a, spec):
-        done = by_block and _stacked(path)
+        done = _name_in_body(path) in summed
         return a if done else _sum(a, _axes_to_sum(mesh, spec, a))
 
     return jax.tree_util.tree_map_with_path(add, values, specs)
-
-
-def _stacked(path):
-    """1 for a parameter of blocks, which stands behind an axis that stacks them; else 0."""
-    return int(any(getattr(key, "key", None) == BLOCKS for key in path))
 
 
 def _axes_to_sum(mesh, spec, a):
@@ -213,7 +316,7 @@ def _axes_to_sum(mesh, spec, a):
     return tuple(
         axis
         for axis in BATCH_AXES
-        if axis not in spec and (mesh.shape[axis] > 1 or axis in axes_of(a))
+        if axis not in _names(spec) and (mesh.shape[axis] > 1 or axis in axes_of(a))
     )
 
 

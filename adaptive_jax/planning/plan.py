@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
-from jax.sharding import AbstractMesh
 
 from adaptive_jax.data.batches.layouts import check_layout, scored_break_mode
 from adaptive_jax.errors import InputError, check_at_least
@@ -22,7 +21,14 @@ from adaptive_jax.model.language_model import (
     variable_shapes,
 )
 from adaptive_jax.optimizers import optim
-from adaptive_jax.parallel.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
+from adaptive_jax.parallel.sharding import (
+    abstract_mesh,
+    accumulation,
+    gathered_bytes,
+    is_stacked,
+    parameter_specs,
+    shards,
+)
 
 TOKENS = 4_096  # that a device holds at a time where neither config nor memory says how many
 ROOM = 2  # times the memory of parameters, optimizer and gradients; the rest is for activations
@@ -42,6 +48,8 @@ class Plan(NamedTuple):
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.parallel.sharding`.
         flops_per_token: FLOPs to train on a token, see `training_flops`.
         state_bytes: bytes of parameters and the optimizer's state on each device.
+        gathered_bytes: the most bytes of other devices' shares, and its own, that a device has as
+            whole matrices at once: all tables and the largest layer; 0 where every device has all.
         vector_bytes: bytes of the word vectors of a microbatch on each device, the least of its
             activations.
     """
@@ -57,6 +65,7 @@ class Plan(NamedTuple):
     fsdp: int
     flops_per_token: float
     state_bytes: int
+    gathered_bytes: int
     vector_bytes: int
 
 
@@ -80,11 +89,11 @@ def make_plan(
     state = shapes, jax.eval_shape(optim.from_config(config).init, shapes)
 
     def state_bytes(fsdp):
-        return _sharded_bytes(state, devices, fsdp)
+        return _sharded_bytes(model, state, devices, fsdp)
 
     def with_gradients(fsdp):
         # Those of a microbatch, and their sum.
-        return state_bytes(fsdp) + 2 * _sharded_bytes(shapes, devices, fsdp)
+        return state_bytes(fsdp) + 2 * _sharded_bytes(model, shapes, devices, fsdp)
 
     fsdp = config["fsdp"] or _fewest(with_gradients, devices, memory)
     if devices % fsdp:
@@ -105,6 +114,7 @@ def make_plan(
         fsdp=fsdp,
         flops_per_token=training_flops(model, length),
         state_bytes=state_bytes(fsdp),
+        gathered_bytes=gathered_bytes(shapes, abstract_mesh(devices, fsdp), model),
         vector_bytes=4 * per_device * length * model.body.features,
     )
 
@@ -150,18 +160,17 @@ def training_flops(model: LanguageModel, length: int) -> float:
     bands = jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.bands()), shapes)
     attention = getattr(model.body, "attention_flops", lambda length: 0)(length)
     layers = {name: shapes["params"].get(name, {}) for name in ("input", "body")}
-    return 3 * (2 * multiplied(layers) + attention + model.output.flops(bands))
+    return 3 * (2 * multiplied(model, layers) + attention + model.output.flops(bands))
 
 
-def multiplied(params: Mapping) -> int:
+def multiplied(model: LanguageModel, params: Mapping) -> int:
     """How many numbers of parameters, or of their shapes, vectors are multiplied with: those of
     matrices, without the tables from which vectors are taken.
     """
     return sum(
         math.prod(a.shape)
         for path, a in jax.tree.leaves_with_path(params)
-        if len(a.shape) - any(key.key == BLOCKS for key in path) >= 2
-        and not path[-1].key.startswith(TABLES)
+        if len(a.shape) - is_stacked(path, model) >= 2 and not path[-1].key.startswith(TABLES)
     )
 
 
@@ -183,8 +192,9 @@ def choose_fsdp(
     """
     if config["fsdp"]:
         return math.gcd(config["fsdp"], devices)
-    shapes = parameter_shapes(build(config, vocabulary_size))
-    return _fewest(lambda fsdp: _sharded_bytes(shapes, devices, fsdp), devices, memory)
+    model = build(config, vocabulary_size)
+    shapes = parameter_shapes(model)
+    return _fewest(lambda fsdp: _sharded_bytes(model, shapes, devices, fsdp), devices, memory)
 
 
 def rows_to_score(config: Mapping, window: int) -> int:
@@ -201,7 +211,7 @@ def describe(plan: Plan) -> str:
         f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output")
     )
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
-    return (
+    lines = (
         f"parameters   {parameters['total'] / 1e6:,.1f}M  ({parts})\n"
         f"vocabulary   {plan.vocabulary_size:,} words\n"
         f"update       {plan.tokens_per_update:,} tokens = {plan.accumulation} x"
@@ -210,6 +220,12 @@ def describe(plan: Plan) -> str:
         f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update\n"
         f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer"
     )
+    if plan.fsdp > 1:
+        lines += (
+            f"\ngathered     {plan.gathered_bytes / 1e9:,.2f} GB a device at once: all tables, and"
+            " a layer of the body"
+        )
+    return lines
 
 
 def _count(shapes):
@@ -222,10 +238,11 @@ def _fewest(needed: Callable[[int], int], devices: int, memory: int | None) -> i
     return next((n for n in choices if memory is None or ROOM * needed(n) <= memory), devices)
 
 
-def _sharded_bytes(tree, devices, fsdp):
+def _sharded_bytes(model, tree, devices, fsdp):
     """Bytes of one device's share of parameters, or of a state that has their structure."""
-    specs = parameter_specs(tree, AbstractMesh((devices // fsdp, fsdp), (DATA, FSDP)))
+    mesh = abstract_mesh(devices, fsdp)
+    specs = parameter_specs(tree, mesh, model)
     sizes = jax.tree.map(
-        lambda a, spec: a.size * a.dtype.itemsize // (fsdp if FSDP in spec else 1), tree, specs
+        lambda a, spec: a.size * a.dtype.itemsize // shards(spec, mesh), tree, specs
     )
     return sum(jax.tree.leaves(sizes))

@@ -196,7 +196,7 @@ def _program(function, model, mesh, carries):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
         return function(functools.partial(local_model.apply, variables), *arrays)
 
-    specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole
+    specs = sharding.parameter_specs(shapes, mesh, model), whole, whole, whole
     local = jax.shard_map(
         full_precision(local, model.body),
         mesh=mesh,

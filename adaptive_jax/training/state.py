@@ -81,7 +81,7 @@ def shape_of_state(
         lambda params: _first(model, optimizer, params, rows), parameter_shapes(model)
     )
     tables = encoded_shapes(model) if sparse else {}
-    specs = sharding.parameter_specs(shapes._replace(carry=()), mesh)
+    specs = sharding.parameter_specs(shapes._replace(carry=()), mesh, model)
     specs = specs._replace(
         carry=jax.tree.map(lambda a: sharding.batch_spec(1), shapes.carry),
         tables=jax.tree.map(lambda a: PartitionSpec(), tables),

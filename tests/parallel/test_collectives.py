@@ -4,6 +4,7 @@ update needs.
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.parallel.test_sharding import crossing
@@ -39,10 +40,15 @@ layers = {
     },
 }
 model = build(layers, 103)
+bodies = {
+    "gcnn": {"name": "gated_conv", "features": 16, "blocks": ((1, 3, 14), (2, 2, 16))},
+    "awd": {"name": "awd_lstm", "features": 16, "widths": (7, 16), "dropout": 0.1},
+}
+others = {name: build(layers | {"body": body}, 103) for name, body in bodies.items()}
 
 platform = gradients.platform
 
-def updates(backend, devices, fsdp, runs):
+def updates(backend, devices, fsdp, runs, model=model):
     gradients.platform = lambda: (
         backend
     )  # accelerators sum the gradients of a block as soon as they have them
@@ -84,7 +90,9 @@ json.dump(
         "one": updates("cpu", 1, 1, 3),
         "blocks": updates("gpu", 8, 1, 3),
         "blocks_cut": updates("gpu", 8, 4, 3),
-    },
+    }
+    | {f"one_{name}": updates("cpu", 1, 1, 3, other) for name, other in others.items()}
+    | {f"cut_{name}": updates("gpu", 8, 4, 3, other) for name, other in others.items()},
     open(sys.argv[1], "w"),
 )
 gradients.platform = platform
@@ -111,6 +119,16 @@ def test_what_is_returned_as_replicated_is(results):
         "body']['blocks']" in results["forgotten"]
         and "inferred to be possibly varying" in results["forgotten"]
     )
+
+
+@pytest.mark.parametrize("body", ["gcnn", "awd"])
+def test_layers_of_other_bodies_sum_their_gradients_too(results, body):
+    """With the sums of every layer in the backward pass, losses and norms are those of one
+    device.
+    """
+    one, found = (np.array(results[f"{grid}_{body}"]["losses"]) for grid in ("one", "cut"))
+    assert one[0, 0] - one[-1, 0] > 0.02
+    np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
 @pytest.mark.parametrize("grid", ["blocks", "blocks_cut"])

@@ -6,10 +6,13 @@ import functools
 import json
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import sharding
@@ -41,6 +44,22 @@ LAYERS = {
         ),
     },
 }
+# Matrices of whose axes 8 divides none: 14 x 28 lies in 2 x 4 parts, 7 x 28 in 4, 7 x 7 in 1.
+LAYERS["gcnn"] = LAYERS["adp_t"] | {
+    "body": (
+        {"name": "gated_conv", "features": 16, "form": "fairseq", "output_width": 16}
+        | {"blocks": ((1, 3, 14), (2, 2, 14, 1, 14)), "dropout": 0.1}
+    ),
+}
+LAYERS["awd"] = LAYERS["adp_t"] | {
+    "body": {"name": "awd_lstm", "features": 16, "widths": (7, 16), "weight_drop": 0.3},
+}
+# What is gathered in turn: first a quarter, where a matrix lies in 2 x 4 parts.
+IN_TURN = {
+    "gcnn": ["1x16x14", "3x14x7", "3x14x28", "1x14x16", "1x14x16", "3x14x7", "3x14x28", "1x16x14"],
+    "awd": ["16x28", "7x28", "7x64", "16x64", "7x64", "16x64", "16x28", "7x28"],
+}
+IN_LOOPS = {"gcnn": 2 * ["2x14x7", "2x14x28", "1x14x7", "1x14x28"], "awd": []}
 LAYERS["composed"] = LAYERS["cnn"] | {"output": {"name": "softmax", "table": {"name": "tied"}}}
 GRIDS = {  # devices, fsdp, microbatches of an update
     "adp_t": {
@@ -51,6 +70,8 @@ GRIDS = {  # devices, fsdp, microbatches of an update
     },
     "cnn": {"one": (1, 1, 1), "eight_in_two": (8, 1, 2), "four_cut_in_two": (4, 2, 2)},
     "composed": {"one": (1, 1, 1), "four_cut_in_two": (4, 2, 2)},
+    "gcnn": {"one": (1, 1, 1), "eight_cut": (8, 8, 1)},
+    "awd": {"one": (1, 1, 1), "eight_cut": (8, 8, 1)},
 }
 
 PROGRAM = """
@@ -101,7 +122,7 @@ for name, grid in grids.items():
         first = first or jax.tree.map(np.asarray, state)
     else:  # quicker than to compile the start anew
         state = jax.tree.map(lambda a, shape: jax.device_put(a, shape.sharding), first, shapes)
-    update, losses = update.compile(), []
+    lowered_text, update, losses = update.as_text(), update.compile(), []
     for step in range(updates):
         state, metrics = update(state, *given(step))
         losses.append([float(metrics[key]) for key in ("loss", "nll", "gradient_norm", "tokens")])
@@ -109,6 +130,7 @@ for name, grid in grids.items():
     result[name] = {
         "losses": losses,
         "text": update.as_text(),
+        "lowered": lowered_text,
         "parameters": sum(a.size for a in jax.tree.leaves(state.params)),
         "shares": {jax.tree_util.keystr(k): v for k, v in jax.tree.leaves_with_path(shares)},
         "sizes": {jax.tree_util.keystr(k): v.size for k, v in jax.tree.leaves_with_path(state)},
@@ -140,7 +162,7 @@ def on_grids(eight, tmp_path_factory):
     return on_grids
 
 
-MODELS = ["adp_t", pytest.param("cnn", marks=pytest.mark.slow), "composed"]
+MODELS = ["adp_t", pytest.param("cnn", marks=pytest.mark.slow), "composed", "gcnn", "awd"]
 
 
 @pytest.mark.parametrize("layers", MODELS)
@@ -198,7 +220,7 @@ def test_what_crosses_when_parameters_are_sharded(on_grids):
     """Over eight: tables are gathered once, a block's matrices once in each pass; their gradients
     are summed into the shards.
 
-    Replicated parameters (vectors, and a table that does not divide) are summed once.
+    Replicated parameters are summed once, and the gradient of a table in four parts over pairs.
     """
     result = on_grids("adp_t")[0]["eight_cut"]
     found = crossing(result["text"])
@@ -212,20 +234,56 @@ def test_what_crosses_when_parameters_are_sharded(on_grids):
     cut = {name: size for name, size in sizes.items() if of_params[name] < 1}
     block = {name: size // 2 for name, size in cut.items() if "blocks" in name}
     others = sum(size for name, size in cut.items() if "blocks" not in name)
-    assert all(of_params[name] == 1 / 8 for name in cut) and len(block) == 4 and others
-    assert all(
-        "bias" in name or "norm" in name or "table_2" in name or "clusters" in name
-        for name in set(sizes) - set(cut)
-    )
+    quarter = "['input']['table_2']"  # 55 x 4
+    assert all(of_params[name] == (1 / 4 if name == quarter else 1 / 8) for name in cut)
+    assert len(block) == 4 and others and of_params[quarter] == 1 / 4
+    assert all("bias" in name or "norm" in name for name in set(sizes) - set(cut))
 
     def total(kind):
         return sum(size for _, arrays in found[kind] for size in arrays)
 
+    whole = sum(sizes.values()) - sum(cut.values())
     assert total("all-gather") == others + 2 * sum(block.values())
-    assert total("reduce-scatter") == (others + sum(block.values())) // 8
-    assert total("all-reduce") == sum(sizes.values()) - sum(cut.values()) + 3 + 2 * len(
-        cut
-    )  # and squares, for norms
+    assert total("reduce-scatter") == (others + sum(block.values()) + sizes[quarter]) // 8
+    # and squares, for norms
+    assert total("all-reduce") == whole + sizes[quarter] // 4 + 3 + 2 * len(cut)
+
+
+@pytest.mark.parametrize("layers", ["gcnn", "awd"])
+def test_layers_of_every_body_are_gathered_in_both_passes(on_grids, layers):
+    """One after another, and in the backward pass from the last to the first.
+
+    Checked in the program as lowered, where loops stand at the end: a CPU's compiler merges the
+    gathers of both passes outside of loops.
+    """
+    result = on_grids(layers)[0]["eight_cut"]
+    gathered = re.findall(r"all_gather.*-> tensor<([\dx]+)xf32>", result["lowered"])
+    tables = ["16x16", "8x16", "4x16", "16x16", "32x8", "55x4", "2x16"]
+    assert gathered == tables + IN_TURN[layers] + IN_LOOPS[layers]
+
+
+@pytest.mark.parametrize(
+    "shape, fsdp, spec",
+    [
+        ((24, 7), 8, [sharding.FSDP]),
+        ((7, 24), 8, [None, sharding.FSDP]),
+        ((5, 850, 1700), 8, [None, sharding.OUTER, sharding.INNER]),
+        ((4, 807, 1614), 8, [sharding.INNER, None, sharding.OUTER]),
+        ((9, 300), 8, [None, sharding.INNER]),
+        ((9, 14), 8, [None, sharding.OUTER]),
+        ((9, 14), 2, [None, sharding.FSDP]),
+        ((9, 7), 8, []),
+        ((9, 7), 7, [None, sharding.FSDP]),
+        ((64,), 8, []),
+        ((64, 64), 1, []),
+    ],
+)
+def test_a_matrix_is_cut_along_one_axis_or_two(shape, fsdp, spec):
+    """Along the first that all devices divide, else along two, else over some of the devices."""
+    mesh, model = sharding.abstract_mesh(fsdp, fsdp), SimpleNamespace(body=None)
+    array = jax.ShapeDtypeStruct(shape, jnp.float32)
+    found = sharding.parameter_specs({"a": array}, mesh, model)["a"]
+    assert found == PartitionSpec(*spec)
 
 
 def test_momentum_lies_where_its_parameter_does(on_grids):
@@ -293,7 +351,7 @@ def test_devices_of_a_slice_and_of_a_host_are_neighbours():
     listed = [
         Device(s, p, 10 * p + i) for i in range(2) for p, s in ((3, 0), (0, 1), (2, 0), (1, 1))
     ]
-    grid = sharding.device_mesh(4, listed).devices
+    grid = sharding.device_mesh(4, listed).devices.reshape(2, 4)
     assert [[(d.slice_index, d.id) for d in row] for row in grid] == [
         [(0, 20), (0, 21), (0, 30), (0, 31)],
         [(1, 0), (1, 1), (1, 10), (1, 11)],

@@ -17,7 +17,7 @@ from adaptive_jax.numerics.bands import softmax_flops
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.planning import cutoffs
 from adaptive_jax.planning.plan import check_memory, choose_fsdp, describe, make_plan
-from configs import billion_word, papers, quickstart
+from configs import billion_word, papers, quickstart, wikitext103
 
 VERY_LARGE = resolve(billion_word.get_config("very_large"))
 LAYERS = papers.layers(
@@ -114,6 +114,20 @@ def test_as_few_devices_as_hold_the_model_share_it():
     assert found == [1, 1, 2, 8]
     some = [choose_fsdp(VERY_LARGE | {"fsdp": n}, 793_471, 8, int(1e9)) for n in (2, 3, 16)]
     assert some == [2, 1, 8]
+
+
+def test_what_a_device_holds_and_gathers():
+    """An eighth of GCNN-14, whose widths 8 does not divide, and of the momentum. At once it has the
+    tables whole, and the largest block: the last, a convolution of width 4 and a projection.
+    """
+    config = resolve(wikitext103.get_config("gcnn_14")) | {"tokens_per_update": 32_768}
+    one, eight = (make_plan(config | {"fsdp": n}, 267_735, 8) for n in (1, 8))
+    assert one.gathered_bytes == 0 and "gathered" not in describe(one)
+    assert eight.state_bytes < 1.003 * one.state_bytes / 8
+    parameters = eight.parameters
+    largest = 4 * 1024 * 4096 + 1024 * 2048
+    assert eight.gathered_bytes == 4 * (parameters["input"] + parameters["output"] + largest)
+    assert f"gathered     {eight.gathered_bytes / 1e9:.2f} GB a device" in describe(eight)
 
 
 @pytest.mark.parametrize(
