@@ -62,9 +62,10 @@ def update_rows(
         The table and the state after the update.
 
     Raises:
-        InputError: shapes that do not fit, an optimizer that needs `lazy=True`, or that keeps an
-            array that is neither a number nor shaped as the table; ids that do not exist. Inside
-            `jax.jit`, where ids are not known, those change nothing.
+        InputError: shapes that do not fit; ids that do not exist (inside `jax.jit`, where ids are
+            not known, those change nothing); an optimizer that needs `lazy=True`, that was made
+            inside `jax.jit` of a number not known there, or that keeps an array that is neither a
+            number nor shaped as the table.
     """
     tables = jax.tree.map(jnp.asarray, table)
     rows, shapes = _checked(tables, state)
@@ -120,5 +121,11 @@ def _moves_all_rows(optimizer):
         row, none = jnp.ones(1), jnp.zeros(1)
         _, before = optimizer.update(row, optimizer.init(row), row)
         changes, after = optimizer.update(none, before, row)
-        kept = jax.tree.map(lambda a, b: not a.shape or bool((a == b).all()), before, after)
-        return bool((changes != 0).any()) or not all(jax.tree.leaves(kept))
+        try:
+            kept = jax.tree.map(lambda a, b: not a.shape or bool((a == b).all()), before, after)
+            return bool((changes != 0).any()) or not all(jax.tree.leaves(kept))
+        except jax.errors.ConcretizationTypeError as error:
+            raise InputError(
+                "the optimizer has a number that is not known yet: make it outside jax.jit, with a"
+                " schedule or optax.inject_hyperparams for a rate that changes"
+            ) from error

@@ -127,6 +127,26 @@ def test_another_method_must_be_asked_for(optimizer):
     row_sparse(optimizer, tables(), optimizer.init(tables()), jnp.array([1]), 0, lazy=True)
 
 
+def test_a_rate_that_is_not_known():
+    """Inside jit whether an optimizer is lazy would go by a number that nobody knows; a rate that
+    is an argument is part of the state.
+    """
+    table = tables()["table"]
+
+    @jax.jit
+    def update(rate):
+        optimizer = optax.sgd(rate)
+        return update_rows(optimizer, table, optimizer.init(table), [1], table[:1])
+
+    with pytest.raises(InputError, match=r"make it outside jax\.jit, .* optax.inject_hyperparams"):
+        update(0.5)
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    state = optimizer.init(table)
+    state.hyperparams["learning_rate"] = jnp.array(0.5)
+    after, _ = update_rows(optimizer, table, state, [1], table[:1])
+    np.testing.assert_allclose(after[1], table[1] - 0.5 * table[0], rtol=1e-6)
+
+
 def test_ids_that_do_not_exist():
     """Known, they are refused; inside jit they change nothing, the last row neither, and do not
     displace a row where all rows occur.
@@ -184,25 +204,31 @@ def test_memory_goes_by_the_ids():
 
 
 def test_rows_over_devices(eight):
-    """A table cut by rows over devices: the same numbers, and no device gets the others' rows."""
+    """A table cut by rows over devices: the same numbers, and no device gets the others' rows; on
+    Explicit axes, under `auto_axes`.
+    """
     code = """
-import re
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import NamedSharding, PartitionSpec
 from adaptive_jax import update_rows
-mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
-cut = NamedSharding(mesh, PartitionSpec("rows"))
 optimizer, table = optax.adagrad(0.1), jnp.arange(4096.0).reshape(1024, 4)
 ids, gradient = jnp.array([3, 1023, 3, 500]), jnp.arange(16.0).reshape(4, 4)
-step = jax.jit(lambda *given: update_rows(optimizer, *given), donate_argnums=(0, 1))
-alone = step(table.copy(), optimizer.init(table), ids, gradient)
-state = jax.tree.map(lambda a: jax.device_put(a, cut), optimizer.init(table))
-given = jax.device_put(table, cut), state, ids, gradient
-text = step.lower(*given).compile().as_text()
-cut_up = step(*given)
-jax.tree.map(np.testing.assert_array_equal, alone, cut_up)
-assert cut_up[0].sharding == cut
-assert "f32[128,4]" in text and "f32[1024,4]" not in text
+def step(*given):
+    return update_rows(optimizer, *given)
+alone = jax.jit(step)(table, optimizer.init(table), ids, gradient)
+for kind in jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit:
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(kind,))
+    rows = PartitionSpec("rows")
+    held = jax.device_put((table, optimizer.init(table)), NamedSharding(mesh, rows))
+    if kind == jax.sharding.AxisType.Explicit:
+        specs = jax.tree.map(lambda a: rows, held)
+        step = jax.sharding.auto_axes(step, out_sharding=specs, axes=("rows",))
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*held, ids, gradient).compile()
+        text, cut = compiled.as_text(), compiled(*held, ids, gradient)
+    jax.tree.map(np.testing.assert_array_equal, alone, cut)
+    assert "f32[128,4]" in text and "f32[1024,4]" not in text
+    assert {a.addressable_shards[0].data.shape for a in jax.tree.leaves(cut)} == {(128, 4)}
 """
     done = eight(code)
     assert done.returncode == 0, done.stderr
