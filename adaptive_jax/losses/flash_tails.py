@@ -91,13 +91,13 @@ def _in_blocks(array):
     return jnp.pad(array, [(0, -len(array) % ROWS)] + [(0, 0)] * (array.ndim - 1))
 
 
-def _call(kernel, grid, specs, out_specs, out_shape):
+def _call(kernel, grid, specs, out_specs, out_shape, warps=4):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     cut = [[pl.BlockSpec(*spec) for spec in each] for each in (specs, out_specs)]
     options = {
-        "compiler_params": triton.CompilerParams(num_warps=4, num_stages=2),
+        "compiler_params": triton.CompilerParams(num_warps=warps, num_stages=2),
         "interpret": platform() == "cpu",
     }
     kernel = functools.partial(kernel, pl)
@@ -182,6 +182,7 @@ def _d_table(x, table, by_token, limits):
         ],
         [((WORDS, width), lambda i: (i, 0))],
         [jax.ShapeDtypeStruct(table.shape, jnp.float32)],
+        warps=4 if width <= 128 else 8,  # 4 lack registers for the sums
     )(limits, x, table, *by_token)
     return found
 
@@ -189,21 +190,26 @@ def _d_table(x, table, by_token, limits):
 def _add_tokens(pl, limits, x_ref, table_ref, *refs):
     *by_token, out_ref = refs
     rows, first = table_ref[...], pl.program_id(0) * WORDS
-    word = first + lax.broadcasted_iota(jnp.int32, (ROWS, WORDS), 1)
+    # Words by tokens, as the second product reads it.
+    word = first + lax.broadcasted_iota(jnp.int32, (WORDS, ROWS), 0)
 
     def add(i, total):
         here = pl.ds(i * ROWS, ROWS)
-        x, token = x_ref[here, :], i * ROWS + lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0)
-        inside = (token >= limits[0]) & (token < limits[1]) & (word < limits[2])
-        logsumexp, weight, factor, column = (ref[here][:, None] for ref in by_token)
-        chances = jnp.exp(jnp.where(inside, _product(x, rows.T) - logsumexp, LOW))
-        scaled = jnp.where(
-            inside, weight * (factor * chances - jnp.where(column == word, 1.0, 0.0)), 0.0
-        )
-        return total + _product(scaled.astype(x.dtype).T, x)
+        x, token = x_ref[here, :], i * ROWS + lax.iota(jnp.int32, ROWS)
+        inside = (token >= limits[0]) & (token < limits[1])
+        logsumexp, weight, factor, column = (ref[here] for ref in by_token)
+        # The others' vectors have no share: their powers and weights are 0.
+        logsumexp = jnp.where(inside, logsumexp, -LOW)[None]
+        weight = jnp.where(inside, weight, 0.0)[None]
+        chances = jnp.exp(_product(rows, x.T) - logsumexp)
+        hits = jnp.where(column[None] == word, 1.0, 0.0)
+        scaled = weight * (factor[None] * chances - hits)
+        return total + _product(scaled.astype(x.dtype), x)
 
     begin, end = lax.div(limits[0], ROWS), lax.div(limits[1] + ROWS - 1, ROWS)
-    out_ref[...] = lax.fori_loop(begin, end, add, jnp.zeros(rows.shape, jnp.float32))
+    total = lax.fori_loop(begin, end, add, jnp.zeros(rows.shape, jnp.float32))
+    is_word = first + lax.broadcasted_iota(jnp.int32, rows.shape, 0) < limits[2]
+    out_ref[...] = jnp.where(is_word, total, 0.0)
 
 
 def _product(left, right):
