@@ -271,7 +271,10 @@ def test_projections_around_the_body(adaptive):
     weights = {
         name.removeprefix("decoder."): tensor.astype(np.float64) for name, tensor in state.items()
     }
-    vectors = model.apply({"params": params}, np.arange(20)[None], method=lambda m, t: m.input(t))
+    run = jax.jit(
+        lambda *given, method: model.apply(*given, method=method), static_argnames="method"
+    )
+    vectors = run({"params": params}, np.arange(20)[None], method=lambda m, t: m.input(t))
     close(vectors[0], weights["embed_tokens.weight"] @ weights["project_in_dim.weight"].T)
 
     def log_softmax(x, *layers):
@@ -291,6 +294,4 @@ def test_projections_around_the_body(adaptive):
         expected = np.concatenate([head[:, :5], *tails], axis=1)
     else:
         expected = log_softmax(x, "embed_out")
-    close(
-        model.apply({"params": params}, hidden, method=lambda m, h: m.output.log_probs(h)), expected
-    )
+    close(run({"params": params}, hidden, method=lambda m, h: m.output.log_probs(h)), expected)

@@ -165,11 +165,13 @@ def seeds_and_masks(bands, rate, seed=7):
     numbers = np.random.default_rng(5).permutation(1000)[:TOKENS].astype(np.int32)
     seeds = dropout.row_seeds(jax.random.key(seed), numbers)
     widths = {band.table.shape[1] for band in bands[1:]}
-    factors = {
-        w: [dropout.keep_mask(s, jnp.arange(w, dtype=jnp.uint32), rate) / (1 - rate) for s in seeds]
-        for w in widths
-    }
-    return seeds, {width: np.array(rows) for width, rows in factors.items()}
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def factors(seeds, width):
+        keep = lambda seed: dropout.keep_mask(seed, jnp.arange(width, dtype=jnp.uint32), rate)
+        return jax.vmap(keep)(seeds) / (1 - rate)
+
+    return seeds, {width: np.array(factors(seeds, width)) for width in widths}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in LARGE])
@@ -365,9 +367,16 @@ def test_bands_that_are_alike_share_a_loop(sizes, groups):
     """Eight or more tails in a row of one width and nearly one size; fewer have loops of their
     own, as has the head.
     """
-    found, joined = join([Band(jnp.zeros((n, 2))) for n in sizes])
+    found = []
+
+    def tables(bands):
+        groups, joined = join(bands)
+        found.extend(groups)
+        return [band.table for band in joined]
+
+    joined = jax.eval_shape(tables, [Band(np.zeros((n, 2), "f")) for n in sizes])
     assert [len(group) for group in found] == groups
-    assert [len(band.table) for band in joined] == [sum(group) for group in found]
+    assert [len(table) for table in joined] == [sum(group) for group in found]
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,6 @@ def test_projections_start_as_they_are_told(cutoffs):
     """Those of a few bands, and those of many, which are one array."""
     ones = nn.initializers.ones
     table = OwnTable(100, 8, cutoffs, factor=1, width=4, projection_init=ones)
-    params = table.init(jax.random.key(0), method="bands")["params"]
+    params = jax.jit(lambda: table.init(jax.random.key(0), method="bands"))()["params"]
     projections = [a for name, a in params.items() if name.startswith("projection")]
     assert projections and all((a == 1).all() for a in projections)

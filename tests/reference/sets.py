@@ -128,8 +128,8 @@ class Code:
 
 
 def run_once(function, *arguments):
-    """The result of a jitted function, whose program is not kept."""
-    return jax.jit(function).lower(*arguments).compile()(*arguments)
+    """The result of a jitted function, whose program is not kept, as NumPy arrays."""
+    return jax.device_get(jax.jit(function).lower(*arguments).compile()(*arguments))
 
 
 def close_to_largest(ours, theirs, atol=1e-4, rtol=0.0):

@@ -184,17 +184,15 @@ def test_fresh_weights(case):
     bands = len(settings["cutoff"]) + 1
     keys = jax.random.split(jax.random.key(0))
     fresh = {}
-    fresh["input"] = AdaptiveInput(**shape).init(keys[0], jnp.arange(2))["params"]
+    fresh["input"] = jax.jit(AdaptiveInput(**shape).init)(keys[0], np.arange(2))["params"]
     if settings["tied"]:
         tied = Tied(AdaptiveInput(**shape), True)
-        params = tied.init(
-            keys[1], method=lambda m: m.softmax.log_probs(jnp.zeros((1, settings["output_dim"])))
-        )
+        method = lambda m: m.softmax.log_probs(jnp.zeros((1, settings["output_dim"])))
+        params = jax.jit(functools.partial(tied.init, method=method))(keys[1])
         fresh["softmax.head.class_proj.weight"] = params["params"]["softmax"]["clusters"]
     else:
-        own = Softmax(OwnTable(**shape)).init(
-            keys[1], jnp.zeros((1, settings["output_dim"])), method="log_probs"
-        )["params"]
+        init = functools.partial(Softmax(OwnTable(**shape)).init, method="log_probs")
+        own = jax.jit(init)(keys[1], np.zeros((1, settings["output_dim"]), "f"))["params"]
         for i in range(1, bands):
             fresh[f"softmax.tail.{i - 1}.0.weight"] = own["table"][f"projection_{i}"]
             fresh[f"softmax.tail.{i - 1}.2.weight"] = own["table"][f"table_{i}"]

@@ -303,7 +303,7 @@ def fresh(case, theirs):
     ours = {}
     if features:
         lookup = Lookup(words, features, init_range=0.05)
-        ours["_lookup.weight"] = lookup.init(key, jnp.arange(2))["params"]["table"]
+        ours["_lookup.weight"] = run_once(lookup.init, key, np.arange(2))["params"]["table"]
     depth = sum(name.startswith("_output") and name.endswith("bias") for name in theirs)
     predicted = "_bias.bias" in shapes
     if depth or predicted:
@@ -311,7 +311,7 @@ def fresh(case, theirs):
         form = {"form": "bilinear"} if depth == 1 else {"depth": depth}
         form |= {"bias": "predicted"} if predicted else {}
         table = MappedTable(Lookup(words or 5, features), features, **form)
-        made = table.init(key, method="bands")["params"]
+        made = run_once(lambda: table.init(key, method="bands"))["params"]
         for i in range(depth):
             ours[f"_output_network.{i}.weight"] = made[f"kernel_{i}"]
             ours[f"_output_network.{i}.bias"] = made[f"kernel_bias_{i}"]
@@ -328,11 +328,13 @@ def fresh(case, theirs):
     if "_cnnsoftmax_M.weight" in shapes:
         width, correction = shapes["_cnnsoftmax_M.weight"]
         table = ComposedTable(Lookup(words, width), width, correction=correction)
-        ours["_cnnsoftmax_M.weight"] = table.init(key, method="bands")["params"]["correction_map"]
+        made = run_once(lambda: table.init(key, method="bands"))["params"]
+        ours["_cnnsoftmax_M.weight"] = made["correction_map"]
     layers = [name for name in shapes if name.endswith("weight_hh_l0")]
     widths = tuple(shapes[name][1] for name in layers)
     entry = shapes[layers[0].replace("hh", "ih")][1]
-    made = LSTM(entry, widths, biases=2).init(key, jnp.zeros((1, 1, entry)), ())["params"]
+    lstm = LSTM(entry, widths, biases=2)
+    made = run_once(lambda: lstm.init(key, jnp.zeros((1, 1, entry)), ()))["params"]
     kinds = {"weight_ih": "input", "weight_hh": "recurrent"}
     kinds |= {"bias_ih": "bias", "bias_hh": "recurrent_bias"}
     for i in range(len(widths)):

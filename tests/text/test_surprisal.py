@@ -276,9 +276,8 @@ def test_all_kinds_of_models(config, kind, tmp_path):
 def test_embeddings_are_what_the_body_reads(model):
     words = ["7", "<eos>", "ab1"]
     ids = np.array([[WORDS.index[word] for word in words]])
-    expected = model.run.model.apply(
-        {"params": model.run.params}, ids, method=lambda model, ids: model.input(ids)
-    )[0]
+    vectors = lambda given: model.run.model.apply(given, ids, method=lambda m, ids: m.input(ids))
+    expected = jax.jit(vectors)({"params": model.run.params})[0]
     found = model.embeddings(words)
     assert found.dtype == np.float32 and found.shape == (3, 16)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
