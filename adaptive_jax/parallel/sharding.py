@@ -131,7 +131,7 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
     Replicated are vectors, and matrices of which no axis divides. Padding would split these, but
     shapes of the state would be those of no checkpoint. At 8 devices it would save two of the rows
     in configs/ 80 MB a device with momentum (billion_word:gcnn_13 and wikitext103:awd_sm_small,
-    whose tables have an odd number of words), and the others less than 10 MB.
+    whose tables have an odd number of words), and the others less than 20 MB.
     """
 
     def spec(path, a):
