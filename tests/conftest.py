@@ -188,20 +188,16 @@ def flags(settings):
 
 
 @pytest.fixture(scope="session")
-def start(compiled):
+def start():
     """`start("train.py", *flags, devices=8)`: the script in a process of its own, on simulated
     CPU devices.
     """
 
     def start(*arguments, devices=1, **options):
-        environment = (
-            os.environ
-            | compiled
-            | {
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}",
-            }
-        )
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}",
+        }
         return subprocess.Popen(
             [sys.executable, *map(str, arguments)],
             cwd=ROOT,
@@ -269,11 +265,11 @@ def command(start):
 
 
 @pytest.fixture(scope="session")
-def server(compiled):
+def server():
     """A process that has imported what the scripts import, and that `quick_command` forks; see
     tests/forks.py.
     """
-    environment = os.environ | compiled | {"JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(
         [sys.executable, "tests/forks.py"],
         cwd=ROOT,

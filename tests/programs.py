@@ -28,21 +28,19 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(pytestconfig):
-    """A directory where programs once compiled are found again, by all processes of the tests and
-    by the next run of them. JAX_COMPILATION_CACHE_DIR names another.
+    """A directory where programs once compiled are found again, by all processes that the tests
+    start and by the next run of them. JAX_COMPILATION_CACHE_DIR names another.
     """
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     directory = directory or str(pytestconfig.rootpath / ".pytest_cache" / "compiled")
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    return {
-        "JAX_COMPILATION_CACHE_DIR": directory,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-    }
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = directory
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 
 @pytest.fixture(scope="session")
-def eight(compiled, tmp_path_factory):
+def eight(tmp_path_factory):
     """`eight(CODE, *arguments)`: exit status, stdout and stderr of a program on eight devices.
 
     All run in one process; see tests/eight.py.
@@ -51,7 +49,7 @@ def eight(compiled, tmp_path_factory):
     process = subprocess.Popen(
         [sys.executable, "tests/eight.py"],
         cwd=ROOT,
-        env=os.environ | compiled | {"JAX_PLATFORMS": "cpu"} | flags,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"} | flags,
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

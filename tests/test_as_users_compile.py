@@ -39,14 +39,14 @@ sys.exit(pytest.main(sys.argv[1:]))
 @pytest.mark.parametrize(
     "chosen", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "slow"]
 )
-def test_numbers_as_users_compile(chosen, compiled):
+def test_numbers_as_users_compile(chosen):
     """A pass of XLA that changes a number, or fuses what must not be, shows only where it runs."""
     names = [f"tests/{file}::{name}" for file, tests in chosen.items() for name in tests]
     flags = os.environ["XLA_FLAGS"].replace(HASTE, "")
     done = subprocess.run(
         [sys.executable, "-c", CODE, "-v", "-rs", "-p", "no:cacheprovider", *names],
         cwd=ROOT,
-        env=os.environ | compiled | {"HASTE": "", "XLA_FLAGS": flags},
+        env=os.environ | {"HASTE": "", "XLA_FLAGS": flags},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
