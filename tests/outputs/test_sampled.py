@@ -147,16 +147,15 @@ def test_candidates_are_drawn_as_often_as_is_said(words, proposal):
     sum to 1.
     """
     draws, key, counts = 200_000, jax.random.key(1), jnp.asarray(counts_of(words))
-    if proposal == "unigram":
-        ids, chances = (
-            sampled.unigram(key, counts, draws),
-            sampled.unigram_chance(jnp.arange(words), counts),
-        )
-    else:
-        ids, chances = (
-            sampled.log_uniform(key, words, draws),
-            sampled.log_uniform_chance(jnp.arange(words), words),
-        )
+
+    @jax.jit
+    def drawn(key, counts):
+        every = jnp.arange(words)
+        if proposal == "unigram":
+            return sampled.unigram(key, counts, draws), sampled.unigram_chance(every, counts)
+        return sampled.log_uniform(key, words, draws), sampled.log_uniform_chance(every, words)
+
+    ids, chances = drawn(key, counts)
     expected = draws * np.exp(np.asarray(chances, np.float64))
     assert expected.sum() == pytest.approx(draws, rel=1e-5)
     statistic = np.sum((np.bincount(ids, minlength=words) - expected) ** 2 / expected)
