@@ -4,6 +4,7 @@ tested by being listed.
 
 import ast
 import functools
+import json
 from pathlib import Path
 
 import jax
@@ -551,3 +552,58 @@ def test_letters_are_neither_in_the_program_nor_read_by_every_microbatch(case):
     large, _ = program(case, 100 * VOCABULARY)
     assert len(large) < 1.02 * len(small)
     assert "ui8" in small and "u8[" not in loop
+
+
+# Every body, and every kind of operation with a gradient of its own
+SHARED = [
+    ("transformer", BANDS, ADAPTIVE, ("tied", {})),
+    ("gated_conv", ("char_cnn", SHORT), ("sampled", {"samples": 9}), ("own", {})),
+    ("transformer_post_norm", NARROW, ("differentiated", {}), ("own", TABLE["own"][0])),
+    ("lstm", GROC, ADAPTIVE, ("mapped", OF_GROC)),
+    ("awd_lstm", *COMPOSED),
+]
+PROGRAM = """
+import json
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from tests.test_contracts import BODY, SHARED, VOCABULARY, WORDS, build, config, lexicon
+from tests.test_contracts import parameter_shapes, random_batch, random_params
+
+mesh, found = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4]), {}
+for body, source, output, table in SHARED:
+    layers = config(source, (body, BODY[body][0]), output, table)
+    model, batch = build(layers, VOCABULARY), random_batch(8)
+    params = random_params(parameter_shapes(model))
+
+    def loss(params, lexicon, batch):
+        how = {"train": True, "rngs": {"dropout": jax.random.key(0)}, "mutable": ["penalties"]}
+        (found, _), _ = model.apply({"params": params, "lexicon": lexicon}, batch, **how)
+        return found.total
+
+    def on_one_device(*given):
+        total, gradient = jax.value_and_grad(loss)(*given)
+        return jax.lax.psum(total, "data"), gradient
+
+    given = params, lexicon(WORDS, model.lexicon_spec()), batch
+    specs = P(), P(), P("data")
+    placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(given, specs)]
+    shared = jax.shard_map(on_one_device, mesh=mesh, in_specs=specs, out_specs=P())
+    total, gradient = jax.jit(shared)(*placed)
+    want = jax.jit(jax.value_and_grad(loss))(*given)
+    apart = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (gradient, want[1])))]
+    found[body] = [abs(float(total / want[0]) - 1), float(max(apart))]
+print(json.dumps(found))
+"""
+
+
+def test_models_in_a_shard_map_of_ones_own(eight):
+    """With `check_vma`, which is on unless it is turned off, and parameters that all devices share:
+    JAX sums their gradients. Without casts of what is shared it refuses every layer whose gradient
+    is written by hand, in words of its own.
+    """
+    done = eight(PROGRAM)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {*found} == {*BODIES}
+    assert max(total for total, _ in found.values()) < 2e-6, found
+    assert max(apart for _, apart in found.values()) < 2e-5, found

@@ -20,6 +20,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_not_negative, 
 from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout, uniform
+from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.platforms import platform, present
 from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype, wide
 
@@ -77,6 +78,7 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax
     Returns:
         Hidden states `[rows, time, H]` in the dtype of `x`, and the state after the last step.
     """
+    x, weights, state, starts = vary_alike((x, weights, state, starts))
     # It needs its own library and GPU to be compiled.
     kernel = present() and kernel_fits(x.dtype, starts is not None)
     return cudnn(x, weights, state) if kernel else scan(x, weights, state, starts)
@@ -422,7 +424,8 @@ def _forward(x, weights, state, keep):
         gates = _put(gates, at, jnp.concatenate([i, f, g, o], axis=1))
         return (hidden, cell), (_put(hiddens, at, hidden), _put(cells, at, cell), gates)
 
-    hiddens, cells = (jnp.zeros((len(x), *a.shape), a.dtype) for a in state)
+    zeros = [jnp.zeros((len(x), *a.shape), a.dtype) for a in state]
+    hiddens, cells = pvary(zeros, axes_of(x))
     after, (hidden, cells, gates) = jax.lax.fori_loop(
         0, len(x), step, (tuple(state), (hiddens, cells, pushed))
     )

@@ -13,6 +13,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_known, check_n
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.numerics.arrays import exists, ids, look_up
 from adaptive_jax.numerics.layers import from_lexicon, uniform
+from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import product
 
 
@@ -181,13 +182,17 @@ class GroC(CharacterCNN):
         return product(jnp.concatenate(parts, axis=1).astype(self.dtype), kernel) + bias[None]
 
 
-@jax.custom_vjp
 def sum_of_rows(table: jax.Array, places: jax.Array) -> jax.Array:
     """Sums `[n, width]` of rows of a table `[rows, width]`; places `[n, most]` outside of it add
     nothing.
 
     Forward and backward go place by place, so that nothing of size `[n, most, width]` exists.
     """
+    return _sum_of_rows(*vary_alike((table, places)))
+
+
+@jax.custom_vjp
+def _sum_of_rows(table, places):
     rows = (
         table.at[column].get(mode="fill", fill_value=0, wrap_negative_indices=False)
         for column in places.T
@@ -203,8 +208,11 @@ def _pull_rows(residuals, pull):
     def add(total, places):
         return total.at[places].add(wide, mode="drop", wrap_negative_indices=False), None
 
-    total, _ = jax.lax.scan(add, jnp.zeros(table.shape, jnp.float32), places.T)
+    zeros = pvary(jnp.zeros(table.shape, jnp.float32), axes_of(places))
+    total, _ = jax.lax.scan(add, zeros, places.T)
     return total.astype(table.dtype), None
 
 
-sum_of_rows.defvjp(lambda table, places: (sum_of_rows(table, places), (table, places)), _pull_rows)
+_sum_of_rows.defvjp(
+    lambda table, places: (_sum_of_rows(table, places), (table, places)), _pull_rows
+)

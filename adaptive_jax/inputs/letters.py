@@ -17,6 +17,7 @@ from flax import linen as nn
 from jax import lax
 
 from adaptive_jax.numerics.layers import ACTIVATIONS
+from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import product
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
@@ -52,6 +53,7 @@ def read_words(reader: Reader, weights: Mapping, words: jax.Array, spelling: Map
     spelling: of all words, in rows sorted by length.
     """
     weights, spelling = jax.tree.map(jnp.asarray, (weights, dict(spelling)))
+    weights, words, spelling = vary_alike((weights, words, spelling))
     known = len(spelling["lengths"])
     rows = spelling["row_of_word"].at[words]
     rows = rows.get(mode="fill", fill_value=known, wrap_negative_indices=False)
@@ -103,7 +105,8 @@ def _visit_all(reader, weights, words, spelling, kept):
         return jax.tree.map(put, made, parts)
 
     widths = weights["projection"][0].shape[1], kept
-    made = tuple(jnp.zeros((len(words), width), reader.dtype) for width in widths)
+    zeros = tuple(jnp.zeros((len(words), width), reader.dtype) for width in widths)
+    made = pvary(zeros, axes_of(words))
     for most, begin, end in runs(reader, words, spelling):
         made = lax.fori_loop(begin, end, functools.partial(visit, most), made)
     return made
@@ -122,7 +125,7 @@ def _backward(reader, residuals, cotangent):
         _, vjp = jax.vjp(lambda w: _vectors(reader, w, rows, spelling, most, kept)[0], weights)
         return jax.tree.map(jnp.add, gradient, vjp(pull.astype(reader.dtype))[0])
 
-    gradient = jax.tree.map(jnp.zeros_like, weights)
+    gradient = pvary(jax.tree.map(jnp.zeros_like, weights), axes_of(words))
     for most, begin, end in runs(reader, words, spelling):
         gradient = lax.fori_loop(begin, end, functools.partial(visit, most), gradient)
     return gradient, None, None

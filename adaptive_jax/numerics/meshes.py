@@ -31,6 +31,13 @@ def pvary(tree, axes: frozenset[str]):
     return jax.tree.map(one, tree)
 
 
+def vary_alike(tree):
+    """A tree whose arrays all vary over the axes that any of them varies over, as operations with
+    a gradient of their own need them.
+    """
+    return pvary(tree, axes_of(tree))
+
+
 def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
     """`function(tokens, shared)`; on Explicit axes each device computes its own tokens.
 

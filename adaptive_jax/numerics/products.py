@@ -21,16 +21,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adaptive_jax.numerics.meshes import vary_alike
 from adaptive_jax.numerics.platforms import platform
 
 
-@jax.custom_vjp
 def product(x: jax.Array, matrix: jax.Array) -> jax.Array:
     """Vectors times a matrix, which is cast to their dtype: `x [..., n] @ matrix [n, m]` is `[...,
     m]`.
 
     It has no forward-mode derivative.
     """
+    return _product(*vary_alike((x, matrix)))
+
+
+@jax.custom_vjp
+def _product(x, matrix):
     if not is_cpu_bfloat16(x):
         return x @ matrix.astype(x.dtype)
     return wide(_flat(x), matrix.astype(x.dtype)).astype(x.dtype).reshape(*x.shape[:-1], -1)
@@ -74,12 +79,12 @@ def _flat(x):
 
 
 def _forward(x, matrix):
-    return product(x, matrix), (x, matrix)
+    return _product(x, matrix), (x, matrix)
 
 
 def _backward(saved, gradient):
     x, matrix = saved
-    of_x = product(gradient, matrix.T)
+    of_x = _product(gradient, matrix.T)
     x, gradient = _flat(x), _flat(gradient)
     if platform() != "cpu":
         return of_x, jnp.matmul(x.T, gradient, preferred_element_type=matrix.dtype)
@@ -90,7 +95,7 @@ def _backward(saved, gradient):
     return of_x, _of_rows(gradient.T, x).T.astype(matrix.dtype)
 
 
-product.defvjp(_forward, _backward)
+_product.defvjp(_forward, _backward)
 
 
 def full_precision(function: Callable, body: Any) -> Callable:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from adaptive_jax.losses.chunks import rows_of_chunk
 from adaptive_jax.numerics.arrays import exists, floats, ids
+from adaptive_jax.numerics.meshes import vary_alike
 from adaptive_jax.numerics.products import wide
 
 
@@ -57,16 +58,20 @@ def scanned_loss(losses: Callable, chunk: int, weights: jax.Array, *by_token):
     return jnp.sum(weights * loss), jnp.where(weights == 0, 0.0, nll + 0 * weights)
 
 
-@jax.custom_vjp
 def logits_of(x: jax.Array, table: jax.Array) -> jax.Array:
     """Float32 logits `[tokens, words]` of `x [tokens, width]`; all products run in the dtype of
     x, sums in float32.
     """
+    return _logits_of(*vary_alike((x, table)))
+
+
+@jax.custom_vjp
+def _logits_of(x, table):
     return wide(x, table.astype(x.dtype).T)
 
 
 def _forward(x, table):
-    return logits_of(x, table), (x, table)
+    return _logits_of(x, table), (x, table)
 
 
 def _backward(residuals, d_logits):
@@ -76,4 +81,4 @@ def _backward(residuals, d_logits):
     return d_x.astype(x.dtype), wide(d_logits.T, x).astype(table.dtype)
 
 
-logits_of.defvjp(_forward, _backward)
+_logits_of.defvjp(_forward, _backward)
