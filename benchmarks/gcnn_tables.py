@@ -51,10 +51,15 @@ def _context(layers: int, kernel: int) -> Variant:
 
 
 def _output(name: str) -> Variant:
-    """With an output."""
-    return lambda *_: (
-        {"output.name": name} | ({"output.table.cutoffs": ()} if name == "softmax" else {})
-    )
+    """With an output over a table of its own; in small, of these bands."""
+
+    def changes(size, _):
+        if name == "softmax":
+            return {"output.name": name, "output.table.cutoffs": ()}
+        bands = {"output.table.cutoffs": (2_000, 5_000)} if size == "cpu" else {}
+        return {"output.name": name} | bands
+
+    return changes
 
 
 def _table(title: str, corpora, variants: Mapping[str, Variant], **shown) -> Table:
