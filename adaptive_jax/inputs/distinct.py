@@ -17,7 +17,7 @@ from adaptive_jax.inputs.letters import distinct
 from adaptive_jax.losses import partitioned
 from adaptive_jax.numerics.arrays import exists
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, pvary
+from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import product, sum_dtype
 
@@ -33,7 +33,7 @@ def vectors(tokens: jax.Array, bands: Sequence[Band], dtype) -> jax.Array:
     bands: tables with projections, frequent words first. Differentiable once, in reverse mode.
     """
     bands = [Band(band.table, band.projection) for band in bands]
-    tokens, bands = pvary((tokens, bands), axes_of((tokens, bands)))
+    tokens, bands = vary_alike((tokens, bands))
     (tokens,), bands = partitioned.aligned((tokens[..., None],), bands, _by_words(bands))
     return _vectors(jnp.dtype(dtype), tokens, bands)
 

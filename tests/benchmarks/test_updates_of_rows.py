@@ -1,11 +1,13 @@
 """The benchmark of row-sparse updates: its peers make one update, and it counts their bytes."""
 
 import re
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.errors import InputError
 from benchmarks import row_sparse
 
 
@@ -24,3 +26,10 @@ def test_both_peers_make_the_same_update(capsys):
     moved = [float(each) for each in re.findall(r"moved +([\d.]+)", printed)]
     counts = [32 * (384 + rows * n) / 1e6 for n in (4, 6) for rows in (touched, 5_000)]
     assert moved == pytest.approx(counts, abs=0.06) and touched < 64
+
+
+@pytest.mark.parametrize("rows", [["0"], ["ten"], ["10", ""]])
+def test_rows_that_are_no_numbers(rows):
+    """One line, before anything is measured."""
+    with pytest.raises(InputError, match="must be numbers, 1 or more"):
+        row_sparse.main(SimpleNamespace(rows=rows, width=1, ids=1, repeats=1))
