@@ -46,6 +46,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in first)
 
 
+def pytest_make_parametrize_id(config, val, argname):
+    """Bytes have no part in a test's name: those of a packed file hold the second at which they
+    were packed, and two workers that collect at different seconds must find the same names.
+    """
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def traced_once():
     """Runs of this process that make the same updates share one program, which takes seconds to
