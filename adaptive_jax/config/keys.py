@@ -44,9 +44,9 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
     "batches": "adaptive_jax.data.batches.pipeline:Layout",
 }
 GIVEN = {  # arguments that the program gives, never a config
-    "input": {"vocabulary_size", "features"},
+    "input": {"vocabulary_size", "features", "word_axes"},
     "output": {"table"},
-    "output.table": {"vocabulary_size", "features", "source"},
+    "output.table": {"vocabulary_size", "features", "source", "word_axes"},
     "schedule": {"learning_rate"},
 }
 _allowed: set[str] = set()  # modules of other packages that this process may import
@@ -77,6 +77,8 @@ class General:
         divergence: what follows an update whose loss or gradient is not finite, or whose loss is
             100 nats a token or more: stop, or skip (leave the update out).
         fsdp: devices that share one copy of the parameters; 0: as few as hold the model.
+        shard_words: whether each of the fsdp devices computes the words that it holds, for the
+            tokens of all of them: no table is gathered, tokens are. For large vocabularies.
         log_every: updates between two lines of metrics; 0: only at the end.
         evaluate_every: updates between two evaluations on the validation split; 0: only with
             checkpoints.
@@ -102,6 +104,7 @@ class General:
     init_words: str = "new"
     divergence: str = "stop"
     fsdp: int = 0
+    shard_words: bool = False
     log_every: int = 50
     evaluate_every: int = 500
     evaluate_break_mode: str = ""

@@ -346,8 +346,8 @@ def make_scorer(
     how: words that the model was trained on, words of the vocabulary, which may be more, and
         `ScoreOptions`.
     """
-    one_model, gather = local_model(model, mesh)
     known, words, options = how
+    one_model, gather = local_model(model, mesh, by_words=options.down_weight == 1)
     has_oov = model.input.vocabulary_size < words
 
     def local(params, lexicon, tables, given: WindowBatch, carry):
@@ -402,9 +402,13 @@ def initial_carry(model: LanguageModel, mesh: Mesh, rows: int) -> Callable:
     return jax.jit(functools.partial(model.body.initial_carry, rows), out_shardings=by_rows)
 
 
-def local_model(model: LanguageModel, mesh: Mesh) -> tuple[LanguageModel, Callable]:
-    """The model as one device sees it, and a function that gathers its parameters there."""
-    return sharding.gathering(model, parameter_shapes(model), mesh)
+def local_model(
+    model: LanguageModel, mesh: Mesh, by_words: bool = False
+) -> tuple[LanguageModel, Callable]:
+    """The model as one device sees it, and a function that gathers its parameters there; see
+    `sharding.gathering`.
+    """
+    return sharding.gathering(model, parameter_shapes(model), mesh, by_words=by_words)
 
 
 def on_devices(

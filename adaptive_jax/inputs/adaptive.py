@@ -1,6 +1,7 @@
 """Adaptive input representations: wide vectors for frequent words, narrow ones for rare words."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,13 @@ from flax import linen as nn
 from adaptive_jax.errors import check_rates
 from adaptive_jax.inputs import distinct
 from adaptive_jax.numerics.arrays import check_dtype, exists, ids
-from adaptive_jax.numerics.bands import Band, band_shapes, make_tables
+from adaptive_jax.numerics.bands import (
+    Band,
+    band_shapes,
+    band_sizes,
+    make_tables,
+    words_in_tables,
+)
 from adaptive_jax.numerics.layers import WordDropout
 
 
@@ -41,6 +48,8 @@ class AdaptiveInput(nn.Module):
         dtype: of what `__call__` returns; parameters are float32.
         table_init, projection_init: how tables and projections start, functions `(key, shape)`, as
             flax's `Embed` takes one: with the names of their axes from `nn.with_partitioning`.
+        word_axes: axes of `jax.shard_map` over which the words of every band are cut, as the rows
+            of a batch are, see `adaptive_jax.losses.sharded`; (): none.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, a number out
@@ -58,6 +67,9 @@ class AdaptiveInput(nn.Module):
     dtype: jnp.dtype = jnp.float32
     table_init: Callable = normal_by_width
     projection_init: Callable = nn.initializers.xavier_uniform()
+    word_axes: Sequence[str] = ()
+
+    cuts_words: ClassVar[bool] = True  # over devices
 
     def __post_init__(self):
         super().__post_init__()
@@ -76,11 +88,19 @@ class AdaptiveInput(nn.Module):
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
-        vectors = distinct.vectors(tokens, self.own, self.dtype)
+        vectors = distinct.vectors(tokens, self.own, self.dtype, self.words(), self.word_axes)
         vectors = vectors * self.features**0.5 if self.scaled else vectors
         vectors = self.drop(vectors, tokens, train=train)
         # Adding -0.0 changes no bit, and the backward pass has nothing to select.
         return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
+
+    def words(self) -> list[int]:
+        """Words of each band."""
+        return band_sizes(self.vocabulary_size, self.cutoffs)
+
+    def word_tables(self) -> dict[str, list[int]]:
+        """See `adaptive_jax.numerics.bands.words_in_tables`."""
+        return words_in_tables(self)
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent

@@ -8,6 +8,7 @@ word's tokens first, so every row of a table is written once.
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +27,37 @@ from adaptive_jax.numerics.products import product, sum_dtype
 CHUNK, LARGE_CHUNK = 128, 1024
 
 
-def vectors(tokens: jax.Array, bands: Sequence[Band], dtype) -> jax.Array:
-    """Vectors `[..., features]` in `dtype` of token ids `[...]`, on any mesh; 0 for ids that do
-    not exist.
+class _Static(NamedTuple):
+    """All of a call but its arrays.
 
-    bands: tables with projections, frequent words first. Differentiable once, in reverse mode.
+    axes: of `shard_map`, over which tokens and words are cut.
+    """
+
+    dtype: jnp.dtype
+    words: tuple[int, ...]  # of each band, on all devices
+    axes: tuple[str, ...]
+
+
+def vectors(
+    tokens: jax.Array, bands: Sequence[Band], dtype, words: Sequence[int], axes: Sequence[str] = ()
+) -> jax.Array:
+    """Vectors `[..., features]` in `dtype` of token ids `[...]`, on any mesh; 0 for ids that do
+    not exist. Differentiable once, in reverse mode.
+
+    Args:
+        bands: tables with projections, frequent words first, of so many `words`.
+        axes: of `jax.shard_map`, over which tokens are cut and the words of every band, too, see
+            `adaptive_jax.losses.sharded`: every device looks up the words it holds, for the tokens
+            of all.
     """
     bands = [Band(band.table, band.projection) for band in bands]
+    static = _Static(jnp.dtype(dtype), tuple(words), tuple(axes))
+    if axes:
+        tokens = lax.all_gather(tokens, axes, tiled=True)
     tokens, bands = vary_alike((tokens, bands))
     (tokens,), bands = partitioned.aligned((tokens[..., None],), bands, _by_words(bands))
-    return _vectors(jnp.dtype(dtype), tokens, bands)
+    found = _vectors(static, tokens, bands)
+    return lax.psum_scatter(found, axes, tiled=True) if axes else found
 
 
 def _by_words(bands):
@@ -43,19 +65,17 @@ def _by_words(bands):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _vectors(dtype, tokens, bands):
-    static = dtype, _sizes(bands)
+def _vectors(static, tokens, bands):
     run = functools.partial(partitioned.run, gradients=False)
     return run(_look_up, static, (tokens,), bands, _by_words(bands))[0]
 
 
-def _forward(dtype, tokens, bands):
-    return _vectors(dtype, tokens, bands), (tokens, bands)
+def _forward(static, tokens, bands):
+    return _vectors(static, tokens, bands), (tokens, bands)
 
 
-def _backward(dtype, saved, gradient):
+def _backward(static, saved, gradient):
     tokens, bands = saved
-    static = dtype, _sizes(bands)
     run = functools.partial(partitioned.run, gradients=True)
     return None, run(_add_up, static, (gradient, tokens[..., 0]), bands, _by_words(bands))[2]
 
@@ -63,15 +83,10 @@ def _backward(dtype, saved, gradient):
 _vectors.defvjp(_forward, _backward)
 
 
-def _sizes(bands):
-    return tuple(len(band.table) for band in bands)
-
-
 def _look_up(static, axis_name, tokens, bands):
     """What `partitioned.run` calls with the tokens of one device, forward."""
-    dtype, sizes = static
-    ids = tokens[0][..., 0]
-    words, place = _words(ids, sum(sizes))
+    dtype, ids = static.dtype, tokens[0][..., 0]
+    words, place = _words(ids, sum(static.words))
 
     def visit(found, band, at, rows):
         vectors = product(_rows(band.table, rows, dtype), band.projection)
@@ -79,7 +94,7 @@ def _look_up(static, axis_name, tokens, bands):
 
     shape = len(words) + _chunk(words), bands[0].projection.shape[1]
     found = pvary(jnp.zeros(shape, dtype), axes_of((ids, bands)))
-    for band, spans in zip(bands, _spans(words, sizes, bands, axis_name), strict=True):
+    for band, spans in zip(bands, _spans(words, static, bands, axis_name), strict=True):
         found = _each_chunk(words, spans, functools.partial(visit, band=band), found)
     found = found[place].reshape(*ids.shape, -1)
     return found if axis_name is None else lax.psum(found, axis_name), None, None
@@ -87,9 +102,8 @@ def _look_up(static, axis_name, tokens, bands):
 
 def _add_up(static, axis_name, tokens, bands):
     """What `partitioned.run` calls with the tokens of one device, backward."""
-    dtype, sizes = static
-    gradient, ids = tokens
-    words, place = _words(ids, sum(sizes))
+    dtype, (gradient, ids) = static.dtype, tokens
+    words, place = _words(ids, sum(static.words))
     gradient = gradient.reshape(-1, gradient.shape[-1]).astype(sum_dtype(dtype))
     shape = len(words) + _chunk(words), gradient.shape[1]
     of_words = pvary(jnp.zeros(shape, gradient.dtype), axes_of((gradient, ids, bands)))
@@ -114,7 +128,7 @@ def _add_up(static, axis_name, tokens, bands):
         [
             _each_chunk(words, spans, functools.partial(visit, band=band), zeros)
             for band, spans, zeros in zip(
-                bands, _spans(words, sizes, bands, axis_name), sums, strict=True
+                bands, _spans(words, static, bands, axis_name), sums, strict=True
             )
         ],
     )
@@ -128,16 +142,17 @@ def _words(ids, count):
     return distinct(jnp.where(exists(ids, count), ids, count), count, _chunk(ids))
 
 
-def _spans(words, sizes, bands, axis_name):
+def _spans(words, static, bands, axis_name):
     """For each band `(first word here, begin, end)`, its words here being `words[begin:end]`.
 
     axis_name: the axis of the mesh that cuts the rows of every table, or None.
     """
-    part, first = 0 if axis_name is None else lax.axis_index(axis_name), 0
-    for size, band in zip(sizes, bands, strict=True):
-        rows = len(band.table)
-        here = first + part * rows
-        edges = jnp.asarray([here, here + rows], words.dtype)
+    cut = static.axes if axis_name is None else axis_name
+    part, first = lax.axis_index(cut) if cut else 0, 0
+    for size, band in zip(static.words, bands, strict=True):
+        here = first + part * len(band.table)
+        edges = jnp.asarray([here, here + len(band.table)], words.dtype)
+        edges = jnp.minimum(edges, first + size)  # rows behind are padding
         yield here, *jnp.searchsorted(words, edges)
         first += size
 

@@ -1,12 +1,16 @@
 """Lookup table: one vector a word, all of one width."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import lax
 
 from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
-from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
-from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.arrays import check_dtype, exists, ids, look_up
+from adaptive_jax.numerics.bands import Band, own_rows
 from adaptive_jax.numerics.layers import WordDropout, uniform
 from adaptive_jax.numerics.products import product
 
@@ -26,6 +30,8 @@ class Lookup(nn.Module):
         init_deviation: deviation of a table that starts normal, 0.1 in fairseq's gated
             convolutional network; 0: width^-0.5.
         dtype: of what `__call__` returns; parameters are float32.
+        word_axes: axes of `jax.shard_map` over which words are cut, as the rows of a batch are, see
+            `adaptive_jax.losses.sharded`; (): none.
 
     Raises:
         InputError: a number out of range, both init_range and init_deviation, a dtype that is no
@@ -40,6 +46,9 @@ class Lookup(nn.Module):
     init_range: float = 0.0
     init_deviation: float = 0.0
     dtype: jnp.dtype = jnp.float32
+    word_axes: Sequence[str] = ()
+
+    cuts_words: ClassVar[bool] = True  # over devices
 
     def __post_init__(self):
         super().__post_init__()
@@ -59,7 +68,8 @@ class Lookup(nn.Module):
         init = nn.initializers.normal(self.init_deviation or width**-0.5)
         if self.init_range:
             init = uniform(self.init_range)
-        self.table = self.param("table", init, (self.vocabulary_size, width))
+        rows = own_rows(self.vocabulary_size, self.word_axes)
+        self.table = self.param("table", init, (rows, width))
         self.drop = WordDropout(self.word_dropout)
         shape = (width, self.features)
         init = nn.initializers.xavier_uniform()
@@ -68,8 +78,28 @@ class Lookup(nn.Module):
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
-        vectors = self.drop(look_up(self.table, tokens).astype(self.dtype), tokens, train=train)
+        if self.word_axes:
+            vectors = self._look_up_for_all(tokens)
+        else:
+            vectors = look_up(self.table, tokens).astype(self.dtype)
+        vectors = self.drop(vectors, tokens, train=train)
         return vectors if self.projection is None else product(vectors, self.projection)
+
+    def _look_up_for_all(self, tokens):
+        """Vectors of tokens from the devices that hold them."""
+        rows = lax.all_gather(tokens, self.word_axes, tiled=True)
+        rows -= lax.axis_index(self.word_axes) * len(self.table)
+        own = self.table.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        vectors = lax.psum_scatter(own.astype(self.dtype), self.word_axes, tiled=True)
+        return jnp.where(exists(tokens, self.vocabulary_size)[..., None], vectors, jnp.nan)
+
+    def words(self) -> list[int]:
+        """Words of each band."""
+        return [self.vocabulary_size]
+
+    def word_tables(self) -> dict[str, list[int]]:
+        """The parameter with a row for each word, and the words of the bands in it."""
+        return {"table": self.words()}
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The one band, `table [words, width]` and, where that is not the features' width,

@@ -42,7 +42,7 @@ from adaptive_jax.losses.distribution import in_dtype, log_probs, predict
 from adaptive_jax.losses.groups import BandView, num_chunks
 from adaptive_jax.losses.reports import DIFFERENTIABLE
 from adaptive_jax.losses.settings import PLAIN, Settings, Tokens
-from adaptive_jax.losses.sharded import columns_here, present
+from adaptive_jax.losses.sharded import columns_here, for_all, present
 from adaptive_jax.numerics.arrays import whole_numbers
 from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype
 
@@ -211,7 +211,12 @@ _losses.defvjp(_losses_forward, _losses_backward)
 
 
 def _computed(static, tokens, softmax, with_gradients):
-    """`_one_pass` of tokens `[...]`, each computed on the device where it lies."""
+    """`_one_pass` of tokens `[...]`, each computed on the device where it lies, or on all that hold
+    words.
+    """
+    if static.settings.gathers:
+        axes = static.settings.axis_name
+        return for_all(_local, (static, with_gradients), axes, tokens, softmax)
     return partitioned.run(
         _local, (static, with_gradients), tokens, softmax, by_words(softmax), with_gradients
     )

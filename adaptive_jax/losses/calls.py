@@ -17,6 +17,7 @@ from adaptive_jax.losses.settings import Settings
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.meshes import vary_alike
 from adaptive_jax.numerics.products import sum_dtype
 
 NO_GRADIENT = (
@@ -104,8 +105,10 @@ class Call:
 
     def arrays(self, weights):
         """What the two functions with gradients of `banded` take, where these are the weights."""
-        axis_name = self.static.settings.axis_name
-        return same_axes(axis_name, self.hidden, self.softmax, weights, self.targets, self.probs)
+        arrays = self.hidden, self.softmax, weights, self.targets, self.probs
+        if self.static.settings.gathers:
+            return vary_alike(arrays)
+        return same_axes(self.static.settings.axis_name, *arrays)
 
     def report(self, nll, reported):
         """The `Report` of tokens, from their nll `[...]` and the sums of `reports.observed` over

@@ -33,6 +33,8 @@ class Settings(NamedTuple):
             number, an array `[]` that has no gradient, or None: it stays.
         axis_name: the axis of `jax.shard_map` that cuts the words of every band, see
             `adaptive_jax.losses.sharded`; None: none.
+        gathers: whether the devices of `axis_name`, which is then a tuple of axes, have tokens of
+            their own, which every one of them computes for all with the words that it holds.
         words: words of every band, whose table may have rows behind them, on all devices, that are
             padding; None: no padding.
         ignore_index: a target that counts as one of weight 0; None: none does.
@@ -45,7 +47,8 @@ class Settings(NamedTuple):
     z_loss: float = 0.0
     chunk: int | None = None
     soft_cap: float | None = None
-    axis_name: str | None = None
+    axis_name: str | tuple[str, ...] | None = None
+    gathers: bool = False
     words: tuple[int, ...] | None = None
     ignore_index: int | None = None
     reports: tuple[str, ...] = ()

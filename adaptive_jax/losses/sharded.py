@@ -1,12 +1,14 @@
 """Words cut over the devices of one axis of `jax.shard_map`: device i holds rows `i · rows` to `(i
 + 1) · rows - 1` of every band.
 
-Hidden states and targets are the same on all of them. Where the words of a band are fewer than its
-rows on all devices, the last rows are padding. Without an axis all words are here.
+Hidden states and targets are the same on all of them; or every device has tokens of its own, and
+`for_all` brings each the tokens of all. So tables and their gradients stay where they lie, and as
+many numbers as hidden states have cross devices. Where the words of a band are fewer than its rows
+on all devices, the last rows are padding. Without an axis all words are here.
 """
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +46,22 @@ def words_of(
             " most those"
         )
     return words
+
+
+def for_all(function: Callable, static, axes: Sequence[str], tokens, softmax):
+    """`function(static, None, tokens, softmax)` as `adaptive_jax.losses.partitioned.run` takes it,
+    of the tokens of all devices of these axes; returns the results and gradients of a device's own
+    tokens, and the gradient of `softmax` from all tokens.
+
+    tokens: a tree of arrays `[rows, ...]`, as many rows on every device.
+    """
+    count = len(jax.tree.leaves(tokens)[0])
+    whole = jax.tree.map(lambda a: lax.all_gather(a, axes, tiled=True), tokens)
+    results, d_tokens, d_softmax = function(static, None, whole, softmax)
+    first = lax.axis_index(axes) * count
+    own = jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, first, count), results)
+    d_tokens = jax.tree.map(lambda a: lax.psum_scatter(a, axes, tiled=True), d_tokens)
+    return own, d_tokens, d_softmax
 
 
 def same_axes(axis_name: str | None, hidden, softmax, *by_token):

@@ -68,7 +68,7 @@ def make_gradients(
         # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as
         # varying.
         by_layer = len(batch.inputs) == 1 and platform() != "cpu" and not axes
-        local = sharding.gathering(model, parameter_shapes(model), mesh, by_layer)
+        local = sharding.gathering(model, parameter_shapes(model), mesh, by_layer, by_words=True)
         tables, inputs, pull = compose_for_update(*local, mesh)(
             params, lexicon, batch.inputs, key if train else None, stored
         )

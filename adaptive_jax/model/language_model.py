@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -83,11 +83,16 @@ class LanguageModel(nn.Module):
     `apply` takes these collections: "params"; "lexicon", what `lexicon_spec` says; and, to compute
     vectors that are composed from other parameters once and not at every call, "tables", which
     `compose` makes.
+
+    Attributes:
+        shard_words: whether devices that share one copy of the parameters compute each the words
+            that it holds, see `over_words`.
     """
 
     input: nn.Module
     body: nn.Module
     output: nn.Module
+    shard_words: bool = False
 
     def __call__(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[Loss, object]:
         """The loss of a batch, see `Softmax.loss`, and the body's next carry.
@@ -169,6 +174,26 @@ class LanguageModel(nn.Module):
             return "all"
         return "inputs" if hasattr(self.input, "compose") else "none"
 
+    def word_tables(self) -> dict[tuple[str, ...], list[int]]:
+        """The parameters with a row for each word, by their paths, and the words of the bands in
+        each, one behind the other.
+        """
+        owners = {("input",): self.input, ("output", "table"): self.output.table}
+        return {
+            (*path, name): words
+            for path, layer in owners.items()
+            for name, words in layer.word_tables().items()
+        }
+
+    def over_words(self, axes: Sequence[str]) -> "LanguageModel":
+        """The model for one device of `jax.shard_map` whose tables have its own rows of the words,
+        which are cut over these axes as the rows of the batch are. It computes losses and nll.
+        """
+        source, table = self.input.clone(word_axes=axes), self.output.table
+        tied = getattr(table, "source", None) is self.input
+        table = table.clone(**({"source": source} if tied else {"word_axes": axes}))
+        return self.clone(input=source, output=self.output.clone(table=table))
+
     def lexicon_spec(self) -> dict:
         """What the layers read of each word, by layer: the second argument of
         `adaptive_jax.data.vocabulary.lexicon.lexicon`.
@@ -207,8 +232,11 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
         )
     words |= {"features": output_features(body), "source": source}
     table = make("output.table", TABLES, settings.pop("table"), **words)
-    model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table))
+    output = make("output", OUTPUTS, settings, table=table)
+    model = LanguageModel(source, body, output, config.get("shard_words", False))
     _check(model, config["output"]["name"])
+    if model.shard_words:
+        _check_word_tables(model, config)
     return model
 
 
@@ -243,6 +271,26 @@ def init_params(model: LanguageModel, seed: int) -> dict:
     return model.init(
         jax.random.key(seed), Batch(ids, ids, jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))
     )["params"]
+
+
+def _check_word_tables(model, config):
+    """Raises InputError if a layer needs whole tables."""
+    table, settings = model.output.table, config["output"]
+    for key, layer, name, cures in (
+        ("input", model.input, config["input"]["name"], "'adaptive' or 'lookup'"),
+        ("output.table", table, settings["table"]["name"], "'own' or 'tied'"),
+        ("output", model.output, settings["name"], "'adaptive' or 'softmax'"),
+    ):
+        if not getattr(layer, "cuts_words", False):
+            raise InputError(
+                f"config.shard_words=True needs config.{key}.name={cures}, got {name!r}"
+            )
+    if hasattr(table, "source") and table.cutoffs:
+        raise InputError(
+            f"config.shard_words=True cuts each band of the input, and"
+            f" config.output.table.cutoffs={model.output.table.cutoffs} cut its one band: use"
+            " input.name='adaptive', or output.table.name='own'"
+        )
 
 
 def _check(model, output):

@@ -149,22 +149,42 @@ def zipf_visits(bands: Sequence[Band]) -> np.ndarray:
     return np.append(1.0, np.diff(reached[ends]) / reached[-1])
 
 
+def words_in_tables(layer) -> dict[str, list[int]]:
+    """The parameters of `make_tables`, each with the words of the bands that lie in it, one
+    behind the other.
+    """
+    sizes, widths = zip(*band_shapes(layer), strict=True)
+    if len(sizes) < MANY_BANDS or len(set(widths)) > 1:
+        return {f"table_{i}": [size] for i, size in enumerate(sizes)}
+    return {"table": list(sizes)}
+
+
 def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
     """The tables of a flax layer's bands, its parameters `table_0`, `table_1` …;
     `initializer(width)` gives their start.
 
     The layer is one that `band_shapes` takes. A table of `MANY_BANDS` or more of one width is one
-    parameter, `table`, which starts as the table of a full softmax does.
+    parameter, `table`, which starts as the table of a full softmax does. With `word_axes`, a table
+    has the rows of one device, see `own_rows`.
     """
     import jax.numpy as jnp  # processes that only read text should not wait for JAX
 
-    shapes = band_shapes(layer)
-    sizes, widths = zip(*shapes, strict=True)
-    if len(sizes) < MANY_BANDS or len(set(widths)) > 1:
-        named = [(f"table_{i}", initializer(shape[1]), shape) for i, shape in enumerate(shapes)]
-        return [jnp.asarray(layer.param(*each)) for each in named]
-    shape = layer.vocabulary_size, widths[0]
-    return split_rows(layer.param("table", initializer(widths[0]), shape), sizes)
+    widths = iter([width for _, width in band_shapes(layer)])
+    tables = []
+    for name, words in words_in_tables(layer).items():
+        rows, width = [own_rows(each, layer.word_axes) for each in words], next(widths)
+        table = layer.param(name, initializer(width), (sum(rows), width))
+        tables += split_rows(table, rows) if len(rows) > 1 else [jnp.asarray(table)]
+    return tables
+
+
+def own_rows(words: int, axes: Sequence[str]) -> int:
+    """Rows of so many words on one device, whose words are cut over these axes of
+    `jax.shard_map`: the last ones may be padding.
+    """
+    from jax import lax  # processes that only read text should not wait for JAX
+
+    return -(-words // lax.axis_size(axes)) if axes else words
 
 
 def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":

@@ -71,6 +71,7 @@ class Softmax(nn.Module):
     clusters_init: Callable = nn.initializers.xavier_uniform()
 
     many_bands: ClassVar[bool] = True  # whether the table may have several
+    cuts_words: ClassVar[bool] = True  # over devices, where its table does
 
     def __post_init__(self):
         super().__post_init__()
@@ -166,7 +167,7 @@ class Softmax(nn.Module):
         """Negative log-likelihood of each target `[...]` in nats, in the order given; see
         `banded.losses`.
         """
-        return banded.losses(hidden, targets, None, *self.arrays())
+        return banded.losses(hidden, targets, None, *self.arrays(), self._cut(banded.PLAIN))
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
@@ -193,7 +194,13 @@ class Softmax(nn.Module):
             per_row = math.prod(hidden.shape[1:-1])
             numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
-        return hidden, settings, seeds
+        return hidden, self._cut(settings), seeds
+
+    def _cut(self, settings):
+        """The settings for a table whose words are cut over devices."""
+        if not (axes := tuple(getattr(self.table, "word_axes", ()))):
+            return settings
+        return settings._replace(axis_name=axes, gathers=True, words=tuple(self.table.words()))
 
 
 class FullSoftmax(Softmax):
@@ -235,6 +242,8 @@ class Hierarchical(Softmax):
     """
 
     classes: int = 0
+
+    cuts_words: ClassVar[bool] = False
 
     def __post_init__(self):
         super().__post_init__()

@@ -9,6 +9,7 @@ own projection starts from that width.
 """
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from adaptive_jax.numerics.bands import (
     band_sizes,
     make_tables,
     split_rows,
+    words_in_tables,
 )
 from adaptive_jax.numerics.layers import norms, weight_norm
 
@@ -72,6 +74,7 @@ class OwnTable(nn.Module):
             shape)`, as flax's `Embed` takes one: with the names of their axes if they come from
             `nn.with_partitioning`. The projections of many tails of one width are one array
             `[tails, width, features]`.
+        word_axes: as the input's.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number
@@ -88,10 +91,22 @@ class OwnTable(nn.Module):
     projected: bool = True
     table_init: Callable = nn.initializers.xavier_uniform()
     projection_init: Callable = xavier_uniform
+    word_axes: Sequence[str] = ()
+
+    cuts_words: ClassVar[bool] = True  # over devices
 
     def __post_init__(self):
         super().__post_init__()
         band_shapes(self)
+
+    def words(self) -> list[int]:
+        """Words of each band."""
+        return band_sizes(self.vocabulary_size, self.cutoffs)
+
+    def word_tables(self) -> dict[str, list[int]]:
+        """The parameters with a row for each word, and the words of the bands in each."""
+        norms = {f"norm_{i}": [n] for i, n in enumerate(self.words())} if self.weight_norm else {}
+        return words_in_tables(self) | norms | ({"bias": self.words()} if self.bias else {})
 
     def setup(self):
         tables = make_tables(self, lambda width: self.table_init)
@@ -145,6 +160,8 @@ class TiedTable(nn.Module):
     bias: bool = False
     own_head: bool = False
 
+    cuts_words: ClassVar[bool] = True  # over devices
+
     def __post_init__(self):
         check_bands("source", self.source)
         if self.features is None:
@@ -178,6 +195,22 @@ class TiedTable(nn.Module):
                 )
         tables = [band.table for band in bands]
         self.shared = list(map(Band, tables, projections, _biases(self, tables)))
+
+    @property
+    def word_axes(self) -> Sequence[str]:
+        """The source's."""
+        return self.source.word_axes
+
+    def words(self) -> list[int]:
+        """Words of each band."""
+        return self.source.words()
+
+    def word_tables(self) -> dict[str, list[int]]:
+        """The parameters of its own with a row for each word, and the words of the bands in
+        each.
+        """
+        head = {"head": self.words()[:1]} if self.own_head else {}
+        return head | ({"bias": self.words()} if self.bias else {})
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """See the module."""

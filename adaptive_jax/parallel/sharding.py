@@ -189,9 +189,14 @@ def _groups(model):
     return getattr(model.body, "parameter_groups", ())
 
 
+def _keys(path):
+    """The names along the path to a leaf of nested dicts, None for what has no name."""
+    return tuple(getattr(key, "key", None) for key in path)
+
+
 def _name_in_body(path):
     """The name that the body has for a parameter, or for the layer of it; None for others."""
-    keys = [getattr(key, "key", None) for key in path]
+    keys = _keys(path)
     return keys[keys.index("body") + 1] if "body" in keys[:-1] else None
 
 
@@ -201,7 +206,11 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
 
     params: the model's parameters or their shapes, not sharded.
     """
-    specs, body = parameter_specs(params, mesh, model), params.get("body", {})
+    body, cut = params.get("body", {}), model.word_tables() if model.shard_words else {}
+    specs = jax.tree_util.tree_map_with_path(
+        lambda path, spec: PartitionSpec() if _stays(spec, cut.get(_keys(path))) else spec,
+        parameter_specs(params, mesh, model),
+    )
 
     def size(tree, specs, dtype=jnp.float32):
         sizes = jax.tree.map(
@@ -218,7 +227,9 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
     return total + max(layers, default=0)
 
 
-def gathering(model: Any, params: Any, mesh: Mesh, by_layer: bool = False) -> tuple[Any, Any]:
+def gathering(
+    model: Any, params: Any, mesh: Mesh, by_layer: bool = False, by_words: bool = False
+) -> tuple[Any, Any]:
     """The model and a function of its parameters, for use on one device of `mesh` under
     `shard_map`.
 
@@ -226,6 +237,8 @@ def gathering(model: Any, params: Any, mesh: Mesh, by_layer: bool = False) -> tu
         params: the model's parameters or their shapes, not sharded.
         by_layer: sum a layer's gradients over all devices inside the backward pass, where the next
             layer can be computed meanwhile.
+        by_words: leave tables where they are if the model's `shard_words` asks for it. Such a
+            model computes losses and nll.
 
     Returns:
         `(model, gather)`: `model.apply({"params": gather(shards)}, ...)` computes with a device's
@@ -235,7 +248,9 @@ def gathering(model: Any, params: Any, mesh: Mesh, by_layer: bool = False) -> tu
     groups = _groups(model)
     if mesh.size == 1 or not ((by_layer and groups) or fsdp_of(mesh) > 1):
         return model, lambda shards: shards
-    specs = parameter_specs(params, mesh, model)
+    specs, cut = parameter_specs(params, mesh, model), {}
+    if by_words and model.shard_words:
+        model, cut = model.over_words(FSDP), model.word_tables()
     group_of = {name: group for group in groups for name in group.names}
 
     def gather_layer(name, shards):
@@ -251,12 +266,38 @@ def gathering(model: Any, params: Any, mesh: Mesh, by_layer: bool = False) -> tu
     def gather(shards):
         # Tables stay float32: a lookup adds the gradients of many tokens into one row.
         def whole(path, shard, spec):
+            if words := cut.get(_keys(path)):
+                return _own_words(mesh, shard, spec, words)
             later = _name_in_body(path) in group_of
             return shard if later else _gather(mesh, jnp.float32, shard, spec)
 
         return jax.tree_util.tree_map_with_path(whole, shards, specs)
 
     return (model.clone(body=model.body.clone(gather=gather_layer)) if groups else model), gather
+
+
+def _stays(spec, words):
+    """Whether devices get their rows of such a parameter without gathering it."""
+    return words is not None and len(words) == 1 and tuple(spec) in ((FSDP,), (None, FSDP))
+
+
+def _own_words(mesh, shard, spec, words):
+    """A device's rows of a parameter that has a row for each word of some bands, which have so many
+    `words`; of each band the same share, filled up with zeros.
+    """
+    devices = fsdp_of(mesh)
+    if _stays(spec, words):
+        if spec[0] == FSDP:
+            return shard
+        shard = jnp.pad(shard, [(0, -words[0] % devices), (0, 0)])
+        return jax.lax.all_to_all(shard, FSDP, split_axis=0, concat_axis=1, tiled=True)
+    whole, own = _gather(mesh, jnp.float32, shard, spec), []
+    for band in jax.lax.split(whole, words):
+        rows = -(-len(band) // devices)
+        band = jnp.pad(band, [(0, rows * devices - len(band))] + [(0, 0)] * (band.ndim - 1))
+        first = jax.lax.axis_index(FSDP) * rows
+        own.append(jax.lax.dynamic_slice_in_dim(band, first, rows))
+    return jnp.concatenate(own)
 
 
 def _gather(mesh, dtype, shard, spec):

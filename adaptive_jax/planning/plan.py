@@ -46,10 +46,12 @@ class Plan(NamedTuple):
             used.
         rows_per_device: rows of a microbatch on each device.
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.parallel.sharding`.
+        shard_words: whether each of them computes the words that it holds.
         flops_per_token: FLOPs to train on a token, see `training_flops`.
         state_bytes: bytes of parameters and the optimizer's state on each device.
         gathered_bytes: the most bytes of other devices' shares, and its own, that a device has as
-            whole matrices at once: all tables and the largest layer; 0 where every device has all.
+            whole matrices at once: all tables, but for `shard_words`, and the largest layer; 0
+            where every device has all.
         vector_bytes: bytes of the word vectors of a microbatch on each device, the least of its
             activations.
     """
@@ -63,6 +65,7 @@ class Plan(NamedTuple):
     tokens_per_device: int
     rows_per_device: int
     fsdp: int
+    shard_words: bool
     flops_per_token: float
     state_bytes: int
     gathered_bytes: int
@@ -112,6 +115,7 @@ def make_plan(
         tokens_per_device=config["tokens_per_device"] or max(TOKENS, length),
         rows_per_device=per_device,
         fsdp=fsdp,
+        shard_words=model.shard_words and fsdp > 1,
         flops_per_token=training_flops(model, length),
         state_bytes=state_bytes(fsdp),
         gathered_bytes=gathered_bytes(shapes, abstract_mesh(devices, fsdp), model),
@@ -221,9 +225,10 @@ def describe(plan: Plan) -> str:
         f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer"
     )
     if plan.fsdp > 1:
+        what = "tables stay where they are" if plan.shard_words else "all tables"
         lines += (
-            f"\ngathered     {plan.gathered_bytes / 1e9:,.2f} GB a device at once: all tables, and"
-            " a layer of the body"
+            f"\ngathered     {plan.gathered_bytes / 1e9:,.2f} GB a device at once: a layer of the"
+            f" body; {what}"
         )
     return lines
 

@@ -38,6 +38,7 @@ FREE = {
     "metrics.wandb",
     "tokens_per_device",
     "fsdp",
+    "shard_words",
     "body.remat",
     "data.path",
     "data.cache",

@@ -443,8 +443,11 @@ evaluate(pathlib.Path(sys.argv[1]), Request(window=10, context=6, checkpoint="la
 """
 
 
-def test_eight_devices_score_alike(ask, trained_copy, eight):
-    """8 devices give the losses that 1 device gives."""
+@pytest.mark.parametrize("words", [{}, {"fsdp": 4, "shard_words": True}])
+def test_eight_devices_score_alike(ask, trained_copy, eight, words):
+    """8 devices give the losses that 1 device gives, also where each has its own words."""
+    path = trained_copy / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | words))
     one = ask(window=10, context=6)
     done = eight(EVALUATE, trained_copy)
     assert done.returncode == 0, done.stderr

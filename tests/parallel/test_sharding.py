@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.model.language_model import build
 from adaptive_jax.parallel import sharding
 
 # Rows of a table divide by no number of devices, by some or by all, and so do widths: 16x16, 32x8
@@ -60,6 +61,15 @@ IN_TURN = {
     "awd": ["16x28", "7x28", "7x64", "16x64", "7x64", "16x64", "16x28", "7x28"],
 }
 IN_LOOPS = {"gcnn": 2 * ["2x14x7", "2x14x28", "1x14x7", "1x14x28"], "awd": []}
+# No table is gathered: that of width 4 goes from device to device by parts.
+LAYERS["words"] = LAYERS["adp_t"] | {"body": LAYERS["cnn"]["body"], "shard_words": True}
+LAYERS["own_words"] = LAYERS["words"] | {
+    "input": {"name": "lookup", "width": 10, "word_dropout": 0.1},
+    "output": (
+        {"name": "adaptive", "tail_dropout": 0.2, "label_smoothing": 0.1, "z_loss": 1e-3}
+        | {"table": {"name": "own", "cutoffs": (16, 48), "factor": 2, "bias": True}}
+    ),
+}
 LAYERS["composed"] = LAYERS["cnn"] | {"output": {"name": "softmax", "table": {"name": "tied"}}}
 GRIDS = {  # devices, fsdp, microbatches of an update
     "adp_t": {
@@ -69,6 +79,8 @@ GRIDS = {  # devices, fsdp, microbatches of an update
         "eight_cut": (8, 8, 1),
     },
     "cnn": {"one": (1, 1, 1), "eight_in_two": (8, 1, 2), "four_cut_in_two": (4, 2, 2)},
+    "words": {"one": (1, 1, 1), "eight_in_pairs": (8, 2, 2), "eight_cut": (8, 8, 1)},
+    "own_words": {"one": (1, 1, 1), "eight_in_fours": (8, 4, 1)},
     "composed": {"one": (1, 1, 1), "four_cut_in_two": (4, 2, 2)},
     "gcnn": {"one": (1, 1, 1), "eight_cut": (8, 8, 1)},
     "awd": {"one": (1, 1, 1), "eight_cut": (8, 8, 1)},
@@ -163,6 +175,7 @@ def on_grids(eight, tmp_path_factory):
 
 
 MODELS = ["adp_t", pytest.param("cnn", marks=pytest.mark.slow), "composed", "gcnn", "awd"]
+MODELS += ["words", "own_words"]
 
 
 @pytest.mark.parametrize("layers", MODELS)
@@ -260,6 +273,48 @@ def test_layers_of_every_body_are_gathered_in_both_passes(on_grids, layers):
     gathered = re.findall(r"all_gather.*-> tensor<([\dx]+)xf32>", result["lowered"])
     tables = ["16x16", "8x16", "4x16", "16x16", "32x8", "55x4", "2x16"]
     assert gathered == tables + IN_TURN[layers] + IN_LOOPS[layers]
+
+
+def test_words_over_devices_gather_no_table(on_grids):
+    """With `shard_words`, tokens are gathered instead: ids, vectors' gradients and hidden states.
+    The table of 55 words, cut by width, becomes one cut by words; gradients are summed over copies.
+    """
+    program = on_grids("words")[0]["eight_in_pairs"]["lowered"]
+
+    def results(kind):
+        return re.findall(rf'"stablehlo.{kind}.*?-> tensor<([\dx]*)x\w+>', program, re.DOTALL)
+
+    projections_and_clusters = ["16x16", "8x16", "4x16", "2x16"]
+    tokens = ["2x12", "2x12x16"]
+    assert {*results("all_gather")} == {*projections_and_clusters, *tokens, "2x12x2", "2x16x32"}
+    assert results("all_to_all") == ["28x4", "56x2"]
+    of_tables = ["8x16", "16x8", "55x2"]
+    assert {*of_tables} < {*results("all_reduce")}
+    assert not {"16x16", "32x8", "55x4"} & {*results("all_reduce"), *results("reduce_scatter")}
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"output": {"name": "hierarchical", "table": {"name": "tied"}}}, "output.name='adaptive'"),
+        ({"output": {"name": "sampled", "table": {"name": "own"}}}, "output.name='adaptive' or"),
+        ({"input": LAYERS["cnn"]["input"]}, "input.name='adaptive' or 'lookup', got 'char_cnn'"),
+        (
+            {"input": {"name": "lookup"}}
+            | {"output": {"name": "softmax", "table": {"name": "mapped"}}},
+            "output.table.name='own'",
+        ),
+        (
+            {"input": {"name": "lookup"}}
+            | {"output": {"name": "adaptive", "table": {"name": "tied", "cutoffs": (16,)}}},
+            r"output.table.cutoffs=\(16,\) cut its one band",
+        ),
+    ],
+)
+def test_layers_that_need_whole_tables_are_refused(changes, says):
+    """Else they would read the rows of one device as if they were all."""
+    with pytest.raises(InputError, match=f"config.shard_words=True .*{says}"):
+        build({"dtype": "float32"} | LAYERS["words"] | changes, 103)
 
 
 @pytest.mark.parametrize(
