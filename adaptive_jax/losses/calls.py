@@ -17,7 +17,7 @@ from adaptive_jax.losses.settings import Settings
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import vary_alike
+from adaptive_jax.numerics.meshes import axes_of, vary_alike
 from adaptive_jax.numerics.products import sum_dtype
 
 NO_GRADIENT = (
@@ -54,6 +54,8 @@ class Call:
     def __init__(self, hidden, targets, weights, bands, clusters, settings, probs):
         settings.check()
         hidden, bands, clusters = validate_bands(hidden, bands, clusters)
+        if settings.axis_name in axes_of(hidden):
+            settings = settings._replace(gathers=True)
         words = words_of(bands, settings.words, settings.axis_name)
         if settings.top_k > sum(words):
             raise InputError(f"top_k={settings.top_k} must be at most {sum(words)}, the words")

@@ -82,9 +82,10 @@ def linear_cross_entropy(
             whether `jax.grad` stands inside or outside `shard_map`. Without it, a mean inside
             `shard_map` is that of the device's own tokens. Needs `check_vma` of `shard_map`.
         axis_name: an axis of `jax.shard_map` over which table and bias are cut by words: device i
-            holds rows `i · rows` to `(i + 1) · rows - 1`. Hidden, targets and weights must be the
-            same on each of its devices, and the loss is. Gradients of rows stay on their device,
-            that of hidden is summed. Needs `check_vma` of `shard_map`.
+            holds rows `i · rows` to `(i + 1) · rows - 1`. Where hidden, targets and weights are the
+            same on each of its devices, so is the loss; where the axis cuts tokens, too, each
+            device computes the tokens of all, and returns the loss of its own. Gradients of rows
+            stay on their device, that of hidden is summed. Needs `check_vma` of `shard_map`.
         words: words of the vocabulary, where the table, on all devices, has more rows: those behind
             are padding. None: all rows.
         reports: names of `adaptive_jax.losses.reports.Report` to return beside the loss, from the

@@ -199,7 +199,7 @@ class TiedTable(nn.Module):
     @property
     def word_axes(self) -> Sequence[str]:
         """The source's."""
-        return self.source.word_axes
+        return getattr(self.source, "word_axes", ())
 
     def words(self) -> list[int]:
         """Words of each band."""

@@ -3,6 +3,7 @@ over 8 devices by words.
 """
 
 import functools
+import itertools
 import json
 import re
 
@@ -74,6 +75,13 @@ def adaptive_arrays(sizes):
     clusters = Band(normal(len(sizes) - 1, WIDTH), None, normal(len(sizes) - 1))
     weights = np.array([1, 2, 1, 1, 3, 0.5], np.float32)
     return (normal(TOKENS, WIDTH), bands, clusters, weights), np.array(targets, np.int32)
+
+
+def repeated(times, values, targets):
+    """The same tokens so many times."""
+    hidden, *softmax, weights = values
+    hidden, weights, targets = (np.concatenate([a] * times) for a in (hidden, weights, targets))
+    return (hidden, *softmax, weights), targets
 
 
 def ours(hidden, table, bias, weights, targets, **options):
@@ -281,7 +289,7 @@ def test_wrong_arguments(wrong, message):
 
 
 PROGRAM = """
-import json, re, sys
+import itertools, json, re, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tests.losses.test_cross_entropy import *
@@ -318,26 +326,27 @@ for name, reduction in ("inside", "mean"), ("outside", "none"):
     pattern = r"= \\(?(\\w+\\[[0-9,]*\\]).* (all-[a-z-]+|collective-[a-z]+|reduce-scatter)\\("
     report[reduction] = re.findall(pattern, compiled.as_text())
 
-# Bands, cut by words over 4 devices, and tokens over 2.
-for case, sizes in SIZES.items():
-    values, targets = adaptive_arrays(sizes)
+# Bands, cut by words over 4 devices, and tokens over 2, or over all.
+for (case, sizes), times in itertools.product(SIZES.items(), (1, 4)):
+    values, targets = repeated(times, *adaptive_arrays(sizes))
+    axes = "rows" if times == 1 else ("rows", "words")
     hidden, bands, clusters, weights = values
     cut = hidden, [Band(padded(t, 4), p, padded(b, 4)) for t, p, b in bands], clusters, weights
     specs = (
-        P("rows"),
+        P(axes),
         [Band(P("words"), p if p is None else P(), P("words")) for _, p, _ in bands],
         P(),
-        P("rows"),
+        P(axes),
     )
     def local(v, y):
         return jax.lax.psum(
             ours_adaptive(*v, y, reduction="sum", axis_name="words", words=sizes, **settings(ALL)),
-            "rows",
+            axes,
         )
     run = jax.shard_map(
-        jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs)
+        jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P(axes)), out_specs=(P(), specs)
     )
-    keep(case, jax.jit(run)(cut, targets), values)
+    keep(f"{case}{times}", jax.jit(run)(cut, targets), values)
 
 # Padding that a target of weight 0 points to, in a table of 12 rows on 4 devices.
 values, targets = arrays(9, ALL)
@@ -357,9 +366,9 @@ run = jax.shard_map(
 keep("padding", jax.jit(run)(cut, np.where(weights == 0, [0, 0, 9, 0, 11, 0], targets)), values)
 
 # What is refused.
-for name, spec, check_vma in (
-    ("unchecked", (P(), P("words"), P()), False),
-    ("cut", (P("words"), P("words"), P("words")), True),
+for name, count, spec, check_vma in (
+    ("unchecked", 8, (P(), P("words"), P()), False),
+    ("cut", 1, (P(), P("words"), P("words")), True),
 ):
     try:
         jax.eval_shape(
@@ -370,7 +379,7 @@ for name, spec, check_vma in (
                 out_specs=spec[0],
                 check_vma=check_vma,
             ),
-            jnp.ones((8, 4)),
+            jnp.ones((count, 4)),
             jnp.ones((8, 4)),
             jnp.arange(8),
         )
@@ -431,8 +440,9 @@ def test_words_cut_over_8_devices(eight, tmp_path):
         assert {kind for _, kind in kinds} == {"all-reduce"}
         assert sorted({shape for shape, _ in kinds}) == ["f32[4,6]", "f32[6,4]", "f32[6]"]
         assert len(kinds) <= (3 if reduction == "mean" else 5)
-    for case, sizes in SIZES.items():
-        check(results(case), one_device(ours_adaptive, *adaptive_arrays(sizes), "sum"))
+    for (case, sizes), times in itertools.product(SIZES.items(), (1, 4)):
+        given = repeated(times, *adaptive_arrays(sizes))
+        check(results(f"{case}{times}"), one_device(ours_adaptive, *given, "sum"))
     values, targets = arrays(9, ALL)
     check(results("padding"), one_device(ours, values, np.where(values[3] == 0, 0, targets), "sum"))
     assert (
