@@ -97,6 +97,14 @@ def made(layer, *arguments, **how):
     )
 
 
+def on_a_mesh(layer, method):
+    """The method's result inside `shard_map`, as a shape."""
+    mesh, cut = jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec("data")
+    run = functools.partial(made, layer, method=method)
+    hidden = jax.device_put(HIDDEN, jax.sharding.NamedSharding(mesh, cut))
+    return jax.shard_map(run, mesh=mesh, in_specs=cut, out_specs=cut)(hidden)
+
+
 def bands(table):
     return made(table, method="bands")
 
@@ -256,6 +264,16 @@ WRONG = [
     (lambda: adaptive(cutoffs=(0,)), "0 follows 0"),
     (lambda: adaptive(cutoffs=(5.5,)), "(5.5,)"),
     (lambda: adaptive(cutoffs=5), "cutoffs 5"),
+    (lambda: made(adaptive(word_axes="data"), IDS), "word_axes=data must be axes"),
+    (lambda: Sampled(own(word_axes="data"), 9), "word_axes=data of table must be ()"),
+    (
+        lambda: on_a_mesh(AdaptiveSoftmax(own(word_axes="data")), "log_probs"),
+        "word_axes=data of table",
+    ),
+    (
+        lambda: on_a_mesh(AdaptiveSoftmax(own(word_axes="data")), "predict"),
+        "word_axes=data of table",
+    ),
     (lambda: letters(strides=(0,)), "strides=0"),
     (lambda: own((30,)), "cutoff 30"),
     (lambda: TiedTable(None, 8), "source=None"),

@@ -48,8 +48,8 @@ class AdaptiveInput(nn.Module):
         dtype: of what `__call__` returns; parameters are float32.
         table_init, projection_init: how tables and projections start, functions `(key, shape)`, as
             flax's `Embed` takes one: with the names of their axes from `nn.with_partitioning`.
-        word_axes: axes of `jax.shard_map` over which the words of every band are cut, as the rows
-            of a batch are, see `adaptive_jax.losses.sharded`; (): none.
+        word_axes: one or several axes of `jax.shard_map` over which the words of every band are
+            cut, as the rows of a batch are, see `adaptive_jax.losses.sharded`; (): none.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, a number out
@@ -67,7 +67,7 @@ class AdaptiveInput(nn.Module):
     dtype: jnp.dtype = jnp.float32
     table_init: Callable = normal_by_width
     projection_init: Callable = nn.initializers.xavier_uniform()
-    word_axes: Sequence[str] = ()
+    word_axes: str | Sequence[str] = ()
 
     cuts_words: ClassVar[bool] = True  # over devices
 

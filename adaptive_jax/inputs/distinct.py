@@ -18,7 +18,7 @@ from adaptive_jax.inputs.letters import distinct
 from adaptive_jax.losses import partitioned
 from adaptive_jax.numerics.arrays import exists
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
+from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import product, sum_dtype
 
@@ -39,19 +39,19 @@ class _Static(NamedTuple):
 
 
 def vectors(
-    tokens: jax.Array, bands: Sequence[Band], dtype, words: Sequence[int], axes: Sequence[str] = ()
+    tokens: jax.Array, bands: Sequence[Band], dtype, words: Sequence[int], axes=()
 ) -> jax.Array:
     """Vectors `[..., features]` in `dtype` of token ids `[...]`, on any mesh; 0 for ids that do
     not exist. Differentiable once, in reverse mode.
 
     Args:
         bands: tables with projections, frequent words first, of so many `words`.
-        axes: of `jax.shard_map`, over which tokens are cut and the words of every band, too, see
-            `adaptive_jax.losses.sharded`: every device looks up the words it holds, for the tokens
-            of all.
+        axes: one or several of `jax.shard_map`, over which tokens are cut and the words of every
+            band, too, see `adaptive_jax.losses.sharded`: every device looks up the words it holds,
+            for the tokens of all.
     """
     bands = [Band(band.table, band.projection) for band in bands]
-    static = _Static(jnp.dtype(dtype), tuple(words), tuple(axes))
+    static = _Static(jnp.dtype(dtype), tuple(words), several(axes))
     if axes:
         tokens = lax.all_gather(tokens, axes, tiled=True)
     tokens, bands = vary_alike((tokens, bands))

@@ -30,8 +30,8 @@ class Lookup(nn.Module):
         init_deviation: deviation of a table that starts normal, 0.1 in fairseq's gated
             convolutional network; 0: width^-0.5.
         dtype: of what `__call__` returns; parameters are float32.
-        word_axes: axes of `jax.shard_map` over which words are cut, as the rows of a batch are, see
-            `adaptive_jax.losses.sharded`; (): none.
+        word_axes: one or several axes of `jax.shard_map` over which words are cut, as the rows of
+            a batch are, see `adaptive_jax.losses.sharded`; (): none.
 
     Raises:
         InputError: a number out of range, both init_range and init_deviation, a dtype that is no
@@ -46,7 +46,7 @@ class Lookup(nn.Module):
     init_range: float = 0.0
     init_deviation: float = 0.0
     dtype: jnp.dtype = jnp.float32
-    word_axes: Sequence[str] = ()
+    word_axes: str | Sequence[str] = ()
 
     cuts_words: ClassVar[bool] = True  # over devices
 

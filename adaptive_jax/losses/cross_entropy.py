@@ -20,7 +20,7 @@ from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, pvary
+from adaptive_jax.numerics.meshes import axes_of, pvary, several
 from adaptive_jax.numerics.products import sum_dtype
 
 REDUCTIONS = "mean", "sum", "none"
@@ -82,10 +82,9 @@ def linear_cross_entropy(
             whether `jax.grad` stands inside or outside `shard_map`. Without it, a mean inside
             `shard_map` is that of the device's own tokens. Needs `check_vma` of `shard_map`.
         axis_name: an axis of `jax.shard_map` over which table and bias are cut by words: device i
-            holds rows `i · rows` to `(i + 1) · rows - 1`. Where hidden, targets and weights are the
-            same on each of its devices, so is the loss; where the axis cuts tokens, too, each
-            device computes the tokens of all, and returns the loss of its own. Gradients of rows
-            stay on their device, that of hidden is summed. Needs `check_vma` of `shard_map`.
+            holds rows `i · rows` to `(i + 1) · rows - 1`. Where tokens are the same on each of its
+            devices, so is the loss; where the axis cuts them, too, each computes those of all, and
+            returns the loss of its own. Gradients of rows stay. Needs `check_vma` of `shard_map`.
         words: words of the vocabulary, where the table, on all devices, has more rows: those behind
             are padding. None: all rows.
         reports: names of `adaptive_jax.losses.reports.Report` to return beside the loss, from the
@@ -209,8 +208,7 @@ def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
         InputError: as `linear_cross_entropy`.
     """
     check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
-    (hidden, targets, *_, settings), axes = given, token_axes
-    axes = (axes,) if isinstance(axes, str) else tuple(axes)
+    (hidden, targets, *_, settings), axes = given, several(token_axes)
     if reduction == "none":
         if axes:
             raise InputError(f"token_axes={axes} sum no reduction='none': use 'mean' or 'sum'")

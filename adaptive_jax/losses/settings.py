@@ -33,7 +33,7 @@ class Settings(NamedTuple):
             number, an array `[]` that has no gradient, or None: it stays.
         axis_name: the axis of `jax.shard_map` that cuts the words of every band, see
             `adaptive_jax.losses.sharded`; None: none.
-        gathers: whether the devices of `axis_name`, which is then a tuple of axes, have tokens of
+        gathers: whether the devices of `axis_name`, which may then be several axes, have tokens of
             their own, which every one of them computes for all with the words that it holds.
         words: words of every band, whose table may have rows behind them, on all devices, that are
             padding; None: no padding.

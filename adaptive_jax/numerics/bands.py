@@ -181,10 +181,18 @@ def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
 def own_rows(words: int, axes: Sequence[str]) -> int:
     """Rows of so many words on one device, whose words are cut over these axes of
     `jax.shard_map`: the last ones may be padding.
+
+    Raises:
+        InputError: axes that do not exist.
     """
     from jax import lax  # processes that only read text should not wait for JAX
 
-    return -(-words // lax.axis_size(axes)) if axes else words
+    try:
+        return -(-words // lax.axis_size(axes)) if axes else words
+    except NameError as error:
+        raise InputError(
+            f"word_axes={axes} must be axes of a jax.shard_map around the call"
+        ) from error
 
 
 def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":

@@ -2,12 +2,17 @@
 and functions of tokens on axes that are Explicit, the default of `jax.make_mesh`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+
+def several(axes: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of one axis or of several, as a tuple."""
+    return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
 def axes_of(tree) -> frozenset[str]:

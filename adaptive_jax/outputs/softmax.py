@@ -19,6 +19,7 @@ from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
+from adaptive_jax.numerics.meshes import several
 from adaptive_jax.outputs.tables import OwnTable, check_bands, one_band
 
 
@@ -77,7 +78,7 @@ class Softmax(nn.Module):
         super().__post_init__()
         check_rates(self, "input_dropout")
         banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss).check()
-        check_bands("table", self.table)
+        check_bands("table", self.table, self.cuts_words)
 
     def setup(self):
         self.dropout = Dropout(self.input_dropout)
@@ -172,14 +173,20 @@ class Softmax(nn.Module):
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
         needed.
+
+        Raises:
+            InputError: the table has the words of one device alone.
         """
-        return banded.log_probs(hidden, *self.arrays())
+        return banded.log_probs(hidden, *self._whole())
 
     def predict(self, hidden: jax.Array) -> jax.Array:
         """The most probable word of each token, int32 `[...]`: the argmax of `log_probs`, without
         that matrix. A tail is computed only for tokens whose best word may be in it.
+
+        Raises:
+            InputError: as `log_probs`.
         """
-        return banded.predict(hidden, *self.arrays())
+        return banded.predict(hidden, *self._whole())
 
     def _drawn(self, hidden, row_ids, train):
         """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""
@@ -196,11 +203,17 @@ class Softmax(nn.Module):
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
         return hidden, self._cut(settings), seeds
 
+    def _whole(self):
+        """`arrays()` of all words."""
+        check_bands("table", self.table)
+        return self.arrays()
+
     def _cut(self, settings):
         """The settings for a table whose words are cut over devices."""
-        if not (axes := tuple(getattr(self.table, "word_axes", ()))):
+        if not (axes := getattr(self.table, "word_axes", ())):
             return settings
-        return settings._replace(axis_name=axes, gathers=True, words=tuple(self.table.words()))
+        words = tuple(self.table.words())
+        return settings._replace(axis_name=several(axes), gathers=True, words=words)
 
 
 class FullSoftmax(Softmax):

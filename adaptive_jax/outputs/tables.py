@@ -34,11 +34,15 @@ def xavier_uniform(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> j
     return init(key, shape, dtype)
 
 
-def check_bands(name: str, module) -> None:
-    """Raises InputError if the `table` of an output, or the `source` of a table, has no bands."""
+def check_bands(name: str, module, cuts_words: bool = False) -> None:
+    """Raises InputError if the `table` of an output, or the `source` of a table, has no bands, or
+    has those of one device and they must be whole.
+    """
     if not hasattr(module, "bands"):
         cure = {"table": "OwnTable(...) or TiedTable(...)", "source": "an AdaptiveInput(...)"}
         raise InputError(f"{name}={module!r} has no bands(): use {cure[name]}")
+    if (axes := getattr(module, "word_axes", ())) and not cuts_words:
+        raise InputError(f"word_axes={axes} of {name} must be (): this layer needs all words")
 
 
 def one_band(bands: list[Band]) -> list[Band]:
@@ -91,7 +95,7 @@ class OwnTable(nn.Module):
     projected: bool = True
     table_init: Callable = nn.initializers.xavier_uniform()
     projection_init: Callable = xavier_uniform
-    word_axes: Sequence[str] = ()
+    word_axes: str | Sequence[str] = ()
 
     cuts_words: ClassVar[bool] = True  # over devices
 
@@ -163,7 +167,7 @@ class TiedTable(nn.Module):
     cuts_words: ClassVar[bool] = True  # over devices
 
     def __post_init__(self):
-        check_bands("source", self.source)
+        check_bands("source", self.source, self.cuts_words)
         if self.features is None:
             self.features = getattr(self.source, "features", None)
         super().__post_init__()

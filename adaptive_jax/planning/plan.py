@@ -115,7 +115,7 @@ def make_plan(
         tokens_per_device=config["tokens_per_device"] or max(TOKENS, length),
         rows_per_device=per_device,
         fsdp=fsdp,
-        shard_words=model.shard_words and fsdp > 1,
+        shard_words=model.shard_words,
         flops_per_token=training_flops(model, length),
         state_bytes=state_bytes(fsdp),
         gathered_bytes=gathered_bytes(shapes, abstract_mesh(devices, fsdp), model),
@@ -230,6 +230,8 @@ def describe(plan: Plan) -> str:
             f"\ngathered     {plan.gathered_bytes / 1e9:,.2f} GB a device at once: a layer of the"
             f" body; {what}"
         )
+    elif plan.shard_words:
+        lines += "\nwords        all on each device: shard_words has no effect without fsdp"
     return lines
 
 

@@ -130,6 +130,17 @@ def test_what_a_device_holds_and_gathers():
     assert f"gathered     {eight.gathered_bytes / 1e9:.2f} GB a device" in describe(eight)
 
 
+def test_what_is_gathered_where_words_are_cut():
+    """The projections and a block; without fsdp a line says that nothing is cut."""
+    config = resolve(wikitext103.get_config("adp_t")) | {"tokens_per_update": 32_768}
+    one, eight = (make_plan(config | {"fsdp": n, "shard_words": True}, 267_735, 8) for n in (1, 8))
+    matrices = 1024 * (1024 + 256 + 64) + 2 * 1024
+    block = 4 * 1024 * 1024 + 2 * 1024 * 4096
+    assert eight.gathered_bytes == 4 * matrices + 2 * block  # blocks in bfloat16
+    assert "tables stay where they are" in describe(eight)
+    assert "shard_words has no effect without fsdp" in describe(one)
+
+
 @pytest.mark.parametrize(
     "key, value, says",
     [("break_mode", "sentence", "none, complete"), ("layout", "pack", 'mean "packed"')],
