@@ -150,7 +150,10 @@ def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Co
 
 
 def _is_full(error):
-    return "RESOURCE_EXHAUSTED" in str(error) or "memory" in str(error)
+    """Whether the device's memory was too small. A kernel's shared memory is not meant."""
+    text = str(error).lower()
+    full = "resource_exhausted" in text or "out of memory" in text
+    return full and "shared memory" not in text
 
 
 def counts(target: Target, config: Mapping, compiled: jax.stages.Compiled) -> dict:

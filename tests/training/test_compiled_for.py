@@ -146,6 +146,8 @@ def test_plans_that_do_not_fit_a_target(config, name, changes, says):
             "another version may: pip .* The compiler says: .*no config for",
         ),
         ("RESOURCE_EXHAUSTED: of 8 GB", "too little memory: lower .* The compiler says: .*8 GB"),
+        ("RESOURCE_EXHAUSTED: Shared memory size limit", "another version may: .*Shared memory"),
+        ("INTERNAL: memory space 3 is unknown", "another version may: .*memory space"),
     ],
 )
 def test_what_a_compiler_cannot_do(config, monkeypatch, said, says):
