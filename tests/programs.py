@@ -15,15 +15,22 @@ ROOT = Path(__file__).parents[1]
 
 # Most programs of the tests run once, so all are compiled in haste, but for those that
 # tests/test_as_users_compile.py runs again. Read when JAX first runs.
-HASTE = "--xla_backend_optimization_level=0"
+# In one part: to cut a program in parts and to join them takes a tenth of the time.
+HASTY = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 if jax.__version_info__ < (0, 11):
     # Later versions have no other way to compile fused loops; here it halves the time.
-    HASTE += " --xla_cpu_use_fusion_emitters=false"
+    HASTY["xla_cpu_use_fusion_emitters"] = False
+HASTE = " ".join(f"--{name}={str(value).lower()}" for name, value in HASTY.items())
 HASTE = os.environ.get("HASTE", HASTE)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}".strip()
 
 # A shape that is broadcast by accident is a mistake that no test would see.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def hasty_jit(function, **how):
+    """`jax.jit` of a slow twin, which is compiled in haste even where tests compile as users do."""
+    return jax.jit(function, compiler_options=None if HASTE else HASTY, **how)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ from adaptive_jax.bodies.positions import alibi_slopes, biases
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.dropout import keep_mask, positions, row_seeds
 from adaptive_jax.numerics.platforms import tracing_for
+from tests.programs import hasty_jit
 
 RATE = 0.3
 
@@ -34,14 +35,14 @@ def seeds_of(rows):
     return row_seeds(jax.random.key(5), jnp.arange(rows))
 
 
-def with_gradients(attend, **options):
+def with_gradients(attend, compiler=jax.jit, **options):
     """A compiled function to the result and the gradients of queries, keys and values."""
 
     def both(queries, keys, values, gradient):
         attended, pull = jax.vjp(functools.partial(attend, **options), queries, keys, values)
         return attended, *pull(gradient)
 
-    return jax.jit(both)
+    return compiler(both)
 
 
 def slow_twin(arrays, segment_ids=None, stays=None, slopes=()):
@@ -77,7 +78,7 @@ def slow_twin(arrays, segment_ids=None, stays=None, slopes=()):
 
     arrays = [np.asarray(x).astype(np.float64) for x in arrays]
     with jax.enable_x64(True):
-        return [np.asarray(x) for x in with_gradients(attend)(*map(jnp.asarray, arrays))]
+        return [np.asarray(x) for x in with_gradients(attend, hasty_jit)(*map(jnp.asarray, arrays))]
 
 
 @pytest.mark.parametrize(

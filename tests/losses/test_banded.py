@@ -13,6 +13,7 @@ from adaptive_jax.losses.banded import PLAIN, Settings
 from adaptive_jax.losses.groups import join
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band, split_rows
+from tests.programs import hasty_jit
 
 # float32 against float64: rounding of sums over at most a few hundred terms of size 1.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
@@ -132,7 +133,7 @@ def in_float64(function, *values):
         wide = jax.tree.map(
             lambda a: jnp.asarray(a, jnp.float64 if a.dtype.kind == "f" else jnp.int64), values
         )
-        return jax.tree.map(np.asarray, jax.jit(function)(*wide))
+        return jax.tree.map(np.asarray, hasty_jit(function)(*wide))
 
 
 def check(fast, slow, **tolerance):
@@ -148,7 +149,6 @@ def fast_loss(hidden, targets, weights, bands, clusters, settings=PLAIN, seeds=N
     return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(hidden, weights, (bands, clusters))
 
 
-@functools.partial(jax.jit, static_argnames="settings")
 def slow_loss(hidden, targets, weights, bands, clusters, settings=PLAIN, masks=None):
     def loss(hidden, weights, softmax):
         each, nll, _ = slow_losses(hidden, targets, *softmax, settings, masks)
