@@ -5,12 +5,14 @@ out and err, and stdout gets the exit status. A program puts back what it patche
 """
 
 import contextlib
+import gc
 import json
 import sys
 import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+gc.set_threshold(100_000, 50, 50)  # as in tests/conftest.py
 for line in sys.stdin:
     job, status = json.loads(line), 0
     with (

@@ -8,6 +8,7 @@ seconds: its status is -9. JAX must not have started when a process is forked: n
 a device.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -89,6 +90,8 @@ def main():
     sys.path[:0] = [str(ROOT)]
     for module in MODULES:
         importlib.import_module(module)
+    gc.set_threshold(100_000, 50, 50)  # as in tests/conftest.py
+    gc.freeze()  # what is imported is not looked through again
     warnings.filterwarnings(
         "ignore", message="os.fork"
     )  # no thread has started that a child would miss
