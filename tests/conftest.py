@@ -17,7 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from absl import flags as absl_flags
@@ -25,13 +24,13 @@ from absl import flags as absl_flags
 from adaptive_jax.__main__ import COMMANDS
 from adaptive_jax.config import commands
 from adaptive_jax.config.keys import complete, resolve
-from adaptive_jax.training import loop, sparse
 from adaptive_jax.training.loop import train
 from configs import quickstart
-from tests import programs
+from tests import programs, shared_programs
 from tests.programs import HASTE
 
-compiled, eight = programs.compiled, programs.eight  # fixtures
+# fixtures
+compiled, eight, traced_once = programs.compiled, programs.eight, shared_programs.traced_once
 
 # Collecting garbage after every 700 new objects takes a tenth of the time of tracing.
 gc.set_threshold(100_000, 50, 50)
@@ -51,33 +50,6 @@ def pytest_make_parametrize_id(config, val, argname):
     were packed, and two workers that collect at different seconds must find the same names.
     """
     return argname if isinstance(val, bytes) else None
-
-
-@pytest.fixture(scope="session", autouse=True)
-def traced_once():
-    """Runs of this process that make the same updates share one program, which takes seconds to
-    trace and to compile.
-    """
-    make, optimizer_of = loop.make_update, sparse.optimizer
-    optimizers, updates = {}, {}
-
-    def optimizer(config, model):
-        key = model, config["compose_share"], repr((config["optimizer"], config["schedule"]))
-        if key not in optimizers:
-            optimizers[key] = optimizer_of(config, model)
-        return optimizers[key]
-
-    def update(model, optimizer, mesh, seed, layout, options):
-        leaves, tree = jax.tree.flatten(layout)
-        key = model, optimizer, mesh, seed, tuple(leaves), tree, options
-        if key not in updates:
-            updates[key] = make(model, optimizer, mesh, seed, layout, options)
-        return updates[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_update", update)
-        patch.setattr(sparse, "optimizer", optimizer)
-        yield
 
 
 @pytest.fixture(scope="session")
