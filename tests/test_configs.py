@@ -345,7 +345,8 @@ def test_every_field_of_a_layer_is_a_key():
     for config in CONFIGS.values():
         names = [config[group]["name"] for group in groups]
         choices[*names, config["output"]["table"]["name"]] = config
-    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "gather"}
+    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source"}
+    given |= {"gather", "word_axes"}
     for config in choices.values():
         model = build(config, config["data"]["vocabulary_size"])
         layers = [(getattr(model, group), config[group]) for group in groups]

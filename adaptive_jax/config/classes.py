@@ -47,7 +47,8 @@ def make(group: str, known: Mapping[str, Callable], settings: Mapping, **given):
     Lists become tuples: JSON knows lists only, and flax modules must be hashable.
 
     Raises:
-        InputError: a name or key that does not exist, or a key that is missing.
+        InputError: a name or key that does not exist, a key that is missing, or what the class
+            raises, with the group's name before it.
     """
     settings = {key: _tuples(value) for key, value in settings.items()}
     name = settings.pop("name")
@@ -59,7 +60,12 @@ def make(group: str, known: Mapping[str, Callable], settings: Mapping, **given):
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in settings:
             raise InputError(f"config.{group}.{key} is missing, and {name!r} has no default for it")
-    return maker(**settings)
+    try:
+        return maker(**settings)
+    except InputError as error:  # a layer knows the names of its fields, not those of groups
+        if "config." in str(error):
+            raise
+        raise InputError(f"config.{group}: {error}") from error
 
 
 def _tuples(value):
