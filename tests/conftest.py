@@ -201,34 +201,6 @@ def free_port():
     return free_port
 
 
-@pytest.fixture
-def start_hosts(start, free_port):
-    """`start_hosts("train.py", *flags, devices=2)`: the script as two processes, killed at the
-    end of the test.
-    """
-    started = []
-
-    def start_hosts(*arguments, devices=1):
-        address = f"127.0.0.1:{free_port()}"
-        pair = [
-            start(
-                *arguments,
-                f"--coordinator={address}",
-                "--hosts=2",
-                f"--host={host}",
-                devices=devices,
-            )
-            for host in range(2)
-        ]
-        started.extend(pair)
-        return pair
-
-    yield start_hosts
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 @pytest.fixture(scope="session")
 def command(start):
     """`command("train.py", *flags, devices=8)`: exit status, stdout and stderr of the script
@@ -262,7 +234,36 @@ def server():
 
 
 @pytest.fixture(scope="session")
-def quick_command(server, tmp_path_factory):
+def forked(server, tmp_path_factory):
+    """`forked("train.py", *flags, devices=8, apart=True)`: asks `server` for a fork; the directory
+    of its files. See tests/forks.py.
+    """
+
+    def forked(*arguments, devices=1, cwd=ROOT, env=None, given="", apart=False):
+        directory = tmp_path_factory.mktemp("quick")
+        (directory / "in").write_text(given)
+        flags = f"--xla_force_host_platform_device_count={devices} {HASTE}"
+        job = {
+            "argv": list(map(str, arguments)),
+            "cwd": str(cwd),
+            "env": {"XLA_FLAGS": flags} | (env or {}),
+            "directory": str(directory),
+            "apart": apart,
+        }
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        return directory
+
+    return forked
+
+
+def printed(directory):
+    """What a fork wrote to stdout and to stderr."""
+    return tuple((directory / name).read_text(errors="replace") for name in ("out", "err"))
+
+
+@pytest.fixture(scope="session")
+def quick_command(forked, server):
     """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax", "score": as
     `command`, without the seconds of imports.
 
@@ -270,30 +271,72 @@ def quick_command(server, tmp_path_factory):
     stdin. until: called while it runs; when it returns, the script is killed.
     """
 
-    def quick_command(*arguments, devices=1, cwd=ROOT, env=None, given="", until=None):
-        directory = tmp_path_factory.mktemp("quick")
-        (directory / "in").write_text(given)
-        env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}"} | (
-            env or {}
-        )
-        job = {
-            "argv": list(map(str, arguments)),
-            "cwd": str(cwd),
-            "env": env,
-            "directory": str(directory),
-        }
-        server.stdin.write(json.dumps(job) + "\n")
-        server.stdin.flush()
+    def quick_command(*arguments, until=None, **how):
+        directory = forked(*arguments, **how)
         if until:
             while not (directory / "out").exists():  # the server may still import
                 time.sleep(0.005)
             until()
             (directory / "kill").touch()
         status = int(server.stdout.readline())
-        out, err = ((directory / name).read_text(errors="replace") for name in ("out", "err"))
-        return subprocess.CompletedProcess(arguments, status, out, err)
+        return subprocess.CompletedProcess(arguments, status, *printed(directory))
 
     return quick_command
+
+
+class Fork:
+    """A script that runs in a fork, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, directory):
+        self.directory, self.returncode = directory, None
+
+    def poll(self):
+        """Its exit status; None while it runs."""
+        if self.returncode is None and (self.directory / "status").exists():
+            self.returncode = int((self.directory / "status").read_text())
+        return self.returncode
+
+    def communicate(self, timeout=300):
+        """What it printed, once it has ended."""
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(self.directory, timeout)
+            time.sleep(0.01)
+        return printed(self.directory)
+
+    def send_signal(self, number):
+        """Sends it a signal."""
+        os.kill(int((self.directory / "pid").read_text()), number)
+
+    def kill(self):
+        """Kills it, if it runs."""
+        (self.directory / "kill").touch()
+
+
+@pytest.fixture
+def start_hosts(forked, server, free_port):
+    """`start_hosts("train.py", *flags, devices=2)`: the script as two processes, killed at the
+    end of the test.
+    """
+    started = []
+
+    def begin(*arguments, **how):
+        started.append(Fork(forked(*arguments, apart=True, **how)))
+        assert server.stdout.readline()  # nothing: it has begun
+        return started[-1]
+
+    def start_hosts(*arguments, devices=1):
+        address = f"--coordinator=127.0.0.1:{free_port()}"
+        return [
+            begin(*arguments, address, "--hosts=2", f"--host={host}", devices=devices)
+            for host in range(2)
+        ]
+
+    yield start_hosts
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 class _BadInput(BaseException):

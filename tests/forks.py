@@ -4,8 +4,9 @@ prints its exit status.
 A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`, where argv
 may also begin with "-m", MODULE or "-c", CODE; the directory has the file in, which is stdin, and
 gets the files out and err. A script is killed when the directory gets a file kill, and after LIMIT
-seconds: its status is -9. JAX must not have started when a process is forked: nothing here may use
-a device.
+seconds: its status is -9. With `"apart": true` the next line does not wait for it: 0 is printed at
+once, and the directory gets the files pid and, when it has ended, status. JAX must not have started
+when a process is forked: nothing here may use a device.
 """
 
 import gc
@@ -85,6 +86,38 @@ def wait(pid, directory):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def begin(job):
+    """Forks the script; the id of its process."""
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        status = child(job)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def keep(job):
+    """Forks a process that begins the script, waits for it and writes the two files."""
+    if os.fork():
+        return 0
+
+    def write(name, number):
+        part = Path(job["directory"], f"{name}.part")
+        part.write_text(str(number))
+        part.rename(part.with_suffix(""))
+
+    try:
+        pid = begin(job)
+        write("pid", pid)
+        write("status", wait(pid, job["directory"]))
+    finally:
+        os._exit(0)
+
+
 def main():
     """Serves until stdin ends."""
     sys.path[:0] = [str(ROOT)]
@@ -97,16 +130,8 @@ def main():
     )  # no thread has started that a child would miss
     for line in sys.stdin:
         job = json.loads(line)
-        sys.stdout.flush()
-        if not (pid := os.fork()):
-            status = 1
-            try:
-                status = child(job)
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(status)
-        print(wait(pid, job["directory"]), flush=True)
+        done = keep(job) if job.get("apart") else wait(begin(job), job["directory"])
+        print(done, flush=True)
 
 
 if __name__ == "__main__":
