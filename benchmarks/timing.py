@@ -13,6 +13,8 @@ from pathlib import Path
 
 import jax
 
+REST = 0.3  # seconds on a CPU: the threads of a peer that ran may spin that long, waiting for more
+
 
 def launches() -> int:
     """How often work of milliseconds is launched before its end is waited for: on a GPU, 20 times,
@@ -47,8 +49,8 @@ def interleaved(
         run()
     for _ in range(repeats):
         for name, run in peers.items():
-            if on_cpu:  # the threads of the peer before may spin for a while, waiting for more
-                time.sleep(0.3)
+            if on_cpu:
+                time.sleep(REST)
             run()
             start = time.perf_counter()
             for _ in range(runs):
