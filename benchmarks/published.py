@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).with_name("published")
 LINES = 500  # of metrics that are kept of a row
 ROWS = (  # in the order of training
+    "penn_treebank:gcnn_sentences",
     "penn_treebank:groc_tied",
     "penn_treebank:groc_adaptive",
     "penn_treebank:awd_asm",
@@ -203,7 +204,7 @@ def say(result: dict) -> None:
     test = result.get("test_perplexity")
     print(
         f"{result['row']}: {result['epochs']} epochs, validation {result['valid_perplexity']}"
-        f" (published {result['published_validation']}), test {test or 'not yet'}"
+        f" (published {result['published_validation'] or 'nowhere'}), test {test or 'not yet'}"
         f" (published {result['published']})"
     )
 
@@ -243,11 +244,12 @@ def draw() -> None:
         steps = [line["step"] for line in curve]
         losses = [line["validation/perplexity"] for line in curve]
         axes.plot(steps, losses, color=f"C{number}", label=result["row"])
-        axes.axhline(result["published_validation"], color=f"C{number}", linestyle=":")
+        if result["published_validation"]:
+            axes.axhline(result["published_validation"], color=f"C{number}", linestyle=":")
         ours = f"{result['valid_perplexity']:.1f} / "
         test = result.get("test_perplexity")
         ours += f"{test:.1f}" if test else "still training"
-        published = f"{result['published_validation']} / {result['published']}"
+        published = f"{result['published_validation'] or 'none'} / {result['published']}"
         print(
             f"| `{result['row']}` | {published} | {ours} | {result['epochs']} | {result['hours']}"
             f" | {result['commit']} |"

@@ -178,7 +178,7 @@ def small(steps: dict[str, int]) -> dict[str, Row]:
         name: Row(
             "adp_t",
             WIDE_BANDS
-            | changes
+            | SMALL[name]
             | {
                 "steps": steps[name],
                 "evaluate_every": steps[name] // 10,
@@ -188,7 +188,7 @@ def small(steps: dict[str, int]) -> dict[str, Row]:
                 "schedule.cycles": 1,
             },
         )
-        for name, changes in SMALL.items()
+        for name in steps
     }
 
 
