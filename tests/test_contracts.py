@@ -601,7 +601,8 @@ for body, source, output, table in SHARED:
         flat = flatten_dict(params)
         specs = {path: P("data") if path in model.word_tables() else P() for path in flat}
         rows = {path: [(0, -len(a) % 4)] for path, a in flat.items() if specs[path]}
-        padded = flat | {path: np.pad(flat[path], rows[path] + [(0, 0)]) for path in rows}
+        how = {"constant_values": 7}  # what stands there does not count
+        padded = flat | {path: np.pad(flat[path], rows[path] + [(0, 0)], **how) for path in rows}
         cut = map(unflatten_dict, (padded, specs))
         found["by words"] = on_mesh(*cut, model.over_words(("data",)))
 print(json.dumps(found))
