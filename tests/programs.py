@@ -24,9 +24,6 @@ HASTE = " ".join(f"--{name}={str(value).lower()}" for name, value in HASTY.items
 HASTE = os.environ.get("HASTE", HASTE)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}".strip()
 
-# A shape that is broadcast by accident is a mistake that no test would see.
-jax.config.update("jax_numpy_rank_promotion", "raise")
-
 
 def hasty_jit(function, **how):
     """`jax.jit` of a slow twin, which is compiled in haste even where tests compile as users do."""
@@ -41,6 +38,8 @@ def compiled(pytestconfig):
     directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     directory = directory or str(pytestconfig.rootpath / ".pytest_cache" / "compiled")
     jax.config.update("jax_compilation_cache_dir", directory)
+    # A shape that is broadcast by accident is a mistake that no test would see.
+    jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = directory
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"

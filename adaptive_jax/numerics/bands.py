@@ -178,6 +178,12 @@ def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
     return tables
 
 
+def axes_of_words(layer) -> str | Sequence[str]:
+    """The `word_axes` of an input or a table; () where it has none."""
+    # Of the type: to ask a flax module for what it has not sets it up.
+    return layer.word_axes if getattr(type(layer), "cuts_words", False) else ()
+
+
 def own_rows(words: int, axes: Sequence[str]) -> int:
     """Rows of so many words on one device, whose words are cut over these axes of
     `jax.shard_map`: the last ones may be padding.

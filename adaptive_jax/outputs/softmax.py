@@ -17,7 +17,7 @@ from adaptive_jax.losses import banded
 from adaptive_jax.losses.cross_entropy import reduced
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
-from adaptive_jax.numerics.bands import Band, softmax_flops
+from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.numerics.meshes import several
 from adaptive_jax.outputs.tables import OwnTable, check_bands, one_band
@@ -210,7 +210,7 @@ class Softmax(nn.Module):
 
     def _cut(self, settings):
         """The settings for a table whose words are cut over devices."""
-        if not (axes := getattr(self.table, "word_axes", ())):
+        if not (axes := axes_of_words(self.table)):
             return settings
         words = tuple(self.table.words())
         return settings._replace(axis_name=several(axes), gathers=True, words=words)

@@ -19,6 +19,7 @@ from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.numerics.bands import (
     MANY_BANDS,
     Band,
+    axes_of_words,
     band_shapes,
     band_sizes,
     make_tables,
@@ -41,7 +42,7 @@ def check_bands(name: str, module, cuts_words: bool = False) -> None:
     if not hasattr(module, "bands"):
         cure = {"table": "OwnTable(...) or TiedTable(...)", "source": "an AdaptiveInput(...)"}
         raise InputError(f"{name}={module!r} has no bands(): use {cure[name]}")
-    if (axes := getattr(module, "word_axes", ())) and not cuts_words:
+    if (axes := axes_of_words(module)) and not cuts_words:
         raise InputError(f"word_axes={axes} of {name} must be (): this layer needs all words")
 
 
@@ -203,7 +204,7 @@ class TiedTable(nn.Module):
     @property
     def word_axes(self) -> Sequence[str]:
         """The source's."""
-        return getattr(self.source, "word_axes", ())
+        return axes_of_words(self.source)
 
     def words(self) -> list[int]:
         """Words of each band."""
