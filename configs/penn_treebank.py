@@ -53,13 +53,12 @@ ROWS |= {
         Paper(61.2, 58.8, 24.2, table="Merity et al. 2018, the public code"),
     ),
 }
-# The paper gives no size: this one has 2.9M parameters and was chosen on the validation split.
-EPOCH = 909  # updates of 8 rows of 128 tokens, with sentences packed
+# The paper gives no size: this one has 2.9M parameters, and its dropout and its 9.9 epochs were
+# chosen on the validation split (115.4; 115.7 with dropout 0.35 and 13 epochs).
 ROWS["gcnn_sentences"] = Row(
     "adp_t",
-    wikitext2.small({"gcnn_small": 13 * EPOCH})["gcnn_small"].changes
-    | {"batches.break_mode": "eos", "body.dropout": 0.35}
-    | {"evaluate_every": EPOCH, "checkpoint_every": EPOCH},
+    wikitext2.small({"gcnn_small": 9_000})["gcnn_small"].changes
+    | {"batches.break_mode": "eos", "body.dropout": 0.3},
     Paper(None, 108.7, table="Dauphin et al. 2017, section 5"),
 )
 THESIS = {  # perplexity on valid and test, seconds an epoch and in all
