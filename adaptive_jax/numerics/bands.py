@@ -181,7 +181,7 @@ def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
 def axes_of_words(layer) -> str | Sequence[str]:
     """The `word_axes` of an input or a table; () where it has none."""
     # Of the type: to ask a flax module for what it has not sets it up.
-    return layer.word_axes if getattr(type(layer), "cuts_words", False) else ()
+    return layer.word_axes if hasattr(type(layer), "word_axes") else ()
 
 
 def own_rows(words: int, axes: Sequence[str]) -> int:
