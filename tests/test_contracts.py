@@ -105,6 +105,7 @@ def config(
 
     return {
         "dtype": "float32",
+        "shard_words": False,
         "input": group(input),
         "body": group(body, features=FEATURES),
         "output": group(output, table=group(table)),

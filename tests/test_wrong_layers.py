@@ -120,9 +120,8 @@ def uncounted():
 def built(output, **table):
     output = {"name": output, "table": {"name": "own", "projected": False} | table}
     body = {"name": "gated_conv", "features": FEATURES, "blocks": ((1, 1, 8),)}
-    return build(
-        {"dtype": "float32", "input": {"name": "lookup"}, "body": body, "output": output}, WORDS
-    )
+    config = {"dtype": "float32", "shard_words": False, "input": {"name": "lookup"}}
+    return build(config | {"body": body, "output": output}, WORDS)
 
 
 def batch(**changes):

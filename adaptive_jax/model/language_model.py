@@ -209,7 +209,8 @@ class LanguageModel(nn.Module):
 
 
 def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
-    """The model that a config describes: its groups `input`, `body` and `output`, and `dtype`.
+    """The model that a config describes: its groups `input`, `body` and `output`, `dtype` and
+    `shard_words`.
 
     A group's `name` picks the class; its other keys are that class's fields. The output's group
     `table` is `{"name": "tied", ...}`, the input's own table, or a name of `TABLES`.
@@ -233,7 +234,7 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     words |= {"features": output_features(body), "source": source}
     table = make("output.table", TABLES, settings.pop("table"), **words)
     output = make("output", OUTPUTS, settings, table=table)
-    model = LanguageModel(source, body, output, config.get("shard_words", False))
+    model = LanguageModel(source, body, output, config["shard_words"])
     _check(model, config["output"]["name"])
     if model.shard_words:
         _check_word_tables(model, config)

@@ -283,18 +283,21 @@ def _stays(spec, words):
 
 def _own_words(mesh, shard, spec, words):
     """A device's rows of a parameter that has a row for each word of some bands, which have so many
-    `words`; of each band the same share, filled up with zeros.
+    `words`; of each band the same share, filled up with ones: weight normalisation asks every row
+    for its direction, which zeros have not.
     """
     devices = fsdp_of(mesh)
+    fill = {"constant_values": 1}
     if _stays(spec, words):
         if spec[0] == FSDP:
             return shard
-        shard = jnp.pad(shard, [(0, -words[0] % devices), (0, 0)])
+        shard = jnp.pad(shard, [(0, -words[0] % devices), (0, 0)], **fill)
         return jax.lax.all_to_all(shard, FSDP, split_axis=0, concat_axis=1, tiled=True)
     whole, own = _gather(mesh, jnp.float32, shard, spec), []
     for band in jax.lax.split(whole, words):
         rows = -(-len(band) // devices)
-        band = jnp.pad(band, [(0, rows * devices - len(band))] + [(0, 0)] * (band.ndim - 1))
+        missing = [(0, rows * devices - len(band))] + [(0, 0)] * (band.ndim - 1)
+        band = jnp.pad(band, missing, **fill)
         first = jax.lax.axis_index(FSDP) * rows
         own.append(jax.lax.dynamic_slice_in_dim(band, first, rows))
     return jnp.concatenate(own)

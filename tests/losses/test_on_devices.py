@@ -54,6 +54,7 @@ models = {
     name: build(
         {
             "dtype": "float32",
+            "shard_words": False,
             "input": INPUTS.get(name, {"name": "lookup"}),
             "output": output,
             "body": {"name": "gated_conv", "features": 8, "blocks": ((1, 1, 8),)},

@@ -26,6 +26,7 @@ optimizer = scheduled(
 )
 layers = {
     "dtype": "float32",
+    "shard_words": False,
     "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
     "output": {"name": "adaptive", "tail_dropout": 0.2, "table": {"name": "tied"}},
     "body": {

@@ -63,12 +63,18 @@ IN_TURN = {
 IN_LOOPS = {"gcnn": 2 * ["2x14x7", "2x14x28", "1x14x7", "1x14x28"], "awd": []}
 # No table is gathered: that of width 4 goes from device to device by parts.
 LAYERS["words"] = LAYERS["adp_t"] | {"body": LAYERS["cnn"]["body"], "shard_words": True}
+BIAS_AND_NORM = {"bias": True, "weight_norm": True}
 LAYERS["own_words"] = LAYERS["words"] | {
     "input": {"name": "lookup", "width": 10, "word_dropout": 0.1},
     "output": (
         {"name": "adaptive", "tail_dropout": 0.2, "label_smoothing": 0.1, "z_loss": 1e-3}
-        | {"table": {"name": "own", "cutoffs": (16, 48), "factor": 2, "bias": True}}
+        | {"table": {"name": "own", "cutoffs": (16, 48), "factor": 2} | BIAS_AND_NORM}
     ),
+}
+# Ten bands of one width in one parameter, none a multiple of four; a head of the output's own.
+LAYERS["many_words"] = LAYERS["words"] | {
+    "input": {"name": "adaptive", "cutoffs": tuple(range(11, 103, 10)), "factor": 1},
+    "output": {"name": "adaptive", "table": {"name": "tied", "own_head": True, "bias": True}},
 }
 LAYERS["composed"] = LAYERS["cnn"] | {"output": {"name": "softmax", "table": {"name": "tied"}}}
 GRIDS = {  # devices, fsdp, microbatches of an update
@@ -81,6 +87,7 @@ GRIDS = {  # devices, fsdp, microbatches of an update
     "cnn": {"one": (1, 1, 1), "eight_in_two": (8, 1, 2), "four_cut_in_two": (4, 2, 2)},
     "words": {"one": (1, 1, 1), "eight_in_pairs": (8, 2, 2), "eight_cut": (8, 8, 1)},
     "own_words": {"one": (1, 1, 1), "eight_in_fours": (8, 4, 1)},
+    "many_words": {"one": (1, 1, 1), "eight_in_fours": (8, 4, 1)},
     "composed": {"one": (1, 1, 1), "four_cut_in_two": (4, 2, 2)},
     "gcnn": {"one": (1, 1, 1), "eight_cut": (8, 8, 1)},
     "awd": {"one": (1, 1, 1), "eight_cut": (8, 8, 1)},
@@ -108,7 +115,7 @@ optimizer = scheduled(
 )
 
 def lowered(dtype, devices, fsdp, parts):
-    model = build({"dtype": dtype} | layers, len(words))
+    model = build({"dtype": dtype, "shard_words": False} | layers, len(words))
     mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
     spelled = jax.device_put(lexicon(words, model.lexicon_spec()), sharding.replicated(mesh))
     def batch(step):
@@ -175,7 +182,7 @@ def on_grids(eight, tmp_path_factory):
 
 
 MODELS = ["adp_t", pytest.param("cnn", marks=pytest.mark.slow), "composed", "gcnn", "awd"]
-MODELS += ["words", "own_words"]
+MODELS += ["words", "own_words", "many_words"]
 
 
 @pytest.mark.parametrize("layers", MODELS)

@@ -52,6 +52,7 @@ def config_of(options, vocabulary_size, blocks):
     rate = 0.0 if full else options.get("adaptive_softmax_dropout", 0.0)
     return {
         "dtype": "float32",
+        "shard_words": False,
         "data": {"vocabulary_size": vocabulary_size},
         "input": {"name": "lookup"},
         "body": {"name": "gated_conv", "output_width": width if full else 0} | body,
