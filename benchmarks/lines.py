@@ -46,6 +46,8 @@ class Line(NamedTuple):
             scored; 0: it is not.
         cache: kind of the cache that the model is mixed with, such as "unigram"; "": none.
         down_weight: factor of the probabilities of new words.
+        share: of the vocabulary's words, those that keep their entries in the lexicon when the
+            trained model is scored; None: those of the training.
     """
 
     corpus: str
@@ -59,6 +61,7 @@ class Line(NamedTuple):
     tuned: int = 0
     cache: str = ""
     down_weight: float = 1.0
+    share: float | None = None
 
     @property
     def trained(self) -> str:
@@ -74,7 +77,11 @@ class Line(NamedTuple):
 
     @property
     def scored(self) -> str:
-        """Which of the scores of its run a line has: the context, or the target and the cache."""
+        """Which of the scores of its run a line has: the context, the share, or the target and
+        the cache.
+        """
+        if self.share is not None:
+            return f"share {self.share:g}"
         return f"{self.target} {self.cache}".strip() if self.target else str(self.context)
 
     def request(self, directory: str | None) -> Request:
@@ -82,7 +89,7 @@ class Line(NamedTuple):
         was trained on.
         """
         if not self.target:
-            return Request(split="test", context=self.context)
+            return Request(split="test", context=self.context, share=self.share)
         method = {"method": "cache", "options": {"cache": self.cache}} if self.cache else {}
         return Request(
             "test", data_path=directory, vocabulary="union", down_weight=self.down_weight, **method

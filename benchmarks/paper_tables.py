@@ -146,7 +146,7 @@ def _thesis(corpus):
         for name, (_, _, epoch, _) in file.THESIS.items()
     )
     small = lines
-    if corpus in ("europarl", "wikitext103"):  # too large for a CPU
+    if corpus == "wikitext103":  # too large for a CPU
         small = tuple(line._replace(corpus="wikitext2") for line in lines)
     title = f"Output layers of AWD-LSTM ({file.ROWS['awd_sm'].paper.table})"
     return Table(title, {"cpu": small, "full": lines}, {"cpu": AWD_CPU})

@@ -4,7 +4,7 @@ writes a table and a figure.
     python -m benchmarks.tables TABLE [--size=cpu|full] [--corpora=NAME=DIR,...] [--glove=FILE]
         [--lexicon=DIR]
 
-`cpu` takes at most two hours on 2 cores, GroC's tables 2 and 3 some four, and has the paper's
+`cpu` takes at most two hours on 2 cores, GroC's table 2 some four, and has the paper's
 corpus where that is small, else WikiText-2; `full` is the paper's own setting. Every row trains in
 a process of its own. The same command resumes, and keeps the rows that are finished. Once all are,
 it writes its section of benchmarks/RESULTS.md and a figure.
@@ -15,7 +15,6 @@ with `glove` by vectors from --glove; without that file they are left out.
 
 import importlib.util
 import json
-import os
 import platform
 import resource
 import statistics
@@ -32,6 +31,7 @@ from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.evaluate import evaluate
 from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import replacing
+from adaptive_jax.parallel import processors
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import write_json
@@ -163,6 +163,7 @@ def cells(line: Line, numbers: dict) -> str:
     shown = f"`{line.row}`" + (f", {line.context} tokens of context" if line.context else "")
     shown += f", {'finetuned on ' if line.tuned else ''}{line.target}" if line.target else ""
     shown += f", {line.cache} cache" if line.cache else ""
+    shown += f", {line.share:.0%} of the lexicon in inference" if line.share is not None else ""
     ours = [
         shown,
         "" if valid is None or line.scored != "0" else f"{perplexity(valid):.1f}",
@@ -180,7 +181,7 @@ def cells(line: Line, numbers: dict) -> str:
 def heading(title: str, command: str) -> list[str]:
     """The first lines of a section: what ran and where."""
     device = jax.devices()[0]
-    where = device.device_kind if device.platform != "cpu" else f"{os.cpu_count()} CPU cores"
+    where = device.device_kind if device.platform != "cpu" else f"{processors.cores()} CPU cores"
     versions = f"python {platform.python_version()}, jax {jax.__version__}"
     about = f"{date.today()}, {where}, {platform.system()}; {versions}.\n"
     return [f"## {title}\n", about, f"    python -m benchmarks.tables {command}"]
@@ -221,7 +222,8 @@ def plot(table: Table, found: list[tuple[Line, dict]], size: str, path: Path) ->
 
     shown = {}
     for line, numbers in found:
-        if not line.context and not line.cache and line.target in ("", line.corpus):
+        elsewhere = line.context or line.cache or line.share is not None
+        if not elsewhere and line.target in ("", line.corpus):
             shown.setdefault(line.corpus, []).append((line, numbers))
     figure = Figure((13, 4.2 * len(shown)), layout="constrained")
     pairs = figure.subplots(len(shown), 2, squeeze=False)

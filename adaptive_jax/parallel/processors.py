@@ -42,10 +42,15 @@ def use_two_devices(config: Mapping) -> bool:
 
     tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
     odd = length and tokens // length % 2
-    if _chosen() or jax.distributed.is_initialized() or odd or _cores() < 2:
+    if _chosen() or jax.distributed.is_initialized() or odd or cores() < 2:
         return False
     jax.config.update("jax_num_cpu_devices", 2)
     return jax.default_backend() == "cpu"
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _chosen():
@@ -65,7 +70,3 @@ def _large_pages_exist():
     name, version = platform.libc_ver()
     asked = PAGES.exists() and "[madvise]" in PAGES.read_text()
     return asked and name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
-
-
-def _cores():
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -40,7 +40,7 @@ def printed(*arguments, **variables):
         (512, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
     ],
 )
-@pytest.mark.skipif(processors._cores() < 2, reason="one core")
+@pytest.mark.skipif(processors.cores() < 2, reason="one core")
 def test_what_a_process_gets(tokens, variables, devices):
     """Two devices for an even number of rows; whoever chose the number of devices keeps it, and
     memory as it is.
@@ -49,7 +49,7 @@ def test_what_a_process_gets(tokens, variables, devices):
     assert printed("-c", TUNED % tokens, **variables) == f"{large} {devices == 2} {devices}\n"
 
 
-@pytest.mark.skipif(processors._cores() < 2, reason="one core")
+@pytest.mark.skipif(processors.cores() < 2, reason="one core")
 def test_training_says_so_and_can_be_told_not_to(tmp_path):
     """A dry run of train.py has the devices that training would have."""
     train = "train.py", "--config=configs/quickstart.py", "--dry_run"

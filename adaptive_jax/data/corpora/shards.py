@@ -32,6 +32,7 @@ from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.parallel import processors
 
 PIECE = 1 << 23  # bytes of text: counting its words takes some 70 MiB of memory
 PROCESSES = 8  # at most, since each needs that memory and one process reads for all
@@ -240,8 +241,7 @@ def _processes() -> Iterator[Callable]:
     SIGTERM stop this process alone, also where the terminal sends them to all; when the block
     fails or this process dies, the others end at once.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    number = min(cores, PROCESSES)
+    number = min(processors.cores(), PROCESSES)
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _end_with_parent)
     others = {*multiprocessing.active_children()}
     waiting: collections.deque = collections.deque()
