@@ -215,8 +215,8 @@ def _computed(static, tokens, softmax, with_gradients):
     words.
     """
     if static.settings.gathers:
-        axes = static.settings.axis_name
-        return for_all(_local, (static, with_gradients), axes, tokens, softmax)
+        of_all = functools.partial(_local, (static, with_gradients), None)
+        return for_all(of_all, static.settings.axis_name, tokens, softmax)
     return partitioned.run(
         _local, (static, with_gradients), tokens, softmax, by_words(softmax), with_gradients
     )

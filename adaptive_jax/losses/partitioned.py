@@ -10,8 +10,9 @@ every device would compute all tokens. So the axes of the mesh decide how the fu
   `jax.experimental.custom_partitioning`.
 
 Tokens keep the axes that cut them, and every device reads whole tables, which are gathered once. A
-table cut by words over an axis that does not cut tokens stays where it is: the devices of that axis
-share the softmax, see `adaptive_jax.losses.sharded`.
+table cut by words stays where it is if its axis does not cut tokens, or if hidden states are fewer
+numbers than tables and are gathered instead: the devices of that axis share the softmax, see
+`adaptive_jax.losses.sharded`.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.losses.sharded import for_all
 
 
 def run(function: Callable, static, tokens, shared, by_words: tuple[bool, ...], gradients: bool):
@@ -191,6 +193,7 @@ class _Cut(NamedTuple):
     gradients: list[P]  # of `shared`
     over: tuple[str, ...]  # axes that cut tokens
     words: str | None  # the axis that cuts words
+    gathered: int | None  # the axis of tokens that `words` cuts, too, and which is gathered over it
 
 
 def _cut(call, sizes, specs, shapes):
@@ -218,14 +221,21 @@ def _cut(call, sizes, specs, shapes):
         for leaf, mine, by_words in zip(shared, mapped, call.by_words, strict=True)
         if by_words
     ]
-    words = None
+    words = gathered = None
     if rows:
         largest = axes(*max(rows, key=lambda row: math.prod(shapes[row[0]])))
-        fits = len(largest) == 1 and not taken.intersection(largest)
-        if fits and all(
+        if len(largest) == 1 and all(
             shapes[leaf][i] and shapes[leaf][i] % sizes[largest[0]] == 0 for leaf, i in rows
         ):
             (words,) = largest
+    if words in taken:
+        others = math.prod(sizes[axis] for axis in taken - {words})
+        tables = sum(math.prod(shapes[leaf]) for leaf, _ in rows)
+        cut_by_words = [i for i, mine in enumerate(lead[levels:]) if words in mine]
+        if cut_by_words and math.prod(shapes[0]) // others < tables:
+            (gathered,) = cut_by_words
+        else:
+            words = None
     own = [(words,) * by_words for by_words in call.by_words]
     return _Cut(
         tokens=P(*lead),
@@ -236,6 +246,7 @@ def _cut(call, sizes, specs, shapes):
         gradients=[P(*lead[:levels], *row) for row in own],
         over=tuple(itertools.chain(*lead[levels:])),
         words=words,
+        gathered=gathered,
     )
 
 
@@ -247,9 +258,15 @@ def _cut_of_types(call, leaves):
 def _local(call, cut, *leaves):
     """What one device computes, sums over devices included. `cut`: None on a whole mesh."""
 
+    words, gathered = (None, None) if cut is None else (cut.words, cut.gathered)
+    function = functools.partial(call.function, call.static, words)
+
     def one(*leaves):
-        words = None if cut is None else cut.words
-        found = call.function(call.static, words, *call.tree.unflatten(leaves))
+        arrays = call.tree.unflatten(leaves)
+        if gathered is None:
+            found = function(*arrays)
+        else:
+            found = for_all(function, words, *arrays, dim=gathered)
         return *found[:2], jax.tree.leaves(found[2])
 
     for level in reversed(call.levels):
@@ -257,12 +274,13 @@ def _local(call, cut, *leaves):
     results, d_tokens, d_shared = one(*leaves)
     if cut is None or not call.gradients:
         return results, d_tokens, d_shared
-    words = () if cut.words is None else (cut.words,)
+    own = () if words is None else (words,)
+    others = tuple(axis for axis in cut.over if axis != words)
     return (
         results,
-        lax.psum(d_tokens, words),
+        d_tokens if gathered is not None else lax.psum(d_tokens, own),
         [
-            lax.psum(gradient, cut.over if by_words else cut.over + words)
+            lax.psum(gradient, others if by_words else others + own)
             for gradient, by_words in zip(d_shared, call.by_words, strict=True)
         ],
     )

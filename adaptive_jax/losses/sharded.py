@@ -48,20 +48,25 @@ def words_of(
     return words
 
 
-def for_all(function: Callable, static, axes: Sequence[str], tokens, softmax):
-    """`function(static, None, tokens, softmax)` as `adaptive_jax.losses.partitioned.run` takes it,
-    of the tokens of all devices of these axes; returns the results and gradients of a device's own
-    tokens, and the gradient of `softmax` from all tokens.
+def for_all(function: Callable, axes: str | Sequence[str], tokens, softmax, dim: int = 0):
+    """`function(tokens, softmax)` of the tokens of all devices of these axes, as
+    `adaptive_jax.losses.partitioned.run` takes it; returns the results and gradients of a device's
+    own tokens, and the gradient of `softmax` from all tokens.
 
-    tokens: a tree of arrays `[rows, ...]`, as many rows on every device.
+    tokens: a tree of arrays, whose axis `dim` the devices cut evenly.
     """
-    count = len(jax.tree.leaves(tokens)[0])
-    whole = jax.tree.map(lambda a: lax.all_gather(a, axes, tiled=True), tokens)
-    results, d_tokens, d_softmax = function(static, None, whole, softmax)
+    count = jax.tree.leaves(tokens)[0].shape[dim]
+    whole = jax.tree.map(lambda a: lax.all_gather(a, axes, axis=dim, tiled=True), tokens)
+    results, d_tokens, d_softmax = function(whole, softmax)
     first = lax.axis_index(axes) * count
-    own = jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, first, count), results)
-    d_tokens = jax.tree.map(lambda a: lax.psum_scatter(a, axes, tiled=True), d_tokens)
-    return own, d_tokens, d_softmax
+
+    def own(array):
+        return lax.dynamic_slice_in_dim(array, first, count, axis=dim)
+
+    def own_sum(array):
+        return lax.psum_scatter(array, axes, scatter_dimension=dim, tiled=True)
+
+    return jax.tree.map(own, results), jax.tree.map(own_sum, d_tokens), d_softmax
 
 
 def same_axes(axis_name: str | None, hidden, softmax, *by_token):

@@ -21,6 +21,23 @@ from tests.losses import shardings
 pairs = itertools.product(shardings.KINDS, shardings.TABLES)
 print(json.dumps({" / ".join(pair): shardings.program(*pair) for pair in pairs}))
 """
+MANY = """
+import itertools, json
+import jax
+from tests.losses import shardings
+from tests.losses.shardings import apart, arrange, loss, mapped, with_gradients
+
+shardings.WORDS = 512
+want, found = shardings.expected(), {}
+ways = itertools.product(shardings.KINDS, (("4", "data"), ("2 x 2", "data and model")))
+for kind, (devices, tokens) in ways:
+    _, placed = arrange(kind, devices, tokens, "words")
+    program = jax.jit(with_gradients(loss)).lower(*placed).compile()
+    found[f"{kind}, {devices}"] = apart(program(*placed), want), program.as_text()
+_, placed = arrange("Auto", "2 x 2", "data and model", "words")
+found["vmap"] = apart(jax.jit(with_gradients(mapped))(*placed), want), ""
+print(json.dumps(found))
+"""
 OTHERS = """
 import functools, json
 import jax, jax.numpy as jnp, numpy as np
@@ -139,6 +156,17 @@ def test_each_device_computes_its_own_tokens(eight):
         shapes = {shape for line in moved for shape in re.findall(r"\[([\d,]*)\]", line)}
         whole = {"", "28,12", "28"}  # loss; table and bias
         assert shapes <= whole | {"28,3", "7,12", "7", "12,28"}, (pair, shapes)
+
+
+def test_tables_of_many_words_stay(eight):
+    """Words cut over an axis that cuts tokens, too, where hidden states are fewer: they cross
+    devices, and no device has the whole table or its gradient. Without it, everybody's sharded
+    parameters are gathered for the loss.
+    """
+    found = numbers(eight, MANY)
+    check({name: far for name, (far, _) in found.items()}, 5)
+    for name, (_, text) in found.items():
+        assert "[512" not in text and "12,512]" not in text, name
 
 
 def test_other_calls_of_shardings(eight):
