@@ -299,12 +299,6 @@ def _check(model, output):
     bands = jax.eval_shape(
         lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0]
     )
-    if output == "adaptive" and len(bands) == 1:
-        raise InputError(
-            "config.output.name='adaptive' needs a table of several bands, and this one has one:"
-            " set config.output.table.cutoffs, or config.input.cutoffs of a tied table; or use"
-            " config.output.name='softmax'"
-        )
     features, sliced = model.output.table.features, getattr(model.output, "reads_slices", False)
     if not sliced and any(band.features != features for band in bands):
         raise InputError(
