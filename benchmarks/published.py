@@ -31,6 +31,7 @@ KEPT = Path(__file__).with_name("published")
 LINES = 500  # of metrics that are kept of a row
 ROWS = (  # in the order of training
     "penn_treebank:gcnn_sentences",
+    "penn_treebank:lstm_sentences",
     "penn_treebank:groc_tied",
     "penn_treebank:groc_adaptive",
     "penn_treebank:awd_asm",

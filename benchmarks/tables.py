@@ -181,7 +181,9 @@ def cells(line: Line, numbers: dict) -> str:
 def heading(title: str, command: str) -> list[str]:
     """The first lines of a section: what ran and where."""
     device = jax.devices()[0]
-    where = device.device_kind if device.platform != "cpu" else f"{processors.cores()} CPU cores"
+    cores = processors.cores()
+    on_cpu = f"{cores} CPU core{'s' * (cores > 1)}"
+    where = on_cpu if device.platform == "cpu" else device.device_kind
     versions = f"python {platform.python_version()}, jax {jax.__version__}"
     about = f"{date.today()}, {where}, {platform.system()}; {versions}.\n"
     return [f"## {title}\n", about, f"    python -m benchmarks.tables {command}"]

@@ -23,17 +23,25 @@ print(json.dumps({" / ".join(pair): shardings.program(*pair) for pair in pairs})
 """
 MANY = """
 import itertools, json
-import jax
+import jax, jax.numpy as jnp, numpy as np
 from tests.losses import shardings
-from tests.losses.shardings import apart, arrange, loss, mapped, with_gradients
+from tests.losses.shardings import apart, arrange, arrays, loss, mapped, with_gradients
+
+def reported(*arrays):
+    names = "nll", "predicted", "entropy"
+    each, report = loss(*arrays, reduction="none", reports=names)
+    return jnp.sum(each) + jnp.sum(report.entropy), (each, report.predicted.astype(jnp.float32))
 
 shardings.WORDS = 512
+both = jax.jit(jax.value_and_grad(reported, (0, 1, 2), has_aux=True))
+right = jax.tree.map(np.asarray, both(*arrays()))
 want, found = shardings.expected(), {}
 ways = itertools.product(shardings.KINDS, (("4", "data"), ("2 x 2", "data and model")))
 for kind, (devices, tokens) in ways:
     _, placed = arrange(kind, devices, tokens, "words")
     program = jax.jit(with_gradients(loss)).lower(*placed).compile()
     found[f"{kind}, {devices}"] = apart(program(*placed), want), program.as_text()
+    found[f"{kind}, {devices}, each"] = apart(both(*placed), right), ""
 _, placed = arrange("Auto", "2 x 2", "data and model", "words")
 found["vmap"] = apart(jax.jit(with_gradients(mapped))(*placed), want), ""
 print(json.dumps(found))
@@ -164,7 +172,7 @@ def test_tables_of_many_words_stay(eight):
     parameters are gathered for the loss.
     """
     found = numbers(eight, MANY)
-    check({name: far for name, (far, _) in found.items()}, 5)
+    check({name: far for name, (far, _) in found.items()}, 9)
     for name, (_, text) in found.items():
         assert "[512" not in text and "12,512]" not in text, name
 
