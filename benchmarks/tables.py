@@ -291,8 +291,9 @@ def main(name: str, settings) -> None:
     found = [(line, numbers_of(name, line, settings)) for line in lines]
     text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
     print(text)
-    plot(TABLES[name](), found, size, image)
-    text += f"\n![validation loss, and perplexity against time]({image.name})\n"
+    if any(len(numbers["curve"]) > 1 for _, numbers in found):  # not of times alone
+        plot(TABLES[name](), found, size, image)
+        text += f"\n![validation loss, and perplexity against time]({image.name})\n"
     write_section(RESULTS, text)
 
 
