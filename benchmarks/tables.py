@@ -74,12 +74,15 @@ def measure(name: str, line: Line, settings) -> dict:
     checkpoints = Checkpoints(workdir, read_only=True)
     logged = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
     speeds = [each["train/words_per_second"] for each in logged if "train/words_per_second" in each]
-    curve = [(each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each]
+    losses = {
+        split: [(each["step"], each[f"{key}/nll"]) for each in logged if f"{key}/nll" in each]
+        for split, key in (("training", "train"), ("validation", "validation"))
+    }
     device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     plan = json.loads((workdir / "plan.json").read_text())
     return {
         "test": tests,
-        "curve": curve,
+        "losses": losses,
         "epoch": (line.tuned or WORDS[line.corpus]) / statistics.median_high(speeds),
         "hours": checkpoints.hours(checkpoints.latest()),
         "parameters": plan["parameters"]["total"],
@@ -159,7 +162,7 @@ def numbers_of(name: str, line: Line, settings) -> dict:
 
 def cells(line: Line, numbers: dict) -> str:
     """A line of the table: ours, then the published numbers, nothing where there are none."""
-    valid = min((nll for _, nll in numbers["curve"]), default=None)
+    valid = min((nll for _, nll in numbers["losses"]["validation"]), default=None)
     shown = f"`{line.row}`" + (f", {line.context} tokens of context" if line.context else "")
     shown += f", {'finetuned on ' if line.tuned else ''}{line.target}" if line.target else ""
     shown += f", {line.cache} cache" if line.cache else ""
@@ -217,8 +220,9 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
 
 
 def plot(table: Table, found: list[tuple[Line, dict]], size: str, path: Path) -> None:
-    """Draws curves of validation loss by updates or operations, and test perplexity against the
-    time of an epoch or the context, for each corpus; the legend beside them names the rows of both.
+    """Draws curves of validation loss, or of training loss where one evaluation is all there is, by
+    updates or operations, and test perplexity against the time of an epoch or the context, for each
+    corpus; the legend beside them names the rows of both.
     """
     from matplotlib.figure import Figure
 
@@ -230,11 +234,13 @@ def plot(table: Table, found: list[tuple[Line, dict]], size: str, path: Path) ->
     figure = Figure((13, 4.2 * len(shown)), layout="constrained")
     pairs = figure.subplots(len(shown), 2, squeeze=False)
     for (corpus, lines), (left, right) in zip(shown.items(), pairs, strict=True):
+        several = any(len(numbers["losses"]["validation"]) > 1 for _, numbers in lines)
+        split = "validation" if several else "training"
         for number, (line, numbers) in enumerate(lines):
             # Ten colours; further rows take them again, with other dashes and markers.
             again, colour = divmod(number, 10)
             dashes, marker = ("-", "--", ":")[again % 3], "os^"[again % 3]
-            steps, losses = zip(*numbers["curve"], strict=True)
+            steps, losses = zip(*numbers["losses"][split], strict=True)
             scale = numbers["operations"] / 1e12 if table.operations else 1
             left.plot(
                 [scale * step for step in steps], losses, color=f"C{colour}", linestyle=dashes
@@ -245,7 +251,7 @@ def plot(table: Table, found: list[tuple[Line, dict]], size: str, path: Path) ->
         title = f"{corpus}, {size} size, one run of each row"
         by = "TFLOP of training" if table.operations else "updates"
         across = "tokens of context" if table.contexts else "seconds an epoch"
-        left.set(xlabel=by, ylabel="validation loss, nats a word", title=title)
+        left.set(xlabel=by, ylabel=f"{split} loss, nats a word", title=title)
         right.set(xlabel=across, ylabel="test perplexity", xmargin=0.1, ymargin=0.1)
         right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
         for axes in (left, right):
@@ -291,9 +297,9 @@ def main(name: str, settings) -> None:
     found = [(line, numbers_of(name, line, settings)) for line in lines]
     text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
     print(text)
-    if any(len(numbers["curve"]) > 1 for _, numbers in found):  # not of times alone
+    if any(len(numbers["losses"]["training"]) > 1 for _, numbers in found):  # not of times alone
         plot(TABLES[name](), found, size, image)
-        text += f"\n![validation loss, and perplexity against time]({image.name})\n"
+        text += f"\n![losses, and perplexity]({image.name})\n"
     write_section(RESULTS, text)
 
 

@@ -19,7 +19,7 @@ from configs import quickstart
 
 NUMBERS = {
     "test": {"0": 119.96, "480": 110.04},
-    "curve": [[1, 9.0], [2, 4.8158]],
+    "losses": {"training": [[1, 9.1], [2, 5.0]], "validation": [[1, 9.0], [2, 4.8158]]},
     "epoch": 61.2,
     "hours": 0.51,
     "parameters": 2_500_000,
@@ -124,7 +124,7 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     )
     assert (
         numbers["test"].keys() == {"0", "2"}
-        and len(numbers["curve"]) == 2
+        and len(numbers["losses"]["validation"]) == 2
         and numbers["peak_bytes"] > 1e8
     )
     kept = tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json"
@@ -175,6 +175,11 @@ def test_figures(monkeypatch, tmp_path):
     assert not left.get_legend() and not left.texts and not right.texts
     other = Table("By work and context", {}, operations=True, contexts={"row_0": 7})
     tables.plot(other, found[:1], "cpu", tmp_path / "figure.png")
+    once = NUMBERS | {"losses": NUMBERS["losses"] | {"validation": [[2, 4.8158]]}}
+    tables.plot(Table("Evaluated once", {}), [(lines[0], once)], "cpu", tmp_path / "figure.png")
+    left, _ = drawn[2].axes
+    assert left.get_ylabel() == "training loss, nats a word"
+    assert list(left.get_lines()[0].get_ydata()) == [9.1, 5.0]
     left, right = drawn[1].axes
     assert list(left.get_lines()[0].get_xdata()) == [3.0, 6.0]  # TFLOP after updates 1 and 2
     assert (left.get_xlabel(), right.get_xlabel()) == ("TFLOP of training", "tokens of context")
