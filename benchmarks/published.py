@@ -78,6 +78,11 @@ class Target:
         file, row = self.row.split(":")
         return importlib.import_module(f"configs.{file}").ROWS[row].paper
 
+    @property
+    def words(self) -> int:
+        """The words of its train text."""
+        return importlib.import_module(f"configs.{self.row.partition(':')[0]}").WORDS
+
     def result(self) -> dict:
         """What is kept of it; empty before its first evaluation."""
         path = KEPT / self.name / "result.json"
@@ -177,6 +182,7 @@ def keep(target: Target) -> dict:
     for name in "config.json", "plan.json":
         text = (target.workdir / name).read_text()
         (directory / name).write_text(text.replace(str(target.home), "HOME"))
+    plan = json.loads((directory / "plan.json").read_text())
     per_line = updates[1]["step"] - updates[0]["step"] if len(updates) > 1 else 0
     commit = ["git", "-C", str(target.home / "code"), "rev-parse", "--short", "HEAD"]
     result = target.result() | {
@@ -184,7 +190,7 @@ def keep(target: Target) -> dict:
         "published": target.paper.test,
         "published_validation": target.paper.valid,
         "valid_perplexity": min((e["validation/perplexity"] for e in evaluations), default=None),
-        "epochs": len(evaluations),
+        "epochs": round(lines[-1]["step"] * plan["tokens_per_update"] / target.words, 1),
         "updates": lines[-1]["step"],
         "hours": round(sum(u["train/step_seconds"] for u in updates) * per_line / 3600, 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, beside other work",
