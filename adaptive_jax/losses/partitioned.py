@@ -9,10 +9,11 @@ every device would compute all tokens. So the axes of the mesh decide how the fu
 - Auto: the compiler alone knows how arrays are cut. It asks for the program of one device through
   `jax.experimental.custom_partitioning`.
 
-Tokens keep the axes that cut them, and every device reads whole tables, which are gathered once. A
-table cut by words stays where it is if its axis does not cut tokens, or if hidden states are fewer
-numbers than tables and are gathered instead: the devices of that axis share the softmax, see
-`adaptive_jax.losses.sharded`.
+Tokens keep the axes that cut them, and every device reads whole tables, which are gathered once, or
+the devices of one axis share the softmax, each with some of the words, see
+`adaptive_jax.losses.sharded`: where that axis cuts the table by words and does not cut tokens; and,
+if hidden states are fewer numbers than tables, also where it cuts tokens, which are gathered then,
+or the table by width, which crosses once.
 """
 
 import contextlib
@@ -165,7 +166,7 @@ def _program(call):
 def _placed(call, *leaves):
     if AxisType.Explicit not in call.mesh.axis_types:
         return _auto(call, *leaves)
-    cut = _cut_of_types(call, leaves)
+    cut = _cut_of_types(call, leaves, decided=True)
     results = cut.tokens, cut.tokens, cut.gradients if call.gradients else []
     local = functools.partial(_local, call, cut)
     # Sums over devices are in `_local`, and derivatives around it: nothing is to be tracked.
@@ -196,9 +197,9 @@ class _Cut(NamedTuple):
     gathered: int | None  # the axis of tokens that `words` cuts, too, and which is gathered over it
 
 
-def _cut(call, sizes, specs, shapes):
+def _cut(call, sizes, specs, shapes, decided=False):
     """Where a call runs, from the sizes of the mesh's axes and the specs and shapes of its
-    arrays.
+    arrays. decided: whether `aligned` has put the tables where they are to be read.
     """
 
     def axes(leaf, i):
@@ -223,19 +224,23 @@ def _cut(call, sizes, specs, shapes):
     ]
     words = gathered = None
     if rows:
-        largest = axes(*max(rows, key=lambda row: math.prod(shapes[row[0]])))
-        if len(largest) == 1 and all(
-            shapes[leaf][i] and shapes[leaf][i] % sizes[largest[0]] == 0 for leaf, i in rows
+        leaf, i = max(rows, key=lambda row: math.prod(shapes[row[0]]))
+        of_rows, *of_width = (axes(leaf, dim) for dim in range(i, len(shapes[leaf])))
+        own = next(filter(None, (of_rows, *of_width)), ())
+        if len(own) == 1 and all(
+            shapes[leaf][i] and shapes[leaf][i] % sizes[own[0]] == 0 for leaf, i in rows
         ):
-            (words,) = largest
-    if words in taken:
+            (words,) = own
+    if words is not None and (words in taken or not of_rows):  # tokens or the table must move
         others = math.prod(sizes[axis] for axis in taken - {words})
         tables = sum(math.prod(shapes[leaf]) for leaf, _ in rows)
+        width = max(math.prod(shapes[leaf][i + 1 :]) for leaf, i in rows)
+        fewer = decided or math.prod(shapes[0][:-1]) // others * width < tables
         cut_by_words = [i for i, mine in enumerate(lead[levels:]) if words in mine]
-        if cut_by_words and math.prod(shapes[0]) // others < tables:
-            (gathered,) = cut_by_words
-        else:
+        if not fewer or (words in taken and not cut_by_words):
             words = None
+        elif cut_by_words:
+            (gathered,) = cut_by_words
     own = [(words,) * by_words for by_words in call.by_words]
     return _Cut(
         tokens=P(*lead),
@@ -250,9 +255,10 @@ def _cut(call, sizes, specs, shapes):
     )
 
 
-def _cut_of_types(call, leaves):
+def _cut_of_types(call, leaves, decided=False):
     specs = [jax.typeof(leaf).sharding.spec for leaf in leaves]
-    return _cut(call, dict(call.mesh.shape), specs, [leaf.shape for leaf in leaves])
+    shapes = [leaf.shape for leaf in leaves]
+    return _cut(call, dict(call.mesh.shape), specs, shapes, decided)
 
 
 def _local(call, cut, *leaves):

@@ -41,6 +41,8 @@ def answers(params, words):
 step = jax.jit(jax.value_and_grad(loss))
 want = jax.tree.map(np.asarray, step(params, words, targets))
 best, probs = map(np.asarray, jax.jit(answers)(params, words))
+few = words[:2, :2], targets[:2, :2]
+want_few = jax.tree.map(np.asarray, step(params, *few))
 for kind, devices, tokens, spec in (
     ("Explicit", "1", "data", P()),
     ("Explicit", "2 x 2", "data and model", P(None, "model")),
@@ -60,6 +62,9 @@ for kind, devices, tokens, spec in (
         here, log_probs = jax.jit(answers)(placed, ids[0])
         assert (here == best).all()
         found[f"{cell}, log_probs"] = apart(log_probs, probs)
+        if tokens == "data and model":  # fewer hidden states than words: no table is gathered
+            few = [on(np.asarray(a), P(*hidden.sharding.spec)) for a in few]
+            found[f"{cell}, few tokens"] = apart(step(placed, *few), want_few)
         if devices == "1":
             found["eager"] = apart(loss(placed, *ids), want[0])
 specs = nn.get_partition_spec(boxed)["params"]["embed"]
@@ -77,5 +82,5 @@ def test_layers_on_meshes(eight):
     done = eight(PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
     found, table, projection = json.loads(done.stdout)
-    assert len(found) == 9 and {cell: far for cell, far in found.items() if not far < 1e-6} == {}
+    assert len(found) == 11 and {cell: far for cell, far in found.items() if not far < 1e-6} == {}
     assert (table, projection) == (["words", None], [None, "width"])
