@@ -140,7 +140,7 @@ def _times():
         epochs = {name: each[at] for name, each in TABLE_10.items()}
         for share, each in TABLE_10_SPARSE.items():
             changes = made["groc"].changes | {"compose_share": share}
-            name = f"groc_composed_{share:.0%}".replace("%", "")
+            name = f"groc_composed_{round(100 * share)}"
             made[name], epochs[name] = made["groc"]._replace(changes=changes), each[at]
         made = {
             name: row._replace(changes=row.changes | TIMED | {"early_stopping": 0})

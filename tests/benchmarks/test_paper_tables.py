@@ -78,6 +78,10 @@ def test_a_line_has_ours_and_the_published_numbers():
         == "| `adp_t` | 123.4 | 120.0 | 2.5M | 61 | 30.6 | 2,100 | 19.79 | 20.51 | 246.9M | 31.9 |"
         " 30 | 6221 |"
     )
+    fewer = Line("penn_treebank", "groc", Paper(test=159.3), share=0.16)
+    assert fewer.request(None).share == 0.16
+    shown = tables.cells(fewer, NUMBERS | {"test": {"0": 119.96, "share 0.16": 130.04}})
+    assert shown.startswith("| `groc`, 16% of the lexicon in inference |  | 130.0 | 2.5M |")
     assert (
         tables.cells(Line("penn_treebank", "adp_t", context=480), NUMBERS)
         == "| `adp_t`, 480 tokens of context |  | 110.0 | 2.5M | 61 | 30.6 | 2,100 |  |  |  |  | "
