@@ -226,11 +226,11 @@ def _cut(call, sizes, specs, shapes, decided=False):
     if rows:
         leaf, i = max(rows, key=lambda row: math.prod(shapes[row[0]]))
         of_rows, *of_width = (axes(leaf, dim) for dim in range(i, len(shapes[leaf])))
-        own = next(filter(None, (of_rows, *of_width)), ())
-        if len(own) == 1 and all(
-            shapes[leaf][i] and shapes[leaf][i] % sizes[own[0]] == 0 for leaf, i in rows
+        cutting = next(filter(None, (of_rows, *of_width)), ())
+        if len(cutting) == 1 and all(
+            shapes[leaf][i] and shapes[leaf][i] % sizes[cutting[0]] == 0 for leaf, i in rows
         ):
-            (words,) = own
+            (words,) = cutting
     if words is not None and (words in taken or not of_rows):  # tokens or the table must move
         others = math.prod(sizes[axis] for axis in taken - {words})
         tables = sum(math.prod(shapes[leaf]) for leaf, _ in rows)

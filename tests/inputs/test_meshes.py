@@ -62,7 +62,7 @@ for kind, devices, tokens, spec in (
         here, log_probs = jax.jit(answers)(placed, ids[0])
         assert (here == best).all()
         found[f"{cell}, log_probs"] = apart(log_probs, probs)
-        if tokens == "data and model":  # fewer hidden states than words: no table is gathered
+        if tokens == "data and model":  # fewer numbers than tables: these stay cut
             few = [on(np.asarray(a), P(*hidden.sharding.spec)) for a in few]
             found[f"{cell}, few tokens"] = apart(step(placed, *few), want_few)
         if devices == "1":
