@@ -12,10 +12,7 @@ import numpy as np
 # What NEW calls otherwise than OLD: the old beginning of a flag, or of a part of a result's name,
 # to the new one. cases.txt has the flags of OLD, NEW gets those that it knows; None: it has none,
 # and needs none.
-FLAGS: dict[str, str | None] = {
-    "--config.input.mean=most": "--config.input.form=code",
-    "--config.output.form=slices": None,
-}
+FLAGS: dict[str, str | None] = {}
 NAMES: dict[str, str | None] = {}
 
 # Small settings of each class. The rest is left to the defaults, so that these are compared, too.
