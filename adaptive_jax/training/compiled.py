@@ -114,7 +114,8 @@ def plan_update(
             if state + temporary <= limit:
                 return plan, compiled
             least = rows * max(0, limit - state) / temporary  # that surely fit
-        rows = next((n for n in range(1, rows) if share % n == 0 and n >= least), 0)
+        fewer = [n for n in range(1, rows) if share % n == 0]
+        rows = next((n for n in fewer if n >= least), fewer[-1] if fewer else 0)
     raise InputError(
         f"a device of {memory / 1e9:,.1f} GB cannot hold one row of {length:,} tokens: make the"
         " model smaller, raise fsdp, or lower sequence_length"

@@ -114,7 +114,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         asked = self.headers["Range"]
         self.asked.append((self.path, asked))
-        if self.path != "/news.2007.en.shuffled.gz":
+        if not self.path.endswith("/news.2007.en.shuffled.gz"):
             return self.send_error(404)
         begin = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked and self.ranges else 0
         if begin >= len(self.content):
@@ -146,9 +146,7 @@ def test_a_download_resumes(site, text, tmp_path, monkeypatch):
     served, address = site
     address, half = address.format(2007), len(served.content) // 2
     assert downloads.download(address, tmp_path / "a").read_bytes() == served.content
-    assert downloads.download(address, tmp_path / "a") == tmp_path / "a" / text.name.replace(
-        "news.", "news.2007."
-    )
+    assert downloads.download(address, tmp_path / "a").name == "news.2007.en.shuffled.gz"
     assert [asked for _, asked in served.asked] == [None, f"bytes={half}-"]
     monkeypatch.setattr(downloads, "TRIES", 1)
     served.asked.clear()
@@ -157,10 +155,10 @@ def test_a_download_resumes(site, text, tmp_path, monkeypatch):
         match=rf"cannot download .* \(it ended after {half} of {len(served.content)} bytes\): try",
     ):
         downloads.download(address, tmp_path / "b")
-    assert downloads.download(address, tmp_path / "b").read_bytes() == served.content
-    (tmp_path / "b" / "news.2007.en.shuffled.gz").rename(
-        tmp_path / "b" / "news.2007.en.shuffled.gz.part"
-    )
+    found = downloads.download(address, tmp_path / "b")
+    part = found.with_name(f"{found.name}.part")
+    assert found.read_bytes() == served.content
+    found.rename(part)
     assert downloads.download(address, tmp_path / "b").read_bytes() == served.content
     assert [asked for _, asked in served.asked] == [
         None,
@@ -168,11 +166,23 @@ def test_a_download_resumes(site, text, tmp_path, monkeypatch):
         f"bytes={len(served.content)}-",
     ]
     monkeypatch.setattr(served, "ranges", False)
-    (tmp_path / "b" / "news.2007.en.shuffled.gz").rename(
-        tmp_path / "b" / "news.2007.en.shuffled.gz.part"
-    )
-    (tmp_path / "b" / "news.2007.en.shuffled.gz.part").write_bytes(served.content[:9])
+    found.rename(part)
+    part.write_bytes(served.content[:9])
     assert downloads.download(address, tmp_path / "b").read_bytes() == served.content
+
+
+def test_addresses_that_end_in_one_name(site, tmp_path, monkeypatch):
+    """Each has its own file: one was taken for the other, and the rest of one appended to the
+    beginning of the other.
+    """
+    served, address = site
+    monkeypatch.setattr(downloads, "TRIES", 1)
+    address, other = address.format(2007), address.format(2007).replace("/news", "/b/news")
+    with pytest.raises(InputError, match="it ended after"):
+        downloads.download(address, tmp_path)
+    assert downloads.download(other, tmp_path).read_bytes() == served.content
+    assert [asked for _, asked in served.asked] == [None, None]
+    assert downloads.download(address, tmp_path) != downloads.download(other, tmp_path)
 
 
 def test_an_address_that_does_not_answer(site, tmp_path):
@@ -180,6 +190,10 @@ def test_an_address_that_does_not_answer(site, tmp_path):
     paper has.
     """
     _, address = site
+    with pytest.raises(InputError, match="names no file"):
+        downloads.download("https://example.com/texts/", tmp_path)
+    with pytest.raises(InputError, match="cannot download http://.x/news.gz"):
+        downloads.download("http://[x/news.gz", tmp_path)
     for wrong, reason in (
         (address.format(2006), "Not Found"),
         ("http://127.0.0.1:9/news.gz", "refused"),
@@ -207,7 +221,7 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
         0,
         "out: train 15 words, validation 10 words, test 5 words\n",
     ), done.stderr
-    assert (tmp_path / "cache" / "downloads" / "news.2007.en.shuffled.gz").exists()
+    assert list((tmp_path / "cache" / "downloads").glob("*/news.2007.en.shuffled.gz"))
     done = quick_command(
         "-m", "adaptive_jax", "cut", "news_crawl_2006", "--output=other", cwd=tmp_path
     )

@@ -196,6 +196,27 @@ def test_microbatches_as_large_as_memory_holds(config):
         plan_update(free, 122, devices, 100_000)
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["counted", "too large to compile"])
+def test_microbatches_between_two_sizes(config, monkeypatch, full):
+    """Half the rows are tried where memory holds more than half and less than all: such runs were
+    refused.
+    """
+
+    def compiles(config, plan, *_):
+        if full and plan.rows_per_device > 10:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too large")
+        return plan.rows_per_device
+
+    monkeypatch.setattr(module, "compile_update", compiles)
+    monkeypatch.setattr(module, "memory_of", lambda rows: (1_000_000, 1_000_000 * rows))
+    for rows, fit in (3, 1), (8, 4), (9, 3), (16, 8), (128, 8):
+        free = config(tokens_per_update=rows * 16, tokens_per_device=0)
+        free["batches"]["sequence_length"] = 16
+        memory = int((2.5 + (fit if rows < 128 else 10)) * 1_000_000 / SHARE)
+        plan, compiled = plan_update(free, 122, jax.devices()[:1], memory)
+        assert plan.rows_per_device == compiled == fit, rows
+
+
 def test_a_dry_run_says_which_flag_counts_memory(quick_command, flags, tmp_path):
     """Without a target; plan.json has none, and nothing where the vocabulary is not known."""
     done = quick_command("train.py", *flags(tmp_path / "run", **SMALL), "--dry_run")

@@ -18,13 +18,19 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
     """The file at an address, downloaded into a folder once. An interrupted download is kept as
     NAME.part and resumed.
 
-    sha256: the hash that the file must have, in hex; empty: any.
+    sha256: the hash that the file must have, in hex; empty: any, and the file lies in a folder of
+        its address, as other addresses may end in the same name.
 
     Raises:
-        InputError: the server does not answer, or not with this file, or the folder cannot be
-            written.
+        InputError: an address that names no file; the server does not answer, or not with this
+            file, or the folder cannot be written.
     """
-    path = folder / address.rsplit("/", 1)[-1]
+    name = address.rsplit("/", 1)[-1]
+    if not name:
+        raise InputError(f"{address} names no file: use the address of one")
+    if not sha256:
+        folder /= hashlib.sha256(address.encode()).hexdigest()[:8]
+    path = folder / name
     part = path.with_name(f"{path.name}.part")
 
     def make():
@@ -47,7 +53,9 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
 
     try:
         make_once(path, make)
-    except (http.client.HTTPException, OSError) as error:
+    except InputError:
+        raise
+    except (http.client.HTTPException, OSError, ValueError) as error:
         raise InputError(
             f"cannot download {address} ({one_line(error)[:80]}): try again, which resumes, or use"
             " a local copy, for a corpus by --config.data.path=DIR"
