@@ -15,6 +15,7 @@ ended. `--only=ROW` starts that row.
 
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import platform
@@ -106,10 +107,10 @@ def running(home: Path) -> int | None:
         return None
     pid = int(path.read_text())
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        arguments = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
         return None
-    return pid
+    return pid if str(home) in arguments else None  # a number may be another's after a restart
 
 
 def stop(home: Path) -> None:
@@ -183,7 +184,11 @@ def keep(target: Target) -> dict:
         text = (target.workdir / name).read_text()
         (directory / name).write_text(text.replace(str(target.home), "HOME"))
     plan = json.loads((directory / "plan.json").read_text())
-    per_line = updates[1]["step"] - updates[0]["step"] if len(updates) > 1 else 0
+    steps = [0, *(line["step"] for line in updates)]
+    seconds = [
+        line["train/step_seconds"] * (step - before)
+        for line, (before, step) in zip(updates, itertools.pairwise(steps), strict=True)
+    ]
     commit = ["git", "-C", str(target.home / "code"), "rev-parse", "--short", "HEAD"]
     result = target.result() | {
         "row": target.row,
@@ -192,7 +197,7 @@ def keep(target: Target) -> dict:
         "valid_perplexity": min((e["validation/perplexity"] for e in evaluations), default=None),
         "epochs": round(lines[-1]["step"] * plan["tokens_per_update"] / target.words, 1),
         "updates": lines[-1]["step"],
-        "hours": round(sum(u["train/step_seconds"] for u in updates) * per_line / 3600, 2),
+        "hours": round(sum(seconds) / 3600, 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, beside other work",
         "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
         "command": f"python train.py --config=configs/{target.row.replace(':', '.py:')}",
@@ -238,6 +243,7 @@ def draw() -> None:
     from matplotlib import pyplot
 
     results = {path.parent: json.loads(path.read_text()) for path in KEPT.glob("*/result.json")}
+    results = {path: each for path, each in results.items() if each["valid_perplexity"]}
     if not results:
         return print(f"nothing in {KEPT}: start with --next --home=DIR")
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")

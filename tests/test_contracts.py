@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax.errors import InvalidRngError
+from jax.sharding import PartitionSpec as P
 
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -279,6 +280,31 @@ def test_every_layer_is_under_contract():
         set(TABLES),
         set(OUTPUTS),
     )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        *({"body": case.values[0]} for case in cases(BODY)),
+        *({"input": case.values[0]} for case in cases(INPUT)),
+        *(
+            dict(zip(("input", "output", "table"), case, strict=True))
+            for case in [*on_tables(), *COMPUTED]
+        ),
+    ],
+    ids=str,
+)
+def test_strict_promotion(parts):
+    """Loss and gradients of training are traced where JAX mixes no dtypes by itself."""
+    model, batch = build(config(**parts), VOCABULARY), random_batch()
+    lexical = {"lexicon": lexicon(WORDS, model.lexicon_spec())}
+
+    def loss(params, key):
+        how = {"train": True, "rngs": {"dropout": key}, "mutable": ["penalties"]}
+        return model.apply(lexical | {"params": params}, batch, **how)[0][0][0]
+
+    with jax.numpy_dtype_promotion("strict"):
+        jax.eval_shape(jax.grad(loss), parameter_shapes(model), jax.random.key(0))
 
 
 @pytest.mark.parametrize("source", cases(INPUT))
@@ -621,3 +647,59 @@ def test_models_in_a_shard_map_of_ones_own(eight):
     assert {*found} == {*BODIES, "by words"}
     assert max(total for total, _ in found.values()) < 2e-6, found
     assert max(apart for _, apart in found.values()) < 2e-5, found
+
+
+def test_a_long_row_in_a_shard_map_of_ones_own():
+    """Attention of more than 1,024 tokens, whose stages have several chunks, has a backward
+    pass there: what chunks add up varied.
+    """
+    body = build(config(), VOCABULARY).body
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    params = parameter_shapes(build(config(), VOCABULARY))["body"]
+
+    def slope(params, vectors):
+        return jax.grad(lambda v: body.apply({"params": params}, v)[0].sum())(vectors)
+
+    run = jax.shard_map(slope, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    cut = jax.NamedSharding(mesh, P("data"))
+    vectors = jax.ShapeDtypeStruct((1, 1_200, FEATURES), jnp.float32, sharding=cut)
+    assert jax.eval_shape(run, params, vectors).shape == vectors.shape
+
+
+def test_an_lstm_under_x64():
+    """Its loop was refused: weights that start uniform were float64, and cells float32."""
+    parts = {"input": ("lookup", {"init_range": 0.1}), "body": ("lstm", BODY["lstm"][0])}
+    with jax.enable_x64(True):
+        model = build(config(**parts), VOCABULARY)
+        params = parameter_shapes(model)
+        assert {a.dtype for a in jax.tree.leaves(params["body"])} == {jnp.dtype("float32")}
+        jax.eval_shape(lambda params: model.apply({"params": params}, random_batch()), params)
+
+
+@pytest.mark.parametrize("case", [("sampled", {"samples": 9}), ("differentiated", {})], ids=str)
+def test_hidden_states_of_weight_0_may_be_nan(case):
+    """Loss and gradients of outputs that JAX differentiates, as of all others; in float16, rows
+    of the differentiated softmax learn from tokens of small weights, too.
+    """
+    model, variables = made((NARROW, case, ("own", {})))
+    hidden, targets = (each[:6] for each in hidden_and_targets())
+    weights = jnp.ones(6).at[2].set(0)
+
+    @jax.jit
+    def slopes(params, hidden, weights):
+        def loss(params, hidden):
+            how = {"rngs": {"dropout": jax.random.key(1)}}
+            given = with_params(variables, params), hidden, targets, weights
+            return loss_of(model, *given, **how).total
+
+        total, (of_params, of_hidden) = jax.value_and_grad(loss, (0, 1))(params, hidden)
+        return total, of_params["output"]["table"], of_hidden
+
+    given = variables["params"], hidden, weights
+    right = slopes(*given)
+    found = slopes(given[0], hidden.at[2].set(jnp.nan), weights)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, right)
+    if case[0] == "differentiated":
+        _, small, _ = slopes(given[0], hidden.astype(jnp.float16), 1e-7 * weights)
+        for one, other in zip(*map(jax.tree.leaves, (small, right[1])), strict=True):
+            assert np.linalg.norm(1e7 * one - other) < 1e-2 * np.linalg.norm(other)

@@ -263,6 +263,7 @@ WRONG = [
     (lambda: adaptive(cutoffs=(0,)), "0 follows 0"),
     (lambda: adaptive(cutoffs=(5.5,)), "(5.5,)"),
     (lambda: adaptive(cutoffs=5), "cutoffs 5"),
+    (lambda: AdaptiveSoftmax(vocabulary_size=9, features=4, cutoffs=np.array([2, 9])), "cutoffs"),
     (lambda: made(adaptive(word_axes="data"), IDS), "word_axes=data must be axes"),
     (lambda: Sampled(own(word_axes="data"), 9), "word_axes=data of table must be ()"),
     (

@@ -22,6 +22,7 @@ from adaptive_jax.bodies.blocks import added, save_for_backward
 from adaptive_jax.bodies.positions import biases
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.dropout import keep_mask, tied
+from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import capability, platform
 
 
@@ -293,9 +294,8 @@ def _run_stage(function, stage, arrays):
         return jax.tree.map(jnp.add, sums, more), results
 
     shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))[1]
-    sums, results = jax.lax.scan(
-        step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), chunks
-    )
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    sums, results = jax.lax.scan(step, pvary(zeros, axes_of(chunks)), chunks)
     return (
         jax.tree.map(
             lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], end - first, *x.shape[3:]), results

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from adaptive_jax.numerics.arrays import whole_numbers
+from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import product
@@ -111,6 +111,17 @@ def ids_of(batch: Batch | None, rows: int, time: int) -> tuple[jax.Array, jax.Ar
     if segment_ids is not None:
         segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
     return whole_numbers("row_ids", batch.row_ids, rows), segment_ids
+
+
+def reset_of(batch: Batch | None, rows: int) -> jax.Array | None:
+    """`reset` of a batch, bool `[rows]`; None: no row begins anew.
+
+    Raises:
+        InputError: another shape.
+    """
+    if batch is None or batch.reset is None:
+        return None
+    return floats("reset", batch.reset, rows) != 0
 
 
 def save_for_backward(x: jax.Array) -> jax.Array:

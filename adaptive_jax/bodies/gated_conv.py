@@ -30,6 +30,7 @@ from adaptive_jax.bodies.blocks import (
     as_stored,
     gathered_twice,
     ids_of,
+    reset_of,
     save_for_backward,
 )
 from adaptive_jax.bodies.positions import positions_in_segments
@@ -343,7 +344,7 @@ class GatedConv(nn.Module):
         memory = self.initial_carry(rows)
         if carry:
             _check_carry(carry, memory, rows, positions)
-            memory = carry if batch is None else _reset(batch.reset, carry)
+            memory = _reset(reset_of(batch, rows), carry)
         sizes = {"dtype": self.dtype, "normed": self.weight_norm}
         convolution, form, after = functools.partial(Convolution, **sizes), FORMS[self.form], []
         x = vectors.astype(self.dtype)
@@ -413,9 +414,7 @@ def _reset(reset, carry):
     """The carry with zeros for rows that are reset, bool `[rows]`; None: none are."""
     if reset is None:
         return carry
-    return jax.tree.map(
-        lambda a: jnp.where(jnp.asarray(reset).reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry
-    )
+    return jax.tree.map(lambda a: jnp.where(reset.reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry)
 
 
 def _check_blocks(blocks):

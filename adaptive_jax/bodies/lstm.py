@@ -13,6 +13,7 @@ from adaptive_jax.bodies.blocks import (
     as_stored,
     gathered_twice,
     ids_of,
+    reset_of,
     save_for_backward,
 )
 from adaptive_jax.bodies.positions import positions_in_segments
@@ -100,7 +101,7 @@ def scan(x, weights: Weights, state: State, starts=None) -> tuple[jax.Array, Sta
     one product a step. Products of inputs, gates and gradients follow each other in the same
     memory.
     """
-    keep = None if starts is None else ~jnp.asarray(starts).T[..., None]
+    keep = None if starts is None else ~jnp.asarray(starts).astype(bool).T[..., None]
     hidden, state = _scan(jnp.swapaxes(x, 0, 1), weights, state, keep)
     return jnp.swapaxes(hidden, 0, 1), state
 
@@ -205,7 +206,7 @@ class LSTM(nn.Module):
                 " carry ()"
             )
         starts = None if segment_ids is None else positions_in_segments(segment_ids) == 0
-        states = self._states(carry, rows, None if batch is None else batch.reset)
+        states = self._states(carry, rows, reset_of(batch, rows))
         drops = [
             Dropout(rate, self.locked, name=f"dropout_{i}") for i, rate in enumerate(self._rates())
         ]
@@ -275,7 +276,7 @@ class LSTM(nn.Module):
                 f"a carry of {len(carry)} states does not fit {len(zeros)} layers: make it with"
                 " body.initial_carry"
             )
-        keep = jnp.ones((rows, 1), bool) if reset is None else ~jnp.asarray(reset)[:, None]
+        keep = jnp.ones((rows, 1), bool) if reset is None else ~reset[:, None]
 
         def checked(given, zero):
             return jnp.where(keep, floats("carry", given, *zero.shape).astype(zero.dtype), 0)
@@ -343,11 +344,16 @@ def _squared_changes(hidden, batch):
     mean over pairs.
     """
     shape, (_, segment_ids) = hidden.shape[:2], ids_of(batch, *hidden.shape[:2])
-    weights = jnp.ones(shape) if batch is None or batch.weights is None else batch.weights
+    given = None if batch is None else batch.weights
+    weights = jnp.ones(shape) if given is None else jnp.asarray(given)
+    weights = weights.astype(hidden.dtype)
     segment_ids = jnp.zeros(shape, jnp.int32) if segment_ids is None else segment_ids
     pairs = positions_in_segments(segment_ids) > 0
     squares = jnp.mean(jnp.square(jnp.diff(hidden, axis=1, prepend=hidden[:, :1])), axis=-1)
-    tokens, counted = (jnp.sum(each, axis=1, keepdims=True) for each in (weights, weights * pairs))
+    tokens, counted = (
+        jnp.sum(each, axis=1, keepdims=True)
+        for each in (weights, weights * pairs.astype(weights.dtype))
+    )
     scale = tokens / jnp.where(counted > 0, counted, 1)
     return jnp.where(pairs & (counted > 0), squares * scale, 0)
 
@@ -447,7 +453,7 @@ def _backward(saved, gradient):
         i, f, g, o = jnp.split(gates[at].astype(wide), 4, axis=1)
         (before,) = _kept(keep, at, jnp.where(at > 0, cells[at - 1], state.cell))
         squashed = jnp.tanh(cells[at])
-        of_hidden += of_hiddens[at]
+        of_hidden += of_hiddens[at].astype(wide)
         of_cell = _barrier(of_cell + of_hidden * o * (1 - squashed**2))
         of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
         of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]

@@ -34,7 +34,7 @@ def sinusoids(positions: jax.Array, features: int) -> jax.Array:
     """
     half = features // 2
     frequencies = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
-    angles = jnp.outer(positions + 2, frequencies)
+    angles = jnp.outer((positions + 2).astype(frequencies.dtype), frequencies)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
 
 

@@ -246,13 +246,14 @@ def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:
 
 
 def _is_published(request, config, words):
-    """Whether a paper's number is of what is scored: the model's own scores, over its words, of
-    the published text as its number of words tells it, or else of the run's own text.
+    """Whether a paper's number is of what is scored: the model's own scores, over its words and
+    with its whole lexicon, of the published text as its number of words tells it, or else of the
+    run's own text.
     """
     published = CORPORA[config["data"]["corpus"]].words.get(request.split)
     same_text = request.data_path is None if published is None else words == published
     alone = request.method == "plain" and request.vocabulary == TRAIN and not request.uniform
-    return same_text and alone
+    return same_text and alone and request.share is None
 
 
 @contextlib.contextmanager

@@ -175,7 +175,8 @@ class GroC(CharacterCNN):
             count = places.shape[1]
             if self.form == "paper":
                 count = jnp.sum(places >= 0, axis=1, keepdims=True)
-            parts.append(sum_of_rows(surfaces, places) / jnp.maximum(count, 1))
+            count = jnp.maximum(count, 1).astype(surfaces.dtype)
+            parts.append(sum_of_rows(surfaces, places) / count)
         if not (self.combine == "concat" and lists):
             return sum(parts)
         kernel, bias = (a.astype(self.dtype) for a in self.map)

@@ -66,7 +66,11 @@ class Call:
             probs = floats("target_probs", probs, *self.shape, "k").astype(dtype)
             probs = without_derivative(probs, NO_GRADIENT)
             more = probs.shape[-1:]
-            checked = probs if weights is None else probs * jnp.asarray(weights)[..., None]
+            if weights is not None:
+                weights = floats("weights", weights, *self.shape).astype(dtype)
+                checked = probs * weights[..., None]
+            else:
+                checked = probs
         # Before weights that are known become an array of JAX.
         targets = ids(
             "targets", targets, sum(words), *self.shape, *more, weights=checked, ignored=ignored
@@ -163,8 +167,9 @@ def validate_bands(
         InputError: hidden states of another width than the bands take, or bands and clusters that
             do not fit together.
     """
-    if not bands:
-        raise InputError(f"bands={bands} must have at least one Band(table)")
+    if isinstance(bands, jax.Array | np.ndarray) or not len(bands):
+        given = f"bands={bands}" if isinstance(bands, Sequence) else f"bands={type(bands).__name__}"
+        raise InputError(f"{given} must be a list of one Band(table) or more")
     bands = [_band(f"bands[{i}]", band) for i, band in enumerate(bands)]
     tails, head = len(bands) - 1, bands[0]
     if (clusters is None) == bool(tails):

@@ -103,7 +103,7 @@ def one_chunk(settings, softmax, tokens, valid=None, *, narrow=False, with_gradi
     reported = ()
     if settings.reports:
         stats = reports.start(settings, x)
-        for part in parts:
+        for part in (part for part in parts if part.logits.shape[1]):  # a head may have no words
             stats = reports.merge(stats, part.logits, part.first)
         columns = sum(len(part.band.table) for part in parts)
         reported = (reports.observed(settings, stats, found, tokens.column, columns),)
@@ -121,9 +121,8 @@ def one_chunk(settings, softmax, tokens, valid=None, *, narrow=False, with_gradi
             left, right = right, left
         d_parts.append(Band(gradients.lowered(wide(left.T, right)), None, d_bias))
     d_band, d_clusters = (*d_parts, None)[:2]
-    d_hidden, d_projection = through_projection(
-        gradients.of_states(d_x) * mask, x, tokens.hidden, band
-    )
+    d_x = gradients.of_states(d_x) * mask
+    d_hidden, d_projection = through_projection(d_x, x, tokens.hidden, band, gradients.lowered)
     d_softmax = d_band._replace(projection=d_projection), d_clusters
     return (loss, nll, d_hidden, *reported), d_softmax
 
@@ -136,19 +135,21 @@ def states(settings, tokens: Tokens, band: Band) -> tuple:
     rate = settings.tail_dropout
     if not rate:
         return x, 1.0
-    mask = dropout.keep_mask(tokens.seeds, dropout.positions(x.shape[1:]), rate) / (1 - rate)
-    mask = mask.astype(sum_dtype(x.dtype))
+    mask = dropout.keep_mask(tokens.seeds, dropout.positions(x.shape[1:]), rate)
+    mask = mask.astype(sum_dtype(x.dtype)) / (1 - rate)
     return x * mask.astype(x.dtype), mask
 
 
-def through_projection(d_x, x, hidden, band: Band) -> tuple:
+def through_projection(d_x, x, hidden, band: Band, lowered=lambda a: a) -> tuple:
     """The gradients of hidden states and projection, from that of the states that meet the
     table.
+
+    lowered: of `Gradients`, where that of the states is lifted.
     """
     if band.projection is None:
-        return d_x, None
+        return lowered(d_x), None
     d_x = d_x.astype(x.dtype)
-    return wide(d_x, band.projection), wide(d_x.T, hidden)
+    return lowered(wide(d_x, band.projection)), lowered(wide(d_x.T, hidden))
 
 
 class Gradients:
@@ -198,8 +199,10 @@ class Gradients:
         return exact.astype(self._dtype), d_bias
 
     def of_states(self, d_x):
-        """Those of the states, from the products of gradients of logits with the rows."""
-        return self.lowered(d_x * self._factor)
+        """Those of the states, from the products of gradients of logits with the rows; lifted as
+        these are.
+        """
+        return d_x * self._factor
 
     def lowered(self, product):
         """A product with gradients of logits, as it would be had these not been lifted."""

@@ -18,9 +18,10 @@ from jax import lax
 
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
+from adaptive_jax.losses.calls import validate_bands
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, pvary, several
+from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
 from adaptive_jax.numerics.products import sum_dtype
 
 REDUCTIONS = "mean", "sum", "none"
@@ -182,18 +183,34 @@ def _scaled(scale, hidden, bands, clusters):
     """Hidden states and biases times the scale of logits, which are linear in them."""
     if scale is None:
         return hidden, bands, clusters
+    hidden, bands, clusters = validate_bands(hidden, bands, clusters)
     scale = floats("logit_scale", scale)
 
     def times(array):
-        array = floats("hidden and bias", array, ...)
-        wide = sum_dtype(array.dtype)
-        return (array.astype(wide) * scale.astype(wide)).astype(array.dtype)
+        return _times(*vary_alike((scale.astype(sum_dtype(array.dtype)), array)))
 
     def of_band(band):
-        band = Band(*band)
         return band if band.bias is None else band._replace(bias=times(band.bias))
 
     return times(hidden), [*map(of_band, bands)], None if clusters is None else of_band(clusters)
+
+
+@jax.custom_vjp
+def _times(scale, array):
+    """`scale · array` in the array's dtype. Entries without a gradient add none to that of the
+    scale, as 0 · NaN would.
+    """
+    return (array.astype(scale.dtype) * scale).astype(array.dtype)
+
+
+def _backward(saved, pull):
+    scale, array = saved
+    wide = pull.astype(scale.dtype)
+    of_scale = jnp.sum(jnp.where(wide == 0, 0, wide * array.astype(scale.dtype)))
+    return of_scale, (wide * scale).astype(array.dtype)
+
+
+_times.defvjp(lambda scale, array: (_times(scale, array), (scale, array)), _backward)
 
 
 def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):

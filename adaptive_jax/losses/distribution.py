@@ -13,14 +13,15 @@ from adaptive_jax.losses.calls import validate_bands
 from adaptive_jax.losses.chunks import logits_of, project
 from adaptive_jax.losses.groups import BandView, join
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import by_token
+from adaptive_jax.numerics.meshes import axes_of, by_token, pvary
 
 LOGITS = 2**25  # float32 logits that are alive at a time in `predict`, at most: 128 MiB
 TAIL_ROWS = 64  # tokens of a chunk of a tail, at most: few need it, and a chunk is computed whole
 
 
 def log_probs(hidden, bands, clusters=None):
-    """Log-probabilities `[..., vocabulary]` of every word, normalised, in float32.
+    """Log-probabilities `[..., vocabulary]` of every word, normalised, in float32, or float64 for
+    hidden states of float64.
 
     Builds the matrix that it returns: give it only the rows of `hidden [..., features]` that are
         needed.
@@ -83,7 +84,8 @@ def _log_probs_of_group(hidden, group, sizes, reached):
         values = jnp.where(member.valid[None], values, here)
         return lax.dynamic_update_slice_in_dim(out, values, member.first, axis=1)
 
-    out = jnp.zeros((len(hidden), sum(sizes)), jnp.float32)
+    out = jnp.zeros((len(hidden), sum(sizes)), reached.dtype)
+    out = pvary(out, axes_of((hidden, group, reached)))
     return visit(0, out) if len(sizes) == 1 else lax.fori_loop(0, len(sizes), visit, out)
 
 
@@ -148,8 +150,8 @@ def _of_head(hidden, head, clusters):
     def visit(part):
         values = of_head(part, head, clusters)
         if not words:  # a head of tails alone
-            nothing = jnp.full(len(part), -jnp.inf), jnp.zeros(len(part), jnp.int32)
-            return _Best(*nothing), values
+            nothing = jnp.full(len(part), -jnp.inf, values.dtype), jnp.zeros(len(part), jnp.int32)
+            return _Best(*pvary(nothing, axes_of(values))), values
         return _best(values[:, :words]), values[:, words:]
 
     parts = jnp.pad(hidden, ((0, -count % rows), (0, 0))).reshape(-1, rows, hidden.shape[1])
@@ -175,7 +177,8 @@ def _of_tail(hidden, tail, reach, best):
         values += reach.at[at].get(mode="clip")[:, None]
         value, column = _best(values)
         at = jnp.where(value > best.value.at[at].get(mode="clip"), at, count)
-        word = best.word.at[at].set(first + member.first + column, mode="drop")
+        word = (first + member.first + column).astype(jnp.int32)
+        word = best.word.at[at].set(word, mode="drop")
         return _Best(best.value.at[at].set(value, mode="drop"), word)
 
     return lax.fori_loop(0, (needed.sum() + rows - 1) // rows, visit, best)

@@ -30,14 +30,14 @@ WIDEST = 128  # where shared memory is small
 
 
 def fits(settings: Settings, band: Band, tails: int) -> bool:
-    """Whether the kernels compute a group of so many tails: one in 16 bits, without a bias, on
+    """Whether the kernels compute a group of so many tails: one in bfloat16, without a bias, on
     one NVIDIA GPU.
     """
     rows, width = band.table.shape
     soft_cap = used(settings.soft_cap)
     if settings.axis_name or settings.label_smoothing or soft_cap or settings.reports:
         return False
-    if tails > 1 or band.bias is not None or band.table.dtype not in (jnp.bfloat16, jnp.float16):
+    if tails > 1 or band.bias is not None or band.table.dtype != jnp.bfloat16:
         return False
     if width not in WIDTHS or rows % WORDS or (width > WIDEST and not large_shared_memory()):
         return False

@@ -17,10 +17,14 @@ LARGE_SHARED_MEMORY = (8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0)
 
 def platform() -> str:
     """The name of the platform, "cpu", "gpu" or "tpu"; without a mesh, of JAX's default
-    devices. `jax.shard_map` brings a mesh.
+    devices, or of `jax.default_device`. `jax.shard_map` brings a mesh.
+
+    Arrays on other devices do not count: JAX compiles for these after it has traced.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else NAMES.get(device.platform, device.platform)
+    device = device or jax.config.jax_default_device or jax.default_backend()
+    name = getattr(device, "platform", device)  # JAX takes names of platforms for devices, too
+    return NAMES.get(name, name)
 
 
 def present() -> bool:

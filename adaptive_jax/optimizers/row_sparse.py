@@ -67,7 +67,7 @@ def update_rows(
             inside `jax.jit` of a number not known there, or that keeps an array that is neither a
             number nor shaped as the table.
     """
-    tables = jax.tree.map(jnp.asarray, table)
+    tables = jax.tree.map(lambda a: _table(jnp.asarray(a)), table)
     rows, shapes = _checked(tables, state)
     if not lazy and _moves_all_rows(optimizer):
         raise InputError(
@@ -97,6 +97,12 @@ def update_rows(
     changes, own_state = optimizer.update(jax.tree.map(summed, tables, gradient), own_state, own)
     own = optax.apply_updates(own, changes)
     return jax.tree.map(write, tables, own), jax.tree.map(write, state, own_state)
+
+
+def _table(array):
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise InputError(f"table of dtype {array.dtype} must be of floats, such as float32")
+    return array
 
 
 def _checked(tables, state):

@@ -97,7 +97,7 @@ class ComputedTable(nn.Module):
             return 1.0
         seeds = dropout.shared_seeds(self.make_rng("dropout"))
         mask = dropout.keep_mask(seeds, dropout.positions((self.features,)), rate)
-        return jnp.atleast_2d(mask) / (1 - rate)
+        return jnp.atleast_2d(mask).astype(jnp.float32) / (1 - rate)
 
 
 class MappedTable(ComputedTable):

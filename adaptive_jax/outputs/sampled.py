@@ -214,7 +214,7 @@ def log_uniform(key: jax.Array, words: int, samples: int) -> jax.Array:
 
 def log_uniform_chance(ids: jax.Array, words: int) -> jax.Array:
     """Log-probability of each id, `log((id + 2) / (id + 1)) / log(words + 1)`."""
-    return jnp.log(jnp.log1p(1 / (ids + 1.0)) / math.log(words + 1))
+    return jnp.log(jnp.log1p(1 / (ids.astype(jnp.float32) + 1)) / math.log(words + 1))
 
 
 def unigram(key: jax.Array, counts: jax.Array, samples: int) -> jax.Array:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.losses.chunks import rows_of_chunk
+from adaptive_jax.losses.chunks import LIFT, rows_of_chunk
 from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.meshes import vary_alike
 from adaptive_jax.numerics.products import wide
@@ -50,7 +50,11 @@ def scanned_loss(losses: Callable, chunk: int, weights: jax.Array, *by_token):
     def visit(part):
         return losses(*part)
 
-    parts = jax.tree.map(in_chunks, by_token)
+    def counted(array):  # 0 · NaN is NaN
+        live = (weights != 0).reshape(*weights.shape, *[1] * (array.ndim - weights.ndim))
+        return jnp.where(live, array, jnp.zeros_like(array))
+
+    parts = jax.tree.map(lambda array: in_chunks(counted(array)), by_token)
     loss, nll = (
         each.ravel()[:count].reshape(weights.shape)
         for each in jax.lax.map(jax.checkpoint(visit), parts)
@@ -76,9 +80,14 @@ def _forward(x, table):
 
 def _backward(residuals, d_logits):
     x, table = residuals
+    lowering = 1.0
+    if x.dtype == jnp.float16:  # of small weights the gradients would be 0
+        largest = jnp.max(jnp.abs(d_logits))
+        lowering = jnp.where(largest == 0, 1.0, largest) / LIFT
+        d_logits = d_logits / lowering
     d_logits = d_logits.astype(x.dtype)
-    d_x = wide(d_logits, table.astype(x.dtype))
-    return d_x.astype(x.dtype), wide(d_logits.T, x).astype(table.dtype)
+    d_x = wide(d_logits, table.astype(x.dtype)) * lowering
+    return d_x.astype(x.dtype), (wide(d_logits.T, x) * lowering).astype(table.dtype)
 
 
 _logits_of.defvjp(_forward, _backward)

@@ -328,7 +328,7 @@ class AdaptiveSoftmax(Softmax):
         given = {
             name: value
             for name, value in zip(names, sizes, strict=False)  # flax calls it again without any
-            if value != getattr(AdaptiveSoftmax, name)
+            if value is not getattr(AdaptiveSoftmax, name)  # an array is neither equal nor not
         }
         if self.table is None:
             if missing := [name for name in names[:2] if name not in given]:

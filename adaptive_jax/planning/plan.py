@@ -99,10 +99,6 @@ def make_plan(
         return state_bytes(fsdp) + 2 * _sharded_bytes(model, shapes, devices, fsdp)
 
     fsdp = config["fsdp"] or _fewest(with_gradients, devices, memory)
-    if devices % fsdp:
-        raise InputError(
-            f"fsdp={fsdp} does not divide the {devices} device(s): choose a number that does, or 0"
-        )
     per_device = rows // microbatches // devices
     parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
     return Plan(
@@ -133,6 +129,10 @@ def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
             way of making rows.
     """
     batches, held = config["batches"], config["tokens_per_device"]
+    if (fsdp := config["fsdp"]) and devices % fsdp:
+        raise InputError(
+            f"fsdp={fsdp} does not divide the {devices} device(s): choose a number that does, or 0"
+        )
     length = batches["sequence_length"]
     check_at_least(
         1, steps=config["steps"], keep=config["keep"], **{"batches.sequence_length": length}

@@ -106,5 +106,5 @@ def main():
             dry_run(config, workdir, TARGET.value)
         else:
             row, changed = config_flags.published()
-            changed += [flag.name for flag in (HOURS, INIT_FROM) if flag.value is not None]
+            changed += ["hours"] if HOURS.value is not None else []
             loop.train(config, workdir, (row, changed))

@@ -109,6 +109,11 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
             f"evaluate_every=0 with {group}.name={config[group]['name']!r}, which waits for"
             " evaluations: use evaluate_every=500"
         )
+    if config["early_stopping"] and not (config["evaluate_every"] or config["checkpoint_every"]):
+        raise InputError(
+            f"early_stopping={config['early_stopping']} with evaluate_every=0 and"
+            " checkpoint_every=0, and so without evaluations: use evaluate_every=500"
+        )
     if devices is not None:
         divide_update(config, devices)
         _trace(model, config["batches"]["sequence_length"])

@@ -1,5 +1,7 @@
 """Starting a run from the parameters of another one, whose vocabulary may differ."""
 
+import json
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +22,16 @@ from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training.state import State
 from adaptive_jax.workdir.parameters import checkpoint_step
-from adaptive_jax.workdir.settings import has_checkpoints, read_words
+from adaptive_jax.workdir.settings import flat, has_checkpoints, read_words, to_json
+
+logger = logging.getLogger(__name__)
 
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
 BY_BAND = re.compile(r"(?:table|norm)_(\d+)")  # those with a row for each word of a band
 HEAD = "head"  # has one for each word of band 0
 # Parameters of outputs whose clusters may be as many as the words ask for
+# Settings of layers that leave the meaning of parameters as it is
+OF_TRAINING = re.compile(r"drop|init_|remat|cutoffs|clusters|lexicon|smoothing|samples|\.t?ar$")
 BY_CLUSTER = "clusters", "cluster_bias", "projections"
 
 
@@ -50,7 +56,8 @@ def check_origin(config: Mapping, workdir: Path) -> None:
 
 
 def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
-    """Checks that the run `config["init_from"]`, if any, can start `model` in a new workdir.
+    """Checks that the run `config["init_from"]`, if any, can start `model` in a new workdir. Warns
+    where shapes are the same and settings are not, such as the heads of attention.
 
     model: of any vocabulary.
 
@@ -58,8 +65,10 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
         InputError: the run is damaged, or its model differs by more than its vocabulary.
     """
     if config["init_from"] and not has_checkpoints(workdir):
-        other = SavedRun.read(path_of(config["init_from"])).model()
-        _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
+        other = SavedRun.read(path_of(config["init_from"]))
+        shapes = parameter_shapes(other.model()), parameter_shapes(model)
+        _check_same_model(config["init_from"], *shapes)
+        _warn_of_other_settings(config, other.config)
 
 
 def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabulary:
@@ -175,6 +184,26 @@ def _check_same_model(origin, old, new):
                 f" {there}, and here {here}: only the vocabulary may differ, so use the settings"
                 " of that run for input, body and output"
             )
+
+
+def _warn_of_other_settings(config, old):
+    """Says where layers compute something else than the run whose parameters they get."""
+    layers = [
+        flat({group: each[group] for group in ("input", "body", "output")})
+        for each in (json.loads(to_json(given)) for given in (old, config))
+    ]
+    old, new = layers
+    differ = [
+        f"{key} was {old[key]} and is {new[key]}"
+        for key in sorted(old.keys() & new.keys())
+        if old[key] != new[key] and not OF_TRAINING.search(key)
+    ]
+    if differ:
+        logger.warning(
+            "init_from=%s has parameters that fit, but layers compute something else with them: %s",
+            config["init_from"],
+            "; ".join(differ),
+        )
 
 
 def _by_word(path):

@@ -110,7 +110,9 @@ def train(
     run = Run(model, None, lexicon, mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
-        write_published(workdir, *published)
+        row, changed = published
+        # Resuming needs no flag init_from, so flags do not tell.
+        write_published(workdir, row, [*changed, *["init_from"] * bool(config["init_from"])])
         Training(Job(config, plan, run, corpus, batches, optimizer, stop), workdir).run()
 
 

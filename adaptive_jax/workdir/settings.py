@@ -7,13 +7,15 @@ import logging
 import math
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import jax
 from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
-from adaptive_jax.config.keys import check_allowed, resolve
+from adaptive_jax.config.keys import General, check_allowed, resolve
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
@@ -21,7 +23,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, in_store, names_in, path_of, replacing
 from adaptive_jax.optimizers import optim
-from adaptive_jax.parallel import hosts
+from adaptive_jax.parallel import hosts, sharding
 
 # Settings that may change when a run is resumed: none of them changes an update that does not
 # diverge. (evaluate_every: unless `optim.waits`.)
@@ -45,6 +47,9 @@ FREE = {
     "data.vocabulary_size",
     "input.lexicon",  # the run keeps its own copy
 }
+
+# Those in which the hosts of a run may differ
+OF_A_HOST = {"data.path", "data.cache", "input.lexicon", "output.clusters"}
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
@@ -188,7 +193,8 @@ def with_origin(config: dict, workdir: Path) -> dict:
     if config["init_from"] or not (workdir / "config.json").exists():
         return config
     begun = read_config(workdir)
-    return config | {key: begun[key] for key in ("init_from", "init_checkpoint", "init_words")}
+    keys = "init_from", "init_checkpoint", "init_words"
+    return config | {key: begun[key] for key in keys if config[key] == getattr(General, key)}
 
 
 def has_checkpoints(workdir: Path) -> bool:
@@ -329,6 +335,18 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
             raise InputError(f"{workdir} is not the same on all hosts: {cure}")
         time.sleep(1)
     check_same_run(workdir, config)
+    _check_same_on_hosts(config)
+
+
+def _check_same_on_hosts(config):
+    """Refuses hosts that differ in keys of `FREE`: they would evaluate, save or end at different
+    updates, and wait for each other for ever.
+    """
+    own = {key: value for key, value in flat(config).items() if key not in OF_A_HOST}
+    digest = zlib.crc32(to_json(own, sort_keys=True).encode())
+    if sharding.sum_over_hosts(digest) != jax.process_count() * digest:
+        keys = ", ".join(sorted(FREE - OF_A_HOST))
+        raise InputError(f"the hosts have different flags, of {keys}: pass the same to all")
 
 
 def flat(config: dict) -> dict:

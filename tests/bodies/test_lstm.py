@@ -11,6 +11,7 @@ import pytest
 
 from adaptive_jax.bodies import lstm as module
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM, State, Weights, cudnn, lstm, scan
+from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.numerics.batch import Batch
@@ -257,6 +258,11 @@ def test_a_row_that_is_reset_stands_alone():
     alone, nothing, _ = trained(body, variables, vectors(), (), batch_of(reset=reset))
     np.testing.assert_allclose(hidden[1], alone[1], atol=1e-6)
     np.testing.assert_allclose(hidden[::2], kept[::2], atol=1e-6)
+    # Whole numbers say the same: ~1 is -2, and was taken for "keep".
+    whole, _, _ = trained(body, variables, vectors(), start, batch_of(reset=reset.astype(int)))
+    np.testing.assert_array_equal(whole, hidden)
+    with pytest.raises(InputError, match=r"reset of shape \[2\]"):
+        trained(body, variables, vectors(), start, batch_of(reset=reset[:2]))
     assert np.abs(kept - alone).max() > 0.01 and nothing == ()
     assert jax.tree.map(jnp.shape, carry) == jax.tree.map(jnp.shape, start)
     np.testing.assert_array_equal(carry[-1].hidden, hidden[:, -1])

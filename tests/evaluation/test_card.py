@@ -128,6 +128,7 @@ def test_the_published_text_is_known_by_its_words():
         ("wikitext103", Request(data_path="/copy"), words, True),
         ("wikitext103", Request(), words - 1, False),
         ("wikitext103", Request(uniform=0.1), words, False),
+        ("wikitext103", Request(share=0.5), words, False),
         ("wikitext103", Request(vocabulary="union"), words, False),
         ("wikitext103", Request(method="dynamic"), words, False),
         ("text_files", Request(), 9, True),
@@ -240,7 +241,7 @@ def test_published_numbers(quick_command, flags, tmp_path):
     }
     says = f"Table 7 prints 18.1 for mine.py:small; this run changes {', '.join(changed)}"
     assert list(lines(result))[-1] == says
-    assert published(workdir, "test") is None
+    assert published(workdir, "test") is None and published(workdir, "train") is None
     (workdir / "published.json").write_text("{")
     with pytest.raises(InputError, match=r"published.json is damaged: remove it"):
         published(workdir, "test")

@@ -12,6 +12,8 @@ import pytest
 
 from adaptive_jax import InputError, adaptive_cross_entropy, linear_cross_entropy
 from adaptive_jax.losses import long_tables
+from adaptive_jax.losses.distribution import log_probs, predict
+from adaptive_jax.numerics.bands import Band
 from tests.losses.test_banded import check, in_float64
 from tests.losses.test_cross_entropy import adaptive_arrays
 
@@ -223,3 +225,88 @@ def test_a_mean_over_devices(eight):
     apart = json.loads(done.stdout)
     assert len(apart) == 8 and max(apart.values()) < 2e-6, apart
     assert apart["right"] == -11
+
+
+def test_the_scale_of_logits_ignores_what_counts_for_nothing():
+    """Its gradient, where hidden states of weight 0 are NaN: 0 · NaN made it NaN."""
+    (hidden, bands, clusters, _), targets = adaptive_arrays((4, 5, 6))
+    hidden = jnp.asarray(hidden)
+    weights = np.ones(len(hidden), "f")
+    weights[1] = 0
+    broken = hidden.at[1].set(jnp.nan)
+    table = jnp.asarray(normal(31, hidden.shape[1]))
+
+    def of_full(scale, hidden):
+        return linear_cross_entropy(
+            hidden, table, targets % 31, weights=weights, logit_scale=scale, bias=table[:, 0]
+        )
+
+    def of_bands(scale, hidden):
+        how = {"weights": weights, "logit_scale": scale}
+        return adaptive_cross_entropy(hidden, bands, clusters, targets, **how)
+
+    for loss in of_full, of_bands:
+        slope = jax.jit(jax.grad(loss))
+        np.testing.assert_allclose(slope(1.5, broken), slope(1.5, hidden), rtol=1e-5)
+        low, high = (jax.jit(loss)(1.5 + step, hidden) for step in (-1e-2, 1e-2))
+        np.testing.assert_allclose(slope(1.5, hidden), (high - low) / 2e-2, rtol=2e-2)
+
+
+def test_projections_in_float16_learn_from_small_weights():
+    """Their gradients were 0 where weights are 1e-8."""
+    (hidden, bands, clusters, _), targets = adaptive_arrays((4, 5, 6))
+    hidden = jnp.asarray(hidden)
+
+    @jax.jit
+    def slopes(weight, hidden, bands):
+        def loss(bands):
+            weights = jnp.full(len(hidden), weight)
+            how = {"weights": weights, "reduction": "sum"}
+            return adaptive_cross_entropy(hidden, bands, clusters, targets, **how) / weight
+
+        return [band.projection for band in jax.grad(loss)(bands)[1:]]
+
+    right = slopes(1.0, hidden, bands)
+    for weight in 1.0, 1e-8:
+        found = slopes(weight, hidden.astype(jnp.float16), bands)
+        for one, other in zip(found, right, strict=True):
+            assert np.linalg.norm(one - other) < 1e-2 * np.linalg.norm(other)
+
+
+def test_a_head_of_tails_alone():
+    """It has reports, and log-probabilities in float64."""
+    hidden, targets, width = normal(6, 4), RNG.integers(0, 45, 6), 4
+    bands = [Band(jnp.zeros((0, width)))] + [Band(jnp.asarray(normal(5, width)))] * 9
+    clusters = Band(jnp.asarray(normal(9, width)))
+    how = {"reports": ("correct",)}
+    _, report = jax.jit(lambda *a: adaptive_cross_entropy(*a, **how))(
+        hidden, bands, clusters, targets
+    )
+    best = jax.jit(predict)(hidden, bands, clusters)
+    np.testing.assert_array_equal(report.correct, best == targets)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), (hidden, bands, clusters))
+        found = jax.eval_shape(log_probs, *wide)
+        assert (found.shape, found.dtype) == ((len(hidden), 45), jnp.float64)
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            lambda h, t, y: linear_cross_entropy(
+                h, t, y[:, None], target_probs=np.ones((6, 1)), weights=np.ones(5)
+            ),
+            r"weights of shape \[5\]",
+        ),
+        (lambda h, t, y: adaptive_cross_entropy(h, t, None, y), "must be a list of one Band"),
+        (
+            lambda h, t, y: adaptive_cross_entropy(h, [t], None, y, logit_scale=2.0),
+            r"bands\[0\] of type .* must be a Band",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit(call, says):
+    """One line, not an error of JAX from within."""
+    with pytest.raises(InputError, match=says):
+        call(normal(6, 4), normal(11, 4), RNG.integers(0, 11, 6))

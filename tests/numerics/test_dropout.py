@@ -24,6 +24,18 @@ def masks(key, row_ids, rate=0.3):
     return np.asarray(compiled(key, np.array(row_ids), rate))
 
 
+def test_keys_of_four_words():
+    """Those of the implementation "rbg" were refused."""
+    one, other = (jax.random.key(seed, impl="rbg") for seed in (0, 1))
+    rates = [
+        np.mean(keep_mask(row_seeds(key, np.arange(64)), positions(SHAPE[1:]), 0.3))
+        for key in (one, other)
+    ]
+    np.testing.assert_allclose(rates, 0.7, atol=0.02)
+    seeds = [np.asarray(row_seeds(key, np.arange(2))) for key in (one, other)]
+    assert len(np.unique(seeds)) == 8
+
+
 def correlation(a, b):
     return abs(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 

@@ -14,7 +14,7 @@ import pytest
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.parallel import hosts
+from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir import settings as workdirs
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -114,6 +114,15 @@ def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=says):
         train(config(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_flags_that_differ_between_hosts(config, tmp_path, monkeypatch):
+    """Those that a resume may change, too: hosts with other hours waited for each other for
+    ever.
+    """
+    monkeypatch.setattr(sharding, "sum_over_hosts", lambda count: count + (count > 1))
+    with pytest.raises(InputError, match="the hosts have different flags, of .*hours"):
+        train(config(), tmp_path / "run")
 
 
 def test_hosts_that_nobody_meets(quick_command, free_port):

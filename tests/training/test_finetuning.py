@@ -1,5 +1,6 @@
 """Runs that start from the parameters of another one, with another corpus and vocabulary."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -197,6 +198,32 @@ def test_another_model_is_refused(tmp_path):
             check_origin(config_of("tied", **changes), tmp_path / "new")
     with pytest.raises(InputError, match="holds no run"):
         check_origin(config_of("tied", init_from=str(tmp_path)), tmp_path / "new")
+
+
+def test_layers_that_compute_something_else(tmp_path, caplog):
+    """Parameters of the same shapes under other settings are warned of; dropout is none of them."""
+    heads = TIED | SOFTMAX | {"body.features": 8, "body.heads": 2, "body.dropout": 0.1}
+    saved_run(tmp_path / "run", complete(heads), OLD)
+    for changes, says in ({"body.dropout": 0.2}, []), ({"body.heads": 4}, ["heads was 2 and is 4"]):
+        config = complete(heads, changes, {"init_from": str(tmp_path / "run")})
+        check_fits(config, tmp_path / "new", build(config, len(NEW)))
+        assert [line[-len(says[0]) :] for line in caplog.messages] == says
+
+
+def test_a_resumed_run_keeps_its_origin(config, tmp_path):
+    """Without the flag: published.json still names it. Another checkpoint of it is refused, where
+    it was ignored.
+    """
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(config(**SMALL), first)
+    row = {"row": "a.py:b", "table": "Table 1", "validation": None, "test": 20.0}
+    for given in {"init_from": str(first)}, {}:
+        train(config(**SMALL, **given), second, (row, ["body.layers"]))
+        changed = json.loads((second / "published.json").read_text())["changed"]
+        assert changed == ["body.layers", "init_from"]
+    for key, value in ("init_checkpoint", "latest"), ("init_words", "both"):
+        with pytest.raises(InputError, match=rf"{key} was .* and is now {value}"):
+            train(config(**SMALL, **{key: value}), second)
 
 
 SMALL = {

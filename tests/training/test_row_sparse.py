@@ -34,6 +34,13 @@ def tables(seed=0):
     return {name: jnp.asarray(bits.normal(size=s), jnp.float32) for name, s in shapes.items()}
 
 
+def test_a_table_of_whole_numbers():
+    """It is refused: a row of 5 that loses 0.3 became 4."""
+    table = jnp.full((3, 2), 5)
+    with pytest.raises(InputError, match="table of dtype int32 must be of floats"):
+        update_rows(EXACT["sgd"], table, EXACT["sgd"].init(table), [1], jnp.ones((1, 2)))
+
+
 def loss_of(looked_up, step):
     """A loss whose gradient is another one for each occurrence, and each step."""
     vectors, biases = looked_up["table"], looked_up["bias"]

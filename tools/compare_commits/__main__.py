@@ -182,6 +182,8 @@ def compare(arguments, scratch: Path) -> int:
             print(f"skipped  what needs {place}, which is not there")
     table = cases(places)
     names = [name for name in table if re.search(arguments.only, name)]
+    if not names:
+        raise SystemExit(f"error: --only={arguments.only!r} finds none of the {len(table)} cases")
     chosen = {name: {"name": name, "steps": table[name]} for name in names}
     width, wrong = max(map(len, chosen)), []
     with contextlib.ExitStack() as stack:
