@@ -20,12 +20,13 @@ import os
 import shutil
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.errors import InputError, of_extra_train, one_line
 
 SCHEMES = "gs", "s3"
 # Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
@@ -342,3 +343,23 @@ def _sha256_of_each(paths):
     # Objects are read whole, into memory.
     with ThreadPoolExecutor(AT_ONCE if any(map(in_store, paths)) else os.cpu_count()) as threads:
         return list(threads.map(sha256, paths))
+
+
+def unpacked(file: BinaryIO, name: str) -> BinaryIO:
+    """The bytes of a file, decompressed as its name says: .gz, .xz, .bz2, or .zip of one file.
+
+    Raises:
+        InputError: a .zip of several files. What is damaged raises the errors of its format.
+    """
+    if name.endswith(".zip"):
+        archive = zipfile.ZipFile(file)
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        if len(members) != 1:
+            raise InputError(
+                f"{name} holds {len(members)} files: unpack it, or pack one file alone"
+            )
+        return archive.open(members[0])
+    with of_extra_train():
+        from fsspec.compression import compr
+        from fsspec.utils import infer_compression
+    return compr[infer_compression(name)](file, mode="rb")

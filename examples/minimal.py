@@ -92,7 +92,9 @@ def main():
     if len(arguments.files) not in (0, 2):
         parser.error("files must be two, for training and for validation, or none")
     if arguments.files:
-        train_text, valid_text = (path.read_text().splitlines() for path in arguments.files)
+        train_text, valid_text = (
+            path.read_text("utf-8").removesuffix("\n").split("\n") for path in arguments.files
+        )
     else:
         train_text, valid_text = read_bible()
 

@@ -50,7 +50,7 @@ def main():
     study.optimize(perplexity, timeout=3600 * given.hours)
     done = [trial for trial in study.trials if trial.value is not None]
     for trial in sorted(done, key=lambda trial: trial.value):
-        settings = " ".join(f"--{name}={value:g}" for name, value in trial.params.items())
+        settings = " ".join(f"--{name}={value}" for name, value in trial.params.items())
         print(
             f"validation perplexity {trial.value:8.2f}  {given.workdir}/{trial.number}  {settings}"
         )

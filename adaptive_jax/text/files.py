@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from adaptive_jax.errors import InputError, of_extra_train, one_line
+from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.files import unpacked
 
 STDIN = "-"
 
@@ -68,11 +69,10 @@ def _open(name):
 
 def _unpacked(name, file):
     """The lines of a file in bytes, decompressed as its name says."""
-    with of_extra_train():
-        from fsspec.compression import compr
-        from fsspec.utils import infer_compression
     try:
-        yield from compr[infer_compression(name)](file, mode="rb")
+        yield from unpacked(file, str(name))
+    except InputError:
+        raise
     except Exception as error:  # each format has its own: zlib.error, LZMAError, BadZipFile …
         raise InputError(
             f"cannot read {name}: {one_line(error)}; replace it by a complete copy"

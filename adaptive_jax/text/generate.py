@@ -20,6 +20,12 @@ from adaptive_jax.text.lines import Lines
 from adaptive_jax.text.next_token import TopK
 from adaptive_jax.text.options import Options
 
+NO_NUMBER = (
+    "the model gives no number for the next word: choose another --checkpoint, or avoid fewer words"
+)
+# Words of WikiText that join those beside them, as in "1 @,@ 500"
+NUMBER_MARKS = "@,@", "@.@", "@-@"
+
 MOST_UNITS = 20  # sub-words of a word on average; a text with as many ends
 SHORTEST = 2  # tokens of a window: one that is read again, and the next
 
@@ -123,10 +129,7 @@ class DecodeState:
         )
         found = self._counted(found)
         if not np.isfinite(found.log_prob).all():
-            raise InputError(
-                "the model gives no number for the next word: choose another --checkpoint, or"
-                " avoid fewer words"
-            )
+            raise InputError(NO_NUMBER)
         self._append(found.id, found.log_prob)
         return found.id
 
@@ -266,13 +269,7 @@ class Writer:
         """
         options.check()
         self._options, self._lines = options, lines
-        known = lines.vocabulary.index
-        if missing := [word for word in options.avoid if word not in (*known, UNKNOWN)]:
-            raise InputError(
-                f"avoid={missing[0]!r} is not one of the {len(known):,} words of this run: leave"
-                " it out"
-            )
-        self._banned = tuple(known[word] for word in options.avoid if word in known)
+        self._banned = tuple(_banned(lines, options.avoid))
         rows = options.beams or options.samples
         self.state = DecodeState(decoder, lines.encode(prompt), options, rows)
 
@@ -283,6 +280,8 @@ class Writer:
         state, count = self.state, self._options.samples
         if self._options.beams:
             texts = beam_search(state, self._banned)[:count]
+            if not texts:
+                raise InputError(NO_NUMBER)
         else:
             for _ in self._draws():
                 pass
@@ -330,6 +329,8 @@ class Writer:
             if not vocabulary.ends_word[token]:
                 continue
             text = self._lines.decode(line)
+            if text.endswith(NUMBER_MARKS) and token != vocabulary.eos:
+                continue  # the next word may join what stands before it
             if text.startswith(shown) or token == vocabulary.eos:
                 yield _beyond(shown, text)
                 shown = text
@@ -338,6 +339,27 @@ class Writer:
         if line:
             text = self._lines.decode(line)
             yield _beyond(shown, text)
+
+
+def _banned(lines, words):
+    """Ids of words that are never written; `<unk>` may be among them though the run has none."""
+    vocabulary = lines.vocabulary
+    for word in words:
+        if isinstance(vocabulary, Subwords) and word not in (EOS, UNKNOWN):
+            units = lines.tokens([word])[0]
+            if len(units) > 1:
+                raise InputError(
+                    f"avoid={word!r} is {len(units)} sub-words of this run, which other words have,"
+                    " too: leave it out"
+                )
+            yield int(units[0])
+        elif word in vocabulary.index:
+            yield vocabulary.index[word]
+        elif word != UNKNOWN:
+            raise InputError(
+                f"avoid={word!r} is not one of the {len(vocabulary):,} {vocabulary.unit}s of this"
+                " run: leave it out"
+            )
 
 
 def _beyond(shown, text):

@@ -74,7 +74,7 @@ def main() -> None:
         raise InputError("--prompt and --prompts are both given: use one of them")
     prompts = PROMPT.value
     if not prompts:
-        asks = not PROMPTS.value and sys.stdin.isatty()
+        asks = not PROMPTS.value and sys.stdin is not None and sys.stdin.isatty()
         prompts = typed() if asks else TextFiles([PROMPTS.value or STDIN])
     model, prompt = adaptive_jax.load(workdir, CHECKPOINT.value), None
     for prompt in prompts:

@@ -131,8 +131,7 @@ class LineScorer:
         """
         if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
             raise InputError(
-                f"lines must be a list of strings or an open file, got {texts!r:.40}: use [text],"
-                " or text.splitlines()"
+                f"lines must be a list of strings or an open file, got {texts!r:.40}: use [text]"
             )
         blocks = _blocks(map(self._parsed, texts), self.config.eager)
         if self.config.context_from == "previous":

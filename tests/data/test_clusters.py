@@ -59,7 +59,7 @@ def test_files_of_vectors(name, write, tmp_path):
     """Plain or packed, with word2vec's header or not: exact words first, lower case else; words
     with spaces are left out.
     """
-    text = "the 1 2 3\nÉté 4 5 6\nnew york 7 8 9\ncat 7 8 -9e-1\n"
+    text = "the 1 2 3\nÉté 4 5 6\nnew york 7 8 9\ncat 7 8 -9e-1\n\n"
     words = ("The", "the", "dog", "cat", "Été")
     for given in text, f"4 3\n{text}":
         write(tmp_path / name, given.encode())

@@ -217,6 +217,7 @@ LINE = '{"word": "dog"}\n'
     [
         (LINE + "dog\n", ["lexicon.jsonl, line 2: 'dog' must be like"]),
         (LINE + '{"relations": []}', ["line 2", '"word": "dog"']),
+        (LINE + LINE, ["line 2: 'dog' has a line before: join the two"]),
         ('{"word": "dog", "relations": "cur"}', ["line 1", "must be like"]),
         ('{"word": "dog", "definition": [3]}', ["line 1", "must be like"]),
         (None, ["cannot read input.lexicon=", "No such file", "docs/words.md"]),

@@ -186,6 +186,9 @@ def test_wrong_files_are_told_in_one_line(data, tmp_path):
     assert "train.npy" in told()
     (tmp_path / "train.npy").write_bytes(b"no ids")
     assert "cannot read train.npy" in told()
+    with (tmp_path / "train.npy").open("wb") as archive:
+        np.savez(archive, a=np.zeros(3, np.int32))
+    assert "train.npy is an archive of arrays: write one array" in told()
 
 
 def test_a_run_on_ids(data, tmp_path, capsys):

@@ -19,6 +19,7 @@ from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
+from adaptive_jax.text import generate
 from adaptive_jax.text.generate import DecodeState
 from adaptive_jax.text.load import LoadedModel
 from adaptive_jax.text.options import Options
@@ -244,9 +245,9 @@ def test_text_stops_where_it_is_told_to(model):
     assert ends[-1] and not ends[:-1].any()
 
 
-def test_words_of_units():
+def test_words_of_units(monkeypatch):
     """Sub-words: words are counted, not units; next words are whole words with the product of
-    their units' probabilities.
+    their units' probabilities. Words are avoided, not units.
     """
     counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
     units = Subwords.build(counts, codes=10)
@@ -255,6 +256,11 @@ def test_words_of_units():
         1.0,
         **{"input.name": "lookup", "output.name": "softmax", "batches.sequence_length": 64},
     )
+    assert list(generate._banned(loaded.lines, ["low", "<unk>"])) == [units.index["low▁"]]
+    with pytest.raises(InputError, match=r"avoid='lowest' is \d sub-words of this run"):
+        loaded.generate("low", avoid=["lowest"])
+    by_name = lambda lines, names: [units.index[name] for name in names]
+    monkeypatch.setattr(generate, "_banned", by_name)
     text = loaded.continuations(
         "low newest", words=3, temperature=0, avoid=[w for w in units.words if not w.endswith("▁")]
     )[0]
@@ -275,6 +281,19 @@ def test_words_of_units():
     assert chances == sorted(chances, reverse=True)
 
 
+def test_numbers_of_wikitext():
+    """ "1 @,@ 500" is written as 1,500, also where it is written word by word."""
+    words = Vocabulary.build(
+        {"<eos>": 9, "<unk>": 8, "1": 7, "@,@": 6, "500": 5, "dog": 4, ".": 3, "@.@": 2}
+    )
+    loaded = fresh(words, **{"data.corpus": "wikitext103", "input.cutoffs": (3, 5)})
+    writer = generate.Writer(loaded.decoder, loaded.lines, "a", Options(avoid=()))
+    text = "1 @,@ 500 dog 1 @.@ 500 @,@"
+    tokens = [words.index[word] for word in text.split()]
+    pieces = list(writer._pieces(tokens))
+    assert "".join(pieces) == " 1,500 dog 1.500 @,@" and len(pieces) > 4
+
+
 def test_options_that_mean_nothing_are_one_line(model):
     for options, says in [
         ({"words": 0}, "words=0"),
@@ -293,6 +312,7 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"window": 1}, "window=1"),
         ({"avoid": ("nonsense",)}, "nonsense"),
         ({"avoid": model.run.vocabulary.words}, "no number"),
+        ({"avoid": model.run.vocabulary.words, "beams": 2}, "no number"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 1 << 32}, "less than 2^32"),
     ]:

@@ -234,6 +234,17 @@ def test_bad_input_is_one_line(score):
         refuses(score(*flags, given=given), says)
 
 
+def test_archives_of_one_file(tmp_path):
+    """A .zip of several files is refused: all but the first were left out in silence."""
+    for name, members in ("one.zip", ["dir/", "dir/a.txt"]), ("two.zip", ["a.txt", "b.txt"]):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for member in members:
+                archive.writestr(member, "the\n" * (member[-1] != "/"))
+    assert list(TextFiles([tmp_path / "one.zip"])) == ["the"]
+    with pytest.raises(InputError, match="two.zip holds 2 files: unpack it"):
+        list(TextFiles([tmp_path / "two.zip"]))
+
+
 def test_bytes_that_are_no_text(tmp_path):
     """Files that are not UTF-8 or have a NUL byte, and compressed ones that are cut or changed."""
     flipped = bytearray(gzip.compress(np.random.default_rng(0).bytes(500).hex().encode()))

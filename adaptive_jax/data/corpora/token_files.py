@@ -68,6 +68,8 @@ class Files(NamedTuple):
             raise InputError(
                 f"cannot read {path}: {one_line(error)[:150]}; write the ids again"
             ) from error
+        if not isinstance(ids, np.ndarray):
+            raise InputError(f"{path} is an archive of arrays: write one array by numpy.save")
         if ids.dtype.kind not in "iu" or ids.ndim != 1 or not len(ids):
             raise InputError(
                 f"{path} must be one integer or more in one dimension, got {ids.dtype} of shape"

@@ -21,7 +21,7 @@ def separated(line: str) -> str:
     """Separates words and punctuation marks: `"Noah’s ark, he said."` becomes `"Noah’s ark , he
     said ."`.
     """
-    return " ".join(re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]", line))
+    return " ".join(re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]|_", line))
 
 
 TOKENISERS = {"none": lambda: str, "moses": moses}

@@ -107,10 +107,15 @@ def _read_lines(path):
     sums = path.with_suffix(".sha256")  # which a lexicon of the user's does not have
     if sums.exists() and changed_file(sums):
         raise InputError(f"{path} is damaged: its checksum differs; restore it, or train anew")
+    known = set()
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                yield _parse(line, f"{path}, line {number}")
+                word, *entry = _parse(line, where := f"{path}, line {number}")
+                if word in known:
+                    raise InputError(f"{where}: {word!r} has a line before: join the two")
+                known.add(word)
+                yield word, *entry
     except OSError as error:
         raise InputError(
             f"cannot read input.lexicon={str(path)!r}: {error.strerror}; {CURE}"

@@ -3,6 +3,7 @@ spaces.
 """
 
 import contextlib
+import io
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import unpacked
 
 
 def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
@@ -35,6 +37,8 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
     with contextlib.closing(_lines(path)) as lines:
         for number, line in enumerate(lines, start=1):
             word, *values = line.rstrip().split(" ")
+            if not word:
+                continue
             if number == 1 and len(values) == 1:  # the header of word2vec: words and width
                 continue
             width = width or len(values)
@@ -72,8 +76,10 @@ def _lines(path) -> Iterator[str]:
 
     how = {"encoding": "utf-8", "errors": "replace", "newline": "\n"}
     try:
-        with fsspec.open(str(path), "rt", compression="infer", **how) as file:
-            yield from file
+        with fsspec.open(str(path), "rb") as file:
+            yield from io.TextIOWrapper(unpacked(file, str(path)), **how)
+    except InputError:
+        raise
     except (OSError, EOFError, LZMAError, zlib.error, zipfile.BadZipFile, ValueError) as error:
         raise InputError(
             f"cannot read the vectors {path}: {getattr(error, 'strerror', None) or error};"
