@@ -118,7 +118,9 @@ def _coverage():
     """Table 4: trained with fewer entries, and scored with fewer."""
     rows = [name for name in penn_treebank.GROC if name.startswith("groc_coverage")]
     rows = ["groc_surface", *rows, "groc"]
-    lines = tuple(Line("penn_treebank", name, penn_treebank.ROWS[name].paper) for name in rows)
+    papers = {name: penn_treebank.ROWS[name].paper for name in rows}
+    papers["groc_surface"] = Paper(test=73.1)  # which Table 3 prints as 73.2
+    lines = tuple(Line("penn_treebank", name, paper) for name, paper in papers.items())
     lines += tuple(
         Line("penn_treebank", "groc", Paper(test=test), share=share)
         for share, test in INFERENCE.items()

@@ -188,7 +188,7 @@ def _grave():
     """Every output over the same LSTM. The published numbers are those of Text8, which is not
     among the corpora here.
     """
-    outputs = {  # settings; Text8's perplexity and hours; samples are a fifth of the vocabulary
+    outputs = {  # settings; Text8's perplexity and hours, with a fifth of its vocabulary as samples
         "full": ({"output.name": "softmax"}, Paper(test=144, hours=1.38)),
         "sampled": (
             {"output.name": "sampled", "output.samples": 1_024},

@@ -21,8 +21,9 @@ from safetensors.numpy import load_file
 def load(folder):  # the program, its arrays, what is known of it, and the id of each word
     program = jax.jit(jax.export.deserialize((folder / "scorer.stablehlo").read_bytes()).call)
     about = json.loads((folder / "scorer.json").read_text())
-    if about["config"]["data"]["codes"]:
-        sys.exit("this example splits text at white space, and the model has sub-word units")
+    data = about["config"]["data"]
+    if data["codes"] or data["corpus"] == "ids":
+        sys.exit("this example splits text at white space, and the model reads sub-words or ids")
     lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     ids = {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
     return program, load_file(folder / "scorer.safetensors"), about, ids
@@ -56,7 +57,10 @@ def log_probs(
 if __name__ == "__main__":
     program, arrays, about, ids = load(Path(sys.argv[1]))
     while lines := list(itertools.islice(sys.stdin, about["rows"])):
-        words = ([word if word in ids else "<unk>" for word in line.split()] for line in lines)
-        texts = [[ids[word] for word in ["<eos>", *line, "<eos>"]] for line in words]
+        words = (["<eos>", *line.split(), "<eos>"] for line in lines)
+        texts = [[ids.get(word, ids.get("<unk>")) for word in line] for line in words]
+        for line, text in zip(lines, texts, strict=True):
+            if None in text:
+                sys.exit(f"the model has no <unk>, and a word of this line is not its own: {line}")
         for line, nats in zip(lines, log_probs(program, arrays, about, texts), strict=True):
             print(f"{nats.sum():.4f}\t{line}", end="")

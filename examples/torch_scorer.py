@@ -30,8 +30,12 @@ def load(folder):  # the parameters by name, the config, and the id of each word
     kind += [
         config["input"].get("scaled"),
         any(f"output.table.{name}" in p for name in ("projection_0", "bias", "head")),
+        config["body"].get("scaled"),
+        config["data"]["corpus"] == "ids",
+        "output.clusters" in p and "input.table_0" in p,
     ]
-    if kind != ["transformer", "adaptive", "adaptive", "sinusoidal", False, 0, False, False]:
+    layers = ["transformer", "adaptive", "adaptive", "sinusoidal"]
+    if kind != [*layers, False, 0, False, False, True, False, True]:
         sys.exit(f"this example does not read such a model: {kind}")
     bands = [
         p[f"input.table_{i}"] @ p[f"input.projection_{i}"]
@@ -84,6 +88,8 @@ def log_probs(p, config, ids):  # token ids [time] -> [time, words], of the word
 if __name__ == "__main__":
     p, config, ids = load(Path(sys.argv[1]))
     for line in sys.stdin:
-        words = [ids[word if word in ids else "<unk>"] for word in [*line.split(), "<eos>"]]
+        words = [ids.get(word, ids.get("<unk>")) for word in [*line.split(), "<eos>"]]
+        if None in words:
+            sys.exit(f"the model has no <unk>, and a word of this line is not its own: {line}")
         scores = log_probs(p, config, [ids["<eos>"], *words[:-1]])[range(len(words)), words]
         print(f"{scores.sum():.4f}\t{line}", end="")

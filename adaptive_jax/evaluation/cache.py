@@ -68,7 +68,8 @@ def score(job: Evaluation, options: Cache) -> Iterator[tuple[dict, np.ndarray]]:
     """Scores of all pairs of λ and θ; the model scores the split once, whatever their number."""
     nll, hidden = job.score(hidden=options.cache in ("local", "unbounded"))
     counts = ~np.isnan(nll)
-    entries = None if hidden is None else hidden[counts]
+    entries = hidden if hidden is None or counts.all() else hidden[counts]  # a copy
+    del hidden
     found = log_probs(
         options, entries, job.ids[:][counts], len(job.run.vocabulary), job.progress("cache")
     )

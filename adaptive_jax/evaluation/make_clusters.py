@@ -7,7 +7,6 @@ more.
         --embeddings=runs/awd_sm --output=mixture.txt
 """
 
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from adaptive_jax.evaluation.options import (
     define_option_flags,
     flag_values,
 )
+from adaptive_jax.files import path_of
 from adaptive_jax.numerics.bands import band_sizes
 from adaptive_jax.planning.cutoffs import Workload, equal_products
 
@@ -118,7 +118,7 @@ def _embeddings(vocabulary, source):
             "--embeddings is missing: use the workdir of a run, or a text file of vectors such as"
             " GloVe's"
         )
-    path, lower = Path(source).expanduser(), 0
+    path, lower = path_of(source), 0
     if path.is_dir():
         ids, vectors = of_run(path, vocabulary)
     else:
@@ -164,7 +164,7 @@ def of_run(workdir, vocabulary):
 def _vocabulary(path):
     """The words of a file or a run, or of the corpus of the config that is given."""
     if path:
-        path = Path(path).expanduser()
+        path = path_of(path)
         return read_vocabulary(path / "vocabulary.txt" if path.is_dir() else path)
     if flags.FLAGS.config is None:
         raise InputError(
@@ -188,7 +188,7 @@ def main() -> None:
         raise InputError(
             "--config has no effect with --vocabulary and --output: leave it, or one of these, out"
         )
-    path = Path(output).expanduser()
+    path = path_of(output)
     if path.exists():
         raise InputError(f"--output={output} exists already: use another file, or remove it")
     options = Clustering(**flag_values(Clustering))

@@ -11,6 +11,7 @@ from adaptive_jax.evaluation.report.frequency import (
     RANKS,
     by_frequency,
     check_edges,
+    short,
     words_of,
 )
 
@@ -50,6 +51,9 @@ def test_edges_of_ones_own_and_words_that_do_not_count():
         ("500", 1, 3.0),
     ]
     assert by_frequency(np.array([2.0]), np.array([9]), (5,))[0].label == "5+"
+    edges = 1_001, 1_003  # which three digits do not tell apart
+    labels = [each.label for each in by_frequency(np.zeros(3), np.array([9, 1_002, 1_004]), edges)]
+    assert labels == ["1,001", "1,003", "1,003+"] and short(999_700) == "1M"
 
 
 @pytest.mark.parametrize("edges", [(), (0, 10), (10, 10), (100, 10)])

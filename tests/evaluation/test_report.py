@@ -377,6 +377,8 @@ def test_bad_input(made, tmp_path):
         ([tmp_path / "none"], {}, "none holds no run"),
         ([one, one], {}, "is given twice: use each run once"),
         ([one], {"output": "report.png"}, "must be the name of a page"),
+        ([one], {"output": ""}, "must be the name of a page, such as report.html"),
+        ([one], {"output": "gs://bucket/report.html"}, "must be on a disk"),
         ([one], {"output": "/proc/report.html"}, "cannot write /proc/report_files"),
         ([one], {"bins": (100, 10)}, "bins=100,10 must be growing frequencies"),
         ([one], {"names": ("a", "b")}, "names=a,b must be one name for each of 1 runs"),

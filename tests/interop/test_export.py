@@ -191,6 +191,8 @@ def test_examples_give_the_log_probabilities_of_this_package(untrained, changes)
     [
         {"body": {"name": "transformer_post_norm"}},
         {"input": {"scaled": True}},
+        {"body": {"scaled": False}},
+        {"input": {"cutoffs": ()}},
         MODELS["lstm of letters"],
         {"output": {"table": {"name": "tied", "bias": True}}},
     ],

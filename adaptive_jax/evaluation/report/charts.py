@@ -9,13 +9,13 @@ from adaptive_jax.evaluation.card import has_counts
 from adaptive_jax.evaluation.report.frequency import Bin, by_frequency, short
 from adaptive_jax.evaluation.report.runs import RunReport
 
-NATS = "loss, nats a word"
 BY_FREQUENCY, DIFFERENCE, TRAINING = "Loss by frequency", "Difference", "Training and context"
 SECTIONS = {
     BY_FREQUENCY: (
         "Bins are of how often a word occurs in the training text and are not cumulative: 100"
         " holds words that occur 11 to 100 times. Vertical lines are 95 % bootstrap intervals over"
-        " parts of the text. Losses are in nats a word of the text, whatever the units of a model."
+        " parts of the text. Losses are in nats a word of the text, whatever the units of a model;"
+        " of runs on token ids, a token."
     ),
     DIFFERENCE: "What each word costs in a run less what it costs in the first run.",
     TRAINING: "",
@@ -67,6 +67,11 @@ class Scores:
 
     runs: Sequence[RunReport]
     edges: Sequence[int]
+
+    @property
+    def nats(self) -> str:
+        """What an axis of losses has."""
+        return f"loss, nats a {self.runs[0].vocabulary.unit}"
 
     @functools.cached_property
     def bins(self) -> dict[str, dict[str, list[Bin]]]:
@@ -128,7 +133,7 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
         ("bin", statistic, "low", "high", "words", "least", "most"),
         lines,
         "frequency in training; below, words of the text",
-        NATS,
+        scores.nats,
         {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
     )
 
@@ -155,7 +160,7 @@ def curves(scores: Scores) -> Chart:
         ("updates", "nll", "split"),
         lines,
         "updates",
-        NATS,
+        scores.nats,
         limits=limits,
     )
 

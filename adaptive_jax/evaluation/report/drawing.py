@@ -133,5 +133,5 @@ def _draw_axes(axes, chart):
         axes.set_xticks(range(len(chart.ticks)), chart.ticks.values())
     else:
         axes.xaxis.set_major_formatter(lambda value, _: short(round(value)))
-        axes.locator_params(axis="x", nbins=6)
+        axes.locator_params(axis="x", nbins=6, integer=True)
     axes.set(title=chart.title, xlabel=chart.xlabel, ylabel=chart.ylabel, xmargin=0.05)

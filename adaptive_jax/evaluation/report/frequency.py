@@ -74,17 +74,19 @@ class Bin(NamedTuple):
     @property
     def label(self) -> str:
         """As the papers label bins, by the largest frequency: "10", "1K", "1M+"; "new" for
-        words that training lacks.
+        words that training lacks. A number that has more than three digits is whole.
         """
         if self.most == 0:
             return "new"
-        return f"{short(self.least - 1)}+" if self.most is None else short(self.most)
+        edge = self.least - 1 if self.most is None else self.most
+        rounded = edge != float(f"{edge:.3g}")
+        return (f"{edge:,}" if rounded else short(edge)) + "+" * (self.most is None)
 
 
 def short(number: int) -> str:
     """10, 1K, 2.5M."""
     for unit, letter in (10**9, "B"), (10**6, "M"), (10**3, "K"):
-        if number >= unit:
+        if number >= 0.9995 * unit and number >= 1_000:  # 3 digits of less would round up to it
             return f"{number / unit:.3g}{letter}"
     return str(number)
 

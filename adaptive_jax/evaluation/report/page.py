@@ -84,11 +84,11 @@ def figures(drawn: Sequence[tuple[Chart, str]]) -> str:
     return '<div class="figures">\n' + "\n".join(parts) + "\n</div>"
 
 
-def runs_table(lines: Sequence[Mapping], split: str) -> str:
+def runs_table(lines: Sequence[Mapping], split: str, unit: str) -> str:
     """What Table 3 of Baevski & Auli (2019) says of each model, ours in rows; the best
     perplexities stand out. The table scrolls sideways where the page is too narrow.
 
-    lines: `RunReport.about` of each run.
+    lines: `RunReport.about` of each run. unit: what perplexity is per, "word" or "token".
     """
     known = {key: [line[key] for line in lines if line[key] is not None] for key in COLUMNS}
     columns = [key for key in COLUMNS if known[key]]
@@ -105,7 +105,7 @@ def runs_table(lines: Sequence[Mapping], split: str) -> str:
             row.append(_cell("td", text, kinds[key] + " best" * best))
         rows.append(row)
     head, *body = [f"<tr>{''.join(row)}</tr>" for row in rows]
-    caption = "<caption>Perplexity is per word of the text, &lt;eos&gt; included.</caption>"
+    caption = f"<caption>Perplexity is per {unit} of the text, &lt;eos&gt; included.</caption>"
     inner = f"<thead>{head}</thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>"
     return f'<div class="wide" tabindex="0">\n<table>{caption}\n{inner}</table>\n</div>'
 

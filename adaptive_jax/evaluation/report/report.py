@@ -18,7 +18,7 @@ from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
 from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report.passage import Token, read_passage
 from adaptive_jax.evaluation.report.runs import RunReport, check_same_text, read_run
-from adaptive_jax.files import path_of, replacing
+from adaptive_jax.files import in_store, path_of, replacing
 
 OUTPUT = "The page to write; its files go to report_files beside it."
 NAMES = "What to call the runs; default: the names of their directories."
@@ -62,7 +62,9 @@ def report(
         raise InputError(
             f"sample_from={job.sample_from} has no effect with sample_words=0: leave one out"
         )
-    output = Path(job.output).expanduser()
+    output = path_of(job.output)
+    if in_store(output):
+        raise InputError(f"output={output} must be on a disk: write it there, then copy it")
     files, names = _files(output), names_of(workdirs, job.names)
     pairs = zip(workdirs, names, strict=True)
     runs = [read_run(workdir, name, request) for workdir, name in pairs]
@@ -75,7 +77,8 @@ def report(
     for chart in charts.charts_of(charts.Scores(runs, job.bins)):
         drawn.append((chart, draw(chart, numbers, files / f"{chart.name}.png")))
         _write_csv(files / f"{chart.name}.csv", chart.rows())
-    sections = [page.Section("Runs", "", page.runs_table(lines, request.split))]
+    unit = runs[0].vocabulary.unit
+    sections = [page.Section("Runs", "", page.runs_table(lines, request.split, unit))]
     for title, text in charts.SECTIONS.items():
         if inside := [(chart, svg) for chart, svg in drawn if chart.section == title]:
             sections.append(page.Section(title, text, page.figures(inside)))
@@ -121,7 +124,7 @@ def _title(runs, request):
     names = ", ".join(run.name for run in runs)
     if len(runs) > 3:
         names = f"{runs[0].name} and {len(runs) - 1} other runs"
-    return names, f"{corpus}, {request.split} split, {words:,} words"
+    return names, f"{corpus}, {request.split} split, {words:,} {runs[0].vocabulary.unit}s"
 
 
 def _footer(runs):
@@ -138,9 +141,7 @@ def _files(output):
         InputError: no name of a page, or nothing can be written there.
     """
     if output.suffix not in (".html", ".htm"):
-        raise InputError(
-            f"output={output} must be the name of a page, such as {output.with_suffix('.html')}"
-        )
+        raise InputError(f"output={output} must be the name of a page, such as report.html")
     files = output.with_name(f"{output.stem}_files")
     try:
         files.mkdir(parents=True, exist_ok=True)

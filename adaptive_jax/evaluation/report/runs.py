@@ -60,12 +60,16 @@ class RunReport(NamedTuple):
 
     @property
     def contexts(self) -> list[tuple[int, float, int]]:
-        """`(context, perplexity, window)` of every result, except on streams."""
+        """`(context, perplexity, window)` of every result with the window of the report, except
+        on streams.
+        """
         if self.config["batches"]["layout"] == "streams":
             return []
+        window = self.result["settings"]["window"]
         found = {
             (each["settings"]["context"], each["perplexity"], each["settings"]["window"])
             for each in self.others
+            if each["settings"]["window"] == window
         }
         return sorted(found)
 
