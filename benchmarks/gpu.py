@@ -317,7 +317,7 @@ def main(settings) -> None:
     for minutes, variant in due(steps(out, settings.data, settings.tiny), settings, parts):
         left = end - time.monotonic()
         if left < LEAST:
-            print(f"## {variant.name}: no time left; the same command goes on", flush=True)
+            print(f"## {variant.name}: no time left: run the same command to continue", flush=True)
             break
         found = run_variant(variant, out, min(left, 60 * minutes))
         parts.pop(variant.name, None)

@@ -69,6 +69,11 @@ TRAIN_FLAGS = rows(
     ("--hours=1h", "--hours=1h", "a number"),
     ("--split=test", "--split", "--help"),
     ("--config.steps 5", "'5'", "--flag=value"),
+    (
+        "--config.early_stopping=3 --config.evaluate_every=0 --config.checkpoint_every=0",
+        "early_stopping=3",
+        "use evaluate_every=500",
+    ),
     ("--nodry_run=3", "--nodry_run=3", "argument"),
     ("--config.data.path='\"a\\0b\"'", "data.path=", "NUL"),
     ("--init_checkpoint=latest", "init_checkpoint=latest", "pass --init_from=RUN"),
@@ -206,6 +211,7 @@ VOCABULARY = rows(
 )
 
 OTHERS = [
+    *rows("-m adaptive_jax plan ids --path={text}", ("--limit=9", "plan ids has no vocabulary")),
     *rows(
         "-m adaptive_jax cut",
         ("{text}/train.txt", "--output is missing: pass --output=OUTPUT"),

@@ -5,7 +5,7 @@ A program of the forward kernel holds a block of queries and visits the keys bef
 block, so weights never leave the chip. A program of the backward kernel owns a block of tokens:
 first it visits the keys before them and sums the gradient of their queries, then the queries after
 them and sums the gradients of their keys and values. So all programs do equal work. Dropout masks
-are the hash of `dropout.keep`, computed where a weight is. The kernels read queries, keys and
+are the hash of `dropout.stays`, computed where a weight is. The kernels read queries, keys and
 values where the model's projection wrote them, and write the three gradients where its backward
 pass reads them.
 

@@ -437,7 +437,7 @@ def _check_carry(carry, expected, rows, positions):
     """
     if jax.tree.map(jnp.shape, carry) != jax.tree.map(jnp.shape, expected):
         raise InputError(
-            f"the carry is none of this body for {rows} rows: make it with"
+            f"the carry does not fit this body for {rows} rows: make it with"
             f" body.initial_carry({rows})"
         )
     if positions is not None:

@@ -42,7 +42,7 @@ SHOWN = 10_000  # words between two updates of the progress bar
 Floats = tuple[float, ...]
 WEIGHT = "λ, the weight of the model's own distribution; several are all tried"
 THETA = "θ of --cache=local, which flattens it, and at 0 counts words; several are all tried"
-SIZE = "entries, by default 10,000, of --cache=unbounded 1,000,000"
+SIZE = "entries; by default 10,000, or 1,000,000 for --cache=unbounded"
 NEAREST = "entries of --cache=unbounded that count"
 
 

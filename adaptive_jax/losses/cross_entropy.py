@@ -228,7 +228,9 @@ def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
     (hidden, targets, *_, settings), axes = given, several(token_axes)
     if reduction == "none":
         if axes:
-            raise InputError(f"token_axes={axes} sum no reduction='none': use 'mean' or 'sum'")
+            raise InputError(
+                f"token_axes={axes} has no effect with reduction='none': use 'mean' or 'sum'"
+            )
         each, report = banded.losses_and_report(*given, probs)
         return (each, report) if settings.reports else each
     total, report, count = banded.loss_and_report(*given, seeds, probs)

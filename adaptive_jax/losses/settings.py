@@ -38,7 +38,7 @@ class Settings(NamedTuple):
         words: words of every band, whose table may have rows behind them, on all devices, that are
             padding; None: no padding.
         ignore_index: a target that counts as one of weight 0; None: none does.
-        reports: names of `adaptive_jax.losses.reports.REPORTS` to tell of each token.
+        reports: names of `adaptive_jax.losses.reports.REPORTS` to return for each token.
         top_k: how many words the report "top_k" has.
     """
 

@@ -56,7 +56,7 @@ def update_rows(
         state: `optimizer.init(table)`, or what the update before returned.
         ids: rows that the batch looked up, whole numbers of any shape `[...]`, in any order.
         gradient: of what `table[ids]` gave, `[..., *row]`; of a tree, a tree.
-        lazy: take an optimizer that becomes another method.
+        lazy: accept an optimizer whose row-sparse form is another method, such as lazy Adam.
 
     Returns:
         The table and the state after the update.

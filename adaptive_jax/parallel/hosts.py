@@ -93,6 +93,8 @@ def _named(coordinator, hosts, host):
             f"--coordinator={coordinator} must be HOST:PORT of host 0, the same on every host, with"
             " a port from 1 to 65,535"
         )
+    if hosts < 1:
+        raise InputError(f"--hosts={hosts} must be 1 or more")
     if not 0 <= host < hosts:
         raise InputError(f"--host={host} must be in 0 … {hosts - 1}, as --hosts={hosts}")
     named = {"coordinator_address": coordinator, "num_processes": hosts, "process_id": host}

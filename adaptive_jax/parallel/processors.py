@@ -1,8 +1,8 @@
 """What makes training on a CPU faster and must be chosen before JAX starts: large pages of memory,
 and two devices.
 
-Whoever chooses the number of CPU devices, by JAX_NUM_CPU_DEVICES or XLA_FLAGS, keeps that choice,
-and memory as it is.
+If JAX_NUM_CPU_DEVICES or XLA_FLAGS sets the number of CPU devices, neither devices nor memory are
+changed.
 """
 
 import importlib.util

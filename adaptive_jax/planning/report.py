@@ -158,6 +158,11 @@ def print_report(corpus: str, flag: flags.FlagValues) -> None:
         if not least <= getattr(flag, name) <= most:
             raise InputError(f"--{name}={getattr(flag, name)} must be from {least} to {most:,}")
     check_cut(flag.threshold, flag.limit)
+    if corpus == "ids":
+        raise InputError(
+            "plan ids has no vocabulary to choose, it is the tokenizer's: use the name of a corpus"
+            " of text; training on own ids chooses bands by itself"
+        )
     workload = Workload(flag.width, flag.factor)
     workload.widths(flag.bands or 1)
     data = {"corpus": corpus, "path": flag.path, "tokeniser": flag.tokeniser, "lower": flag.lower}

@@ -23,7 +23,9 @@ from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 
 SHARE = 0.9  # of a device's memory that a program may take; the rest is lost between its arrays
-LSTM_LOOP = "the device runs NVIDIA's kernel (cuDNN) for the LSTM; counted is a loop in its place"
+LSTM_LOOP = (
+    "the device runs NVIDIA's kernel (cuDNN) for the LSTM; these counts are for a loop in its place"
+)
 
 
 class Memory(NamedTuple):

@@ -151,7 +151,7 @@ def finetuned(
     if any(_by_word(path) and a.ndim for path, a in new.items()):
         known = int(np.sum(old_ids >= 0))
         line = f"{known:,} of {len(old_ids):,} words carried over, {len(old_ids) - known:,} new"
-        line += " ones start at random, as do those that are in another band now"
+        line += " words, and words that moved to another band, start at random"
     hosts.log0(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
     params = traverse_util.unflatten_dict(params)
     layout = jax.tree.map(lambda a: a.sharding, state.optimizer)

@@ -109,7 +109,8 @@ class Checkpoints:
             self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
         except ValueError as error:  # it reads the validation losses
             raise InputError(
-                f"{self.directory} cannot be read ({error}): train.py sets damaged ones aside"
+                f"{self.directory} cannot be read ({error}): resume the run with train.py, which"
+                " renames damaged checkpoints"
             ) from error
 
     def save(self, step: int, items: dict, nll: float | None, hours: float = 0.0) -> None:

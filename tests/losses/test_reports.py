@@ -162,7 +162,7 @@ def test_reports_of_an_adaptive_softmax(case):
         ({"reports": ["top_k"], "top_k": 24}, r"top_k=24 must be at most 23, the words"),
         ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, "no label_smoothing"),
         ({"targets": TEACHER, "target_probs": PROBS[:, :2]}, r"targets of shape \[7, 3\]"),
-        ({"token_axes": "data", "reduction": "none"}, r"token_axes=\('data',\) sum no reduction"),
+        ({"token_axes": "data", "reduction": "none"}, r"token_axes=\('data',\) has no effect"),
         ({"token_axes": "data"}, r"token_axes=\('data',\) cut no tokens here"),
         ({"ignore_index": 0.5}, r"ignore_index=0.5 must be an integer or None"),
     ],

@@ -28,7 +28,7 @@ def home_of(path: str, key: str) -> Path:
         InputError: the path is empty, a URL, or an unknown user's.
     """
     if not path or in_store(path):
-        raise InputError(f"{key}={path!r} must be a directory: use the path of one on a disk")
+        raise InputError(f"{key}={path!r} must be a directory on a local disk")
     return path_of(path)
 
 

@@ -49,9 +49,8 @@ class Settings(NamedTuple):
     """The group `data` of a config.
 
     corpus: one of `CORPORA`.
-    path: a local copy, see `local_texts`, of ids `token_files`; or empty, for the published copy;
-        or a URL that holds a prepared corpus, see `stored`, where the settings below have no
-        effect.
+    path: a local copy (see `local_texts`; for ids, `token_files`); empty for the published copy; or
+        the URL of a prepared corpus (see `stored`), for which the settings below have no effect.
     cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
         are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words

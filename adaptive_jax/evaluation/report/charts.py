@@ -12,7 +12,7 @@ from adaptive_jax.evaluation.report.runs import RunReport
 BY_FREQUENCY, DIFFERENCE, TRAINING = "Loss by frequency", "Difference", "Training and context"
 SECTIONS = {
     BY_FREQUENCY: (
-        "Bins are of how often a word occurs in the training text and are not cumulative: 100"
+        "Bins group words by how often they occur in the training text, not cumulatively: 100"
         " holds words that occur 11 to 100 times. Vertical lines are 95 % bootstrap intervals over"
         " parts of the text. Losses are in nats a word of the text, whatever the units of a model;"
         " of runs on token ids, a token."
