@@ -107,10 +107,11 @@ def running(home: Path) -> int | None:
         return None
     pid = int(path.read_text())
     try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return None
-    return pid if str(home) in arguments else None  # a number may be another's after a restart
+    arguments = Path(f"/proc/{pid}/cmdline")  # of another process after a restart of Linux
+    return None if arguments.exists() and str(home) not in arguments.read_text() else pid
 
 
 def stop(home: Path) -> None:

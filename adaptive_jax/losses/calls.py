@@ -66,11 +66,10 @@ class Call:
             probs = floats("target_probs", probs, *self.shape, "k").astype(dtype)
             probs = without_derivative(probs, NO_GRADIENT)
             more = probs.shape[-1:]
+            checked = probs
             if weights is not None:
                 weights = floats("weights", weights, *self.shape).astype(dtype)
                 checked = probs * weights[..., None]
-            else:
-                checked = probs
         # Before weights that are known become an array of JAX.
         targets = ids(
             "targets", targets, sum(words), *self.shape, *more, weights=checked, ignored=ignored

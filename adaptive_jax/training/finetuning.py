@@ -1,6 +1,5 @@
 """Starting a run from the parameters of another one, whose vocabulary may differ."""
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training.state import State
 from adaptive_jax.workdir.parameters import checkpoint_step
-from adaptive_jax.workdir.settings import flat, has_checkpoints, read_words, to_json
+from adaptive_jax.workdir.settings import as_json, has_checkpoints, read_words
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +29,12 @@ BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
 BY_BAND = re.compile(r"(?:table|norm)_(\d+)")  # those with a row for each word of a band
 HEAD = "head"  # has one for each word of band 0
 # Parameters of outputs whose clusters may be as many as the words ask for
-# Settings of layers that leave the meaning of parameters as it is
-OF_TRAINING = re.compile(r"drop|init_|remat|cutoffs|clusters|lexicon|smoothing|samples|\.t?ar$")
 BY_CLUSTER = "clusters", "cluster_bias", "projections"
+# Settings of layers, and those of them that leave the meaning of parameters as it is
+LAYERS = re.compile(r"(input|body|output)\.")
+OF_TRAINING = re.compile(
+    r"drop|init_|remat|cutoffs|clusters|lexicon|smoothing|samples|proposal|\.t?ar$"
+)
 
 
 def check_origin(config: Mapping, workdir: Path) -> None:
@@ -188,15 +190,11 @@ def _check_same_model(origin, old, new):
 
 def _warn_of_other_settings(config, old):
     """Says where layers compute something else than the run whose parameters they get."""
-    layers = [
-        flat({group: each[group] for group in ("input", "body", "output")})
-        for each in (json.loads(to_json(given)) for given in (old, config))
-    ]
-    old, new = layers
+    before, now = map(as_json, (old, config))
     differ = [
-        f"{key} was {old[key]} and is {new[key]}"
-        for key in sorted(old.keys() & new.keys())
-        if old[key] != new[key] and not OF_TRAINING.search(key)
+        f"{key} was {before[key]} and is {now[key]}"
+        for key in sorted(before.keys() & now.keys())
+        if LAYERS.match(key) and before[key] != now[key] and not OF_TRAINING.search(key)
     ]
     if differ:
         logger.warning(

@@ -273,7 +273,7 @@ def check_same_run(workdir: Path, config: dict) -> None:
     """
     if not (workdir / "config.json").exists():
         return
-    old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
+    old, new = map(as_json, (read_config(workdir), config))
     if old.get("output.clusters") and new.get("output.clusters"):
         # Wherever the file is now: cutoffs and vocabulary say whether its clusters are the same.
         new["output.clusters"] = old["output.clusters"]
@@ -347,6 +347,11 @@ def _check_same_on_hosts(config):
     if sharding.sum_over_hosts(digest) != jax.process_count() * digest:
         keys = ", ".join(sorted(FREE - OF_A_HOST))
         raise InputError(f"the hosts have different flags, of {keys}: pass the same to all")
+
+
+def as_json(config: Mapping) -> dict:
+    """`flat`, with values as config.json has them: lists for tuples."""
+    return flat(json.loads(to_json(config)))
 
 
 def flat(config: dict) -> dict:
