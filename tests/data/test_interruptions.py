@@ -6,15 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
+import pytest
+
+from adaptive_jax.data.corpora import shards
 
 ROOT = Path(__file__).parents[2]
 
 
-def shards(cache):
+def parts(cache):
     return {path: path.stat().st_mtime_ns for path in cache.rglob("train/[!.]*.npz")}
 
 
@@ -37,7 +41,7 @@ def test_one_line_and_no_process(tmp_path):
     line = [sys.executable, "-m", "adaptive_jax", "prepare", "--config=configs/quickstart.py"]
     data = {"corpus": "text_files", "path": text, "cache": cache}
     line += [f"--config.data.{key}={value}" for key, value in data.items()]
-    for number, has_begun in (signal.SIGINT, lambda: True), (signal.SIGTERM, lambda: shards(cache)):
+    for number, has_begun in (signal.SIGINT, lambda: True), (signal.SIGTERM, lambda: parts(cache)):
         with subprocess.Popen(
             line, cwd=ROOT, start_new_session=True, text=True, stderr=subprocess.PIPE
         ) as process:
@@ -51,9 +55,29 @@ def test_one_line_and_no_process(tmp_path):
         assert process.returncode == 130, err
         assert err == "stopped: the same command resumes the preparation\n"
         assert not psutil.wait_procs(begun, timeout=10)[1]
-    kept = shards(cache)
+    kept = parts(cache)
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "tokens train 5,100,000" in done.stdout
-    assert len(shards(cache)) == 3 and shards(cache).items() >= kept.items() and kept
+    assert len(parts(cache)) == 3 and parts(cache).items() >= kept.items() and kept
     assert not list(cache.rglob(".*.npz.*"))  # nothing half-written
+
+
+def test_an_interruption_while_a_process_starts():
+    """It waits, also where another thread gets the signal: a process that gets nothing from its
+    parent prints a traceback.
+    """
+    over, ended = threading.Event(), False
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), shards._uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(10):  # Python would raise here
+                time.sleep(0.001)
+            ended = True
+    finally:
+        over.set()
+        thread.join()
+    assert ended
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}

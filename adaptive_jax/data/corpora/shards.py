@@ -245,18 +245,12 @@ def _processes() -> Iterator[Callable]:
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _end_with_parent)
     others = {*multiprocessing.active_children()}
     waiting: collections.deque = collections.deque()
-    blocked = {signal.SIGINT, signal.SIGTERM}
 
     def submit(do, *arguments):
         if len(waiting) > number:  # otherwise the whole text would be in memory
             waiting.popleft().result()
-        # A process inherits the mask of the thread that starts it, so it answers no signal, not
-        # even while it starts.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        try:
+        with _uninterrupted():  # it may start a process
             waiting.append(pool.submit(do, *arguments))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
         yield submit
@@ -274,6 +268,30 @@ def _processes() -> Iterator[Callable]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _uninterrupted():
+    """Ctrl-C and SIGTERM act after the block. Processes that start in it never answer them."""
+    numbers, came = (signal.SIGINT, signal.SIGTERM), []
+    # Python would raise KeyboardInterrupt in the main thread also when another one gets the signal,
+    # and half-started processes would print tracebacks.
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in numbers}
+        handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: came.append(number))
+    # A process inherits the mask of the thread that starts it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _end_with_parent():
