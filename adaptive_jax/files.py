@@ -59,7 +59,7 @@ def path_of(place: str | os.PathLike) -> Path:
         return place
     scheme, _, rest = place.partition("://")
     if scheme not in SCHEMES or not rest.strip("/"):
-        raise InputError(f"{place} must be a directory, gs://BUCKET/NAME or s3://BUCKET/NAME")
+        raise InputError(f"{place} must be a path, gs://BUCKET/NAME or s3://BUCKET/NAME")
     from etils import epath
 
     _register()
@@ -351,9 +351,13 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
     Raises:
         InputError: a .zip of several files. What is damaged raises the errors of its format.
     """
-    if name.endswith(".zip"):
+    if name.lower().endswith(".zip"):
         archive = zipfile.ZipFile(file)
-        members = [member for member in archive.infolist() if not member.is_dir()]
+        members = [
+            member
+            for member in archive.infolist()
+            if not member.is_dir() and not member.filename.startswith("__MACOSX/")
+        ]
         if len(members) != 1:
             raise InputError(
                 f"{name} holds {len(members)} files: unpack it, or pack one file alone"

@@ -108,7 +108,7 @@ def running(home: Path) -> int | None:
     pid = int(path.read_text())
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return None
     arguments = Path(f"/proc/{pid}/cmdline")  # of another process after a restart of Linux
     return None if arguments.exists() and str(home) not in arguments.read_text() else pid

@@ -92,9 +92,9 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
     store = open_datastore(job.workdir, name, job.run, text, windows, job.progress("datastore"))
     nll, hidden = job.score(hidden=True)
     counts = ~np.isnan(nll)
-    found = log_probs(
-        store, hidden[counts], job.ids[:][counts], options, job.progress("neighbours")
-    )
+    states = hidden if counts.all() else hidden[counts]  # a copy
+    del hidden
+    found = log_probs(store, states, job.ids[:][counts], options, job.progress("neighbours"))
     temperatures = {"temperature": options.temperature}
     yield from interpolations(nll, found, options.model_weight, temperatures)
 
@@ -206,12 +206,12 @@ def log_probs(
     tokens, entries = len(targets), len(store.words)
     group, block = -(-min(GROUP, tokens) // QUERIES) * QUERIES, min(BLOCK, entries)
     neighbours, temperatures = min(options.neighbours, entries), np.float32(options.temperature)
-    hidden = hidden - store.origin
     visits = [(t, i) for t in range(0, tokens, group) for i in range(0, entries, block)]
     found, queries, best = [], None, None
     for t, i in progress(visits, len(visits)):
         if i == 0:
-            given = _padded(hidden[t : t + group], group), _padded(targets[t : t + group], group)
+            part = slice(t, t + group)
+            given = _padded(hidden[part] - store.origin, group), _padded(targets[part], group)
             queries = tuple(jnp.asarray(a.reshape(-1, QUERIES, *a.shape[1:])) for a in given)
             best = none_yet(*queries[1].shape, neighbours)
         part = slice(i, min(i + block, entries))

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -166,9 +166,10 @@ def validate_bands(
         InputError: hidden states of another width than the bands take, or bands and clusters that
             do not fit together.
     """
-    if isinstance(bands, jax.Array | np.ndarray) or not len(bands):
-        given = f"bands={bands}" if isinstance(bands, Sequence) else f"bands={type(bands).__name__}"
-        raise InputError(f"{given} must be a list of one Band(table) or more")
+    given = f"bands={bands}" if bands is None or bands == [] else type(bands).__name__
+    listed = isinstance(bands, Iterable) and not isinstance(bands, jax.Array | np.ndarray)
+    if not listed or not (bands := list(bands)):
+        raise InputError(f"bands must be a list of one Band(table) or more, got {given}")
     bands = [_band(f"bands[{i}]", band) for i, band in enumerate(bands)]
     tails, head = len(bands) - 1, bands[0]
     if (clusters is None) == bool(tails):

@@ -40,6 +40,7 @@ TILE = 128  # rows and columns of a matrix unit
 # Smoothed differences of probabilities times this keep their 11 bits in float16, from 2^-24 on; the
 # largest number of float16 is 64 times as large.
 LIFT = 1024
+LEAST = 1e-30  # divided by LIFT it is a normal float32
 
 
 def chunk_size(band: int, words: int, width: int) -> int:
@@ -122,7 +123,7 @@ def one_chunk(settings, softmax, tokens, valid=None, *, narrow=False, with_gradi
         d_parts.append(Band(gradients.lowered(wide(left.T, right)), None, d_bias))
     d_band, d_clusters = (*d_parts, None)[:2]
     d_x = gradients.of_states(d_x) * mask
-    d_hidden, d_projection = through_projection(d_x, x, tokens.hidden, band, gradients.lowered)
+    d_hidden, d_projection = through_projection(d_x, tokens.hidden, band.projection)
     d_softmax = d_band._replace(projection=d_projection), d_clusters
     return (loss, nll, d_hidden, *reported), d_softmax
 
@@ -140,16 +141,24 @@ def states(settings, tokens: Tokens, band: Band) -> tuple:
     return x * mask.astype(x.dtype), mask
 
 
-def through_projection(d_x, x, hidden, band: Band, lowered=lambda a: a) -> tuple:
-    """The gradients of hidden states and projection, from that of the states that meet the
+def through_projection(d_x, hidden, projection) -> tuple:
+    """The float32 gradients of hidden states and projection, from that of the states that meet the
     table.
-
-    lowered: of `Gradients`, where that of the states is lifted.
     """
-    if band.projection is None:
-        return lowered(d_x), None
-    d_x = d_x.astype(x.dtype)
-    return lowered(wide(d_x, band.projection)), lowered(wide(d_x.T, hidden))
+    if projection is None:
+        return d_x, None
+    d_x, lowering = lifted(d_x, hidden.dtype)
+    return wide(d_x, projection) * lowering, wide(d_x.T, hidden) * lowering
+
+
+def lifted(array, dtype) -> tuple:
+    """A float32 array in the dtype of a product, and the factor of the product that makes up for
+    it: in float16 the array is divided, so that its largest number is `LIFT`.
+    """
+    if dtype != jnp.float16:
+        return array.astype(dtype), 1.0
+    lowering = jnp.maximum(jnp.max(jnp.abs(array)), LEAST) / LIFT
+    return (array / lowering).astype(dtype), lowering
 
 
 class Gradients:
@@ -174,8 +183,7 @@ class Gradients:
         if x.dtype == jnp.float16:
             powers = [power / found.total[:, None] for power in found.powers]
             found = found._replace(powers=powers, total=jnp.ones_like(found.total))
-            largest = jnp.max(jnp.abs(by_token))
-            largest = jnp.where(largest == 0, 1.0, largest)
+            largest = jnp.maximum(jnp.max(jnp.abs(by_token)), LEAST)
             by_token, self._lowering = by_token / largest, largest / LIFT
         if tokens.pulls is not None:
             tokens, by_token = tokens._replace(pulls=by_token), 1.0
@@ -199,10 +207,8 @@ class Gradients:
         return exact.astype(self._dtype), d_bias
 
     def of_states(self, d_x):
-        """Those of the states, from the products of gradients of logits with the rows; lifted as
-        these are.
-        """
-        return d_x * self._factor
+        """Those of the states, from the products of gradients of logits with the rows."""
+        return self.lowered(d_x * self._factor)
 
     def lowered(self, product):
         """A product with gradients of logits, as it would be had these not been lifted."""

@@ -78,7 +78,7 @@ def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gra
     factor, weight = 1 + 2 * settings.z_loss * logsumexp, weight.astype(jnp.float32)
     d_table = _d_table(x, band.table, (logsumexp, weight, factor, column), limits)
     d_x = jnp.where(inside[:, None], weight[:, None] * (factor[:, None] * mean - own), 0.0) * mask
-    d_hidden, d_projection = through_projection(d_x, x, hidden, band)
+    d_hidden, d_projection = through_projection(d_x, hidden, band.projection)
     results = loss, nll, d_hidden
     return jax.tree.map(lambda whole, more: whole + more[:count], outcome, results), (
         Band(d_table, d_projection, None),

@@ -89,9 +89,9 @@ def one_chunk(settings, softmax, tokens, valid, sums, plan: Plan, *, narrow, wit
     loss, nll, found, reported, kept = _normalised(tiles, plan.kept and with_gradients)
     if not with_gradients:
         return (loss, nll, None, *reported), sums
-    d_x, (group, clusters), lowered = _gradients(tiles, kept, found, sums, narrow)
-    of_states = d_x * mask, x, tokens.hidden, softmax[0]
-    d_hidden, d_projection = chunks.through_projection(*of_states, lowered)
+    d_x, (group, clusters) = _gradients(tiles, kept, found, sums, narrow)
+    of_states = d_x * mask, tokens.hidden, softmax[0].projection
+    d_hidden, d_projection = chunks.through_projection(*of_states)
     if d_projection is not None:
         group = group._replace(projection=group.projection + d_projection)
     return (loss, nll, d_hidden, *reported), (group, clusters)
@@ -181,7 +181,7 @@ def _normalised(tiles, keep):
 
 
 def _gradients(tiles, kept, found, sums, narrow):
-    """The gradient of the states, `sums` with those of the softmax, and what lowers the first."""
+    """The gradient of the states, and `sums` with those of the softmax."""
     gradients = chunks.Gradients(tiles.settings, tiles.x, tiles.tokens, found)
     states = gradients.states
 
@@ -206,7 +206,7 @@ def _gradients(tiles, kept, found, sums, narrow):
         more, change = of_part(tiles.clusters, tiles.tokens.column)
         d_x, clusters = d_x + more, jax.tree.map(jnp.add, clusters, change)
     sums = whole._replace(projection=group.projection), clusters
-    return gradients.of_states(d_x), sums, gradients.lowered
+    return gradients.of_states(d_x), sums
 
 
 def times(scale, array):

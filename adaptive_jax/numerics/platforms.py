@@ -30,7 +30,15 @@ def platform() -> str:
 def present() -> bool:
     """Whether the device that this code is traced for is here, with its libraries."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is None or device.device_kind == jax.devices()[0].device_kind
+    return device is None or device.device_kind == _default_device().device_kind
+
+
+def _default_device():
+    """That of `jax.default_device`, or the first."""
+    default = jax.config.jax_default_device
+    if isinstance(default, jax.Device):
+        return default
+    return jax.devices(default)[0]  # of a platform, or None
 
 
 def capability() -> tuple[int, int]:
@@ -42,7 +50,7 @@ def capability() -> tuple[int, int]:
     if not present():
         kind = jax.sharding.get_abstract_mesh().abstract_device.device_kind
         return next((chip.capability for chip in GPUS.values() if chip.kind == kind), (0, 0))
-    major, _, minor = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")
+    major, _, minor = str(getattr(_default_device(), "compute_capability", "")).partition(".")
     # AMD's versions are names.
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_rates
-from adaptive_jax.losses.chunks import chunk_size, project
+from adaptive_jax.losses.chunks import chunk_size
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
@@ -118,7 +118,7 @@ def _logits(bands, hidden):
     for (table, projection, bias), end in zip(bands, ends, strict=True):
         whole = projection is not None or table.shape[1] == hidden.shape[1]
         x = hidden if whole else hidden[:, end - table.shape[1] : end]
-        band_logits = scanned.logits_of(project(x, projection), table)
+        band_logits = scanned.logits_of(scanned.project(x, projection), table, hidden.dtype)
         logits.append(band_logits + (0.0 if bias is None else bias[None]))
     return logits
 

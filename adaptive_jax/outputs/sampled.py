@@ -12,7 +12,7 @@ from flax import linen as nn
 from adaptive_jax.errors import check_at_least, check_known, check_rates
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.calls import validate_bands
-from adaptive_jax.losses.chunks import chunk_size, project
+from adaptive_jax.losses.chunks import chunk_size
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, band_flops
 from adaptive_jax.numerics.layers import Dropout, from_lexicon
@@ -116,14 +116,14 @@ class Sampled(nn.Module):
         rows = (*rows, math.log(self.samples) + log_chance(drawn))
         own = jax.tree.map(lambda a: a[:count].reshape(*targets.shape, *a.shape[1:]), rows)
         others = jax.tree.map(lambda a: a[count:], rows)
-        x = project(hidden.reshape(count, -1), band.projection).reshape(*targets.shape, -1)
 
-        def losses(x, targets, own):
+        def losses(hidden, targets, own):
             hit = targets[:, None] == candidates[None]
-            return self.losses(x, own, others, hit, math.log(words))
+            found = scores(hidden, band.projection, own, others, hit)
+            return self.losses(found, own[2], others[2], math.log(words))
 
-        chunk = chunk_size(0, self.samples, x.shape[-1])
-        total, nll = scanned.scanned_loss(losses, chunk, weights, x, targets, own)
+        chunk = chunk_size(0, self.samples, band.table.shape[1])
+        total, nll = scanned.scanned_loss(losses, chunk, weights, hidden, targets, own)
         return Loss(total, jax.lax.stop_gradient(nll))
 
     def _proposal(self, words):
@@ -148,17 +148,16 @@ class Sampled(nn.Module):
         return banded.log_probs(floats("hidden", hidden, ...), self.bands())
 
     @staticmethod
-    def losses(x, own, others, hit, log_words) -> tuple[jax.Array, jax.Array]:
+    def losses(found, own, others, log_words) -> tuple[jax.Array, jax.Array]:
         """Loss and estimated nll `[tokens]`, which are one.
 
         Args:
-            x: `[tokens, width]`, projected hidden states.
-            own: `(table, bias, log of the expected count)` of each token's target.
-            others: those of each candidate.
-            hit: bool `[tokens, samples]`, where a candidate is the target.
+            found: what `scores` returns.
+            own: the log of the expected count of each token's target, `[tokens]`.
+            others: that of each candidate, `[samples]`.
             log_words: the log of the vocabulary's size.
         """
-        score, _, rest = scores(x, own, others, hit)
+        score, _, rest = found
         loss = jax.nn.softplus(rest - score)
         return loss, loss
 
@@ -180,24 +179,31 @@ class NCE(Sampled):
     """
 
     @staticmethod
-    def losses(x, own, others, hit, log_words) -> tuple[jax.Array, jax.Array]:
+    def losses(found, own, others, log_words) -> tuple[jax.Array, jax.Array]:
         """Loss and estimated nll `[tokens]`; arguments as those of `Sampled.losses`."""
-        score, noise, rest = scores(x, own, others, hit)
-        missed = jax.nn.softplus(noise - log_words - others[2][None])
-        loss = jax.nn.softplus(own[2] + log_words - score) + missed.sum(axis=1)
+        score, noise, rest = found
+        missed = jax.nn.softplus(noise - log_words - others[None])
+        loss = jax.nn.softplus(own + log_words - score) + missed.sum(axis=1)
         return loss, jax.nn.softplus(rest - score)
 
 
-def scores(x, own, others, hit) -> tuple[jax.Array, jax.Array, jax.Array]:
+def scores(hidden, projection, own, others, hit) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Float32 logits of the targets `[tokens]` and of the candidates `[tokens, samples]`; and
     `[tokens]`, an estimate:
 
     the log-sum-exp of all logits but the target's, each candidate that is not the target divided by
-    its expected count. Arguments as those of `Sampled.losses`.
+    its expected count.
+
+    Args:
+        hidden: `[tokens, features]`.
+        own: `(rows, biases or None, log of the expected count)` of each token's target.
+        others: those of each candidate.
+        hit: bool `[tokens, samples]`, where a candidate is the target.
     """
     (own_rows, own_bias, _), (rows, bias, expected) = own, others
-    score = jnp.sum(x.astype(jnp.float32) * own_rows.astype(x.dtype), axis=1)
-    logits = scanned.logits_of(x, rows)
+    x = scanned.project(hidden, projection)
+    score = jnp.sum(x * own_rows.astype(x.dtype), axis=1)
+    logits = scanned.logits_of(x, rows, hidden.dtype)
     if bias is not None:
         score, logits = score + own_bias, logits + bias[None]
     rest = jnp.where(hit, HIT, logits - expected[None])

@@ -4,15 +4,16 @@ the logits of each chunk again.
 The softmax of bands and clusters, which needs no second pass, is `adaptive_jax.losses.banded`.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.losses.chunks import LIFT, rows_of_chunk
+from adaptive_jax.losses.chunks import lifted, rows_of_chunk, through_projection
 from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.meshes import vary_alike
-from adaptive_jax.numerics.products import wide
+from adaptive_jax.numerics.products import sum_dtype, wide
 
 
 def checked(hidden, targets, weights, words: int) -> tuple[jax.Array, jax.Array]:
@@ -62,32 +63,45 @@ def scanned_loss(losses: Callable, chunk: int, weights: jax.Array, *by_token):
     return jnp.sum(weights * loss), jnp.where(weights == 0, 0.0, nll + 0 * weights)
 
 
-def logits_of(x: jax.Array, table: jax.Array) -> jax.Array:
-    """Float32 logits `[tokens, words]` of `x [tokens, width]`; all products run in the dtype of
-    x, sums in float32.
-    """
-    return _logits_of(*vary_alike((x, table)))
+def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
+    """Hidden states `[tokens, features]` in the width of a band, float32 or wider."""
+    if projection is None:
+        return hidden.astype(sum_dtype(hidden.dtype))
+    return _project(*vary_alike((hidden, projection)))
 
 
 @jax.custom_vjp
-def _logits_of(x, table):
-    return wide(x, table.astype(x.dtype).T)
+def _project(hidden, projection):
+    return wide(hidden, projection.T.astype(hidden.dtype))
 
 
-def _forward(x, table):
-    return _logits_of(x, table), (x, table)
+def _from_projected(residuals, d_x):
+    hidden, projection = residuals
+    d_hidden, d_projection = through_projection(d_x, hidden, projection.astype(hidden.dtype))
+    return d_hidden.astype(hidden.dtype), d_projection.astype(projection.dtype)
 
 
-def _backward(residuals, d_logits):
+_project.defvjp(lambda *given: (_project(*given), given), _from_projected)
+
+
+def logits_of(x: jax.Array, table: jax.Array, dtype) -> jax.Array:
+    """Float32 logits `[tokens, words]` of `x [tokens, width]` from `project`; all products run in
+    `dtype`, sums in float32.
+    """
+    return _logits_of(dtype, *vary_alike((x, table)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=0)
+def _logits_of(dtype, x, table):
+    return wide(x.astype(dtype), table.astype(dtype).T)
+
+
+def _from_logits(dtype, residuals, d_logits):
     x, table = residuals
-    lowering = 1.0
-    if x.dtype == jnp.float16:  # of small weights the gradients would be 0
-        largest = jnp.max(jnp.abs(d_logits))
-        lowering = jnp.where(largest == 0, 1.0, largest) / LIFT
-        d_logits = d_logits / lowering
-    d_logits = d_logits.astype(x.dtype)
-    d_x = wide(d_logits, table.astype(x.dtype)) * lowering
-    return d_x.astype(x.dtype), (wide(d_logits.T, x) * lowering).astype(table.dtype)
+    d_logits, lowering = lifted(d_logits, dtype)
+    d_x = wide(d_logits, table.astype(dtype)) * lowering
+    d_table = wide(d_logits.T, x.astype(dtype)) * lowering
+    return d_x.astype(x.dtype), d_table.astype(table.dtype)
 
 
-_logits_of.defvjp(_forward, _backward)
+_logits_of.defvjp(lambda dtype, *given: (_logits_of(dtype, *given), given), _from_logits)

@@ -342,11 +342,17 @@ def _check_same_on_hosts(config):
     """Refuses hosts that differ in keys of `FREE`: they would evaluate, save or end at different
     updates, and wait for each other for ever.
     """
-    own = {key: value for key, value in flat(config).items() if key not in OF_A_HOST}
-    digest = zlib.crc32(to_json(own, sort_keys=True).encode())
-    if sharding.sum_over_hosts(digest) != jax.process_count() * digest:
-        keys = ", ".join(sorted(FREE - OF_A_HOST))
-        raise InputError(f"the hosts have different flags, of {keys}: pass the same to all")
+    own = {key: value for key, value in sorted(flat(config).items()) if key not in OF_A_HOST}
+    if _is_same_on_hosts(own):
+        return
+    keys = [key for key, value in own.items() if not _is_same_on_hosts(value)]
+    given = " ".join(f"{key}={own[key]}" for key in keys)
+    raise InputError(f"{given} must be the same on all hosts: pass the same flags to all")
+
+
+def _is_same_on_hosts(value):
+    digest = zlib.crc32(to_json(value).encode())
+    return sharding.sum_over_hosts(digest) == jax.process_count() * digest
 
 
 def as_json(config: Mapping) -> dict:

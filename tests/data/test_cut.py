@@ -179,10 +179,10 @@ def test_addresses_that_end_in_one_name(site, tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, "TRIES", 1)
     address, other = address.format(2007), address.format(2007).replace("/news", "/b/news")
     with pytest.raises(InputError, match="it ended after"):
-        downloads.download(address, tmp_path)
-    assert downloads.download(other, tmp_path).read_bytes() == served.content
+        command._text(address, tmp_path)
+    assert command._text(other, tmp_path).read_bytes() == served.content
     assert [asked for _, asked in served.asked] == [None, None]
-    assert downloads.download(address, tmp_path) != downloads.download(other, tmp_path)
+    assert command._text(address, tmp_path) != command._text(other, tmp_path)
 
 
 def test_an_address_that_does_not_answer(site, tmp_path):

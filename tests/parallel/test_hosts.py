@@ -121,7 +121,7 @@ def test_flags_that_differ_between_hosts(config, tmp_path, monkeypatch):
     ever.
     """
     monkeypatch.setattr(sharding, "sum_over_hosts", lambda count: count + (count > 1))
-    with pytest.raises(InputError, match="the hosts have different flags, of .*hours"):
+    with pytest.raises(InputError, match=" hours=0.* must be the same on all hosts"):
         train(config(), tmp_path / "run")
 
 

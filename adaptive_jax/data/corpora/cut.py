@@ -14,6 +14,7 @@ lowers them when they are read.
 --lines cuts by lines, as the paper's public code does: --lines=87000,8700,440000.
 """
 
+import hashlib
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from adaptive_jax.data.corpora.download import download
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.files import new_directory
+from adaptive_jax.files import in_store, new_directory, path_of
 
 POSITIONAL = ["TEXT"]
 WORDS = (2_000_000, 2_000_000, 10_000_000)
@@ -108,7 +109,9 @@ def main(source: str) -> None:
             f"--words and --lines must be three numbers, 1 or more, got {','.join(sizes)}: use"
             " those of train, valid and test"
         )
-    sizes, output = list(map(int, sizes)), Path(given.output).expanduser()
+    if in_store(given.output):
+        raise InputError(f"--output={given.output} must be on a disk: write it there, then copy it")
+    sizes, output = list(map(int, sizes)), path_of(given.output)
     _check_new(output)  # before a download
     text = _text(source, given.cache)
     counts = cut(text, output, sizes, by_lines=bool(given.lines), seed=given.shuffle_seed)
@@ -121,9 +124,11 @@ def _text(source, cache):
     path = Path(source).expanduser()
     if path.exists() or not source.startswith(("news_crawl_", "http://", "https://")):
         return path
-    if "://" not in source:
-        check_known(f"TEXT={source}", source, NEWS_CRAWL)
-    return download(NEWS_CRAWL.get(source, source), cache_of(cache) / "downloads")
+    folder = cache_of(cache) / "downloads"
+    if "://" in source:  # other addresses may end in the same name
+        return download(source, folder / hashlib.sha256(source.encode()).hexdigest()[:8])
+    check_known(f"TEXT={source}", source, NEWS_CRAWL)
+    return download(NEWS_CRAWL[source], folder)
 
 
 def define_flags() -> None:

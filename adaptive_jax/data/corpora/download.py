@@ -18,8 +18,7 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
     """The file at an address, downloaded into a folder once. An interrupted download is kept as
     NAME.part and resumed.
 
-    sha256: the hash that the file must have, in hex; empty: any, and the file lies in a folder of
-        its address, as other addresses may end in the same name.
+    sha256: the hash that the file must have, in hex; empty: any.
 
     Raises:
         InputError: an address that names no file; the server does not answer, or not with this
@@ -28,8 +27,6 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
     name = address.rsplit("/", 1)[-1]
     if not name:
         raise InputError(f"{address} names no file: use the address of one")
-    if not sha256:
-        folder /= hashlib.sha256(address.encode()).hexdigest()[:8]
     path = folder / name
     part = path.with_name(f"{path.name}.part")
 

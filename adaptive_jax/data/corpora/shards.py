@@ -288,10 +288,10 @@ def _uninterrupted():
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in handlers.items():
+        for number, handler in reversed(handlers.items()):  # SIGINT's, which may raise, last
             signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _end_with_parent():

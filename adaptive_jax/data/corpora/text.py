@@ -171,8 +171,10 @@ def local_texts(
     if place.is_file() and place.name.endswith(ARCHIVES) and all(patterns):
         return archived_texts(place, patterns)
     if not place.is_dir():
+        archive = ", or the published archive" if all(patterns) else ""
         raise InputError(
-            f"data.path={place} is not a directory; use one with train.txt, valid.txt and test.txt"
+            f"data.path={place} is not a directory; use one with train.txt, valid.txt and"
+            f" test.txt{archive}"
         )
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):

@@ -12,12 +12,12 @@ from adaptive_jax.evaluation.report.runs import RunReport
 BY_FREQUENCY, DIFFERENCE, TRAINING = "Loss by frequency", "Difference", "Training and context"
 SECTIONS = {
     BY_FREQUENCY: (
-        "Bins group words by how often they occur in the training text, not cumulatively: 100"
-        " holds words that occur 11 to 100 times. Vertical lines are 95 % bootstrap intervals over"
-        " parts of the text. Losses are in nats a word of the text, whatever the units of a model;"
-        " of runs on token ids, a token."
+        "Bins group {unit}s by how often they occur in the training text, not cumulatively: 100"
+        " holds {unit}s that occur 11 to 100 times. Vertical lines are 95 % bootstrap intervals"
+        " over parts of the text. Losses are in nats a {unit} of the text, whatever the units of a"
+        " model."
     ),
-    DIFFERENCE: "What each word costs in a run less what it costs in the first run.",
+    DIFFERENCE: "What each {unit} costs in a run less what it costs in the first run.",
     TRAINING: "",
 }
 
@@ -69,9 +69,14 @@ class Scores:
     edges: Sequence[int]
 
     @property
+    def unit(self) -> str:
+        """What losses are per, "word" or "token"."""
+        return self.runs[0].vocabulary.unit
+
+    @property
     def nats(self) -> str:
         """What an axis of losses has."""
-        return f"loss, nats a {self.runs[0].vocabulary.unit}"
+        return f"loss, nats a {self.unit}"
 
     @functools.cached_property
     def bins(self) -> dict[str, dict[str, list[Bin]]]:
@@ -94,17 +99,17 @@ class Scores:
 OUTLIERS = "Outliers count less than in the mean."
 BINNED = {  # titles, and notes by statistic
     "by_word": (
-        "loss by frequency of the word",
+        "loss by frequency of the {unit}",
         {"mean": "Figures 2 and 4 of Baevski & Auli (2019).", "median": OUTLIERS},
     ),
     "by_previous": (
-        "loss by frequency of the word before",
+        "loss by frequency of the {unit} before",
         {"mean": "Figures 3 and 5 of Baevski & Auli (2019).", "median": OUTLIERS},
     ),
     "difference": (
         "difference from the first run",
         {
-            "mean": "Word by word: below 0 the run is better.",
+            "mean": "Of each {unit}: below 0 the run is better.",
             "median": "Figure 3 of Pappas et al. (2020).",
         },
     ),
@@ -127,12 +132,12 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
         lines.append(Line(run, points))
     return Chart(
         f"{statistic}_{figure}",
-        f"{statistic.capitalize()} {title}",
-        notes[statistic],
+        f"{statistic.capitalize()} {title}".format(unit=scores.unit),
+        notes[statistic].format(unit=scores.unit),
         DIFFERENCE if figure == "difference" else BY_FREQUENCY,
         ("bin", statistic, "low", "high", "words", "least", "most"),
         lines,
-        "frequency in training; below, words of the text",
+        f"frequency in training; below, {scores.unit}s of the text",
         scores.nats,
         {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
     )

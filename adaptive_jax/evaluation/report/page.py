@@ -19,7 +19,7 @@ MOST_BITS, MOST_HEAT = 16, 0.6  # a token of so many bits or more is coloured so
 TWO_DIGITS = "{:.2f}".format
 PERPLEXITIES = "validation_perplexity", "perplexity"
 # Columns of the table of runs, those first that a narrow page should show: of words by `str`, all
-# others are of numbers. {split} is that of the report.
+# others are of numbers. {split} and {unit} are those of the report.
 COLUMNS = {
     "run": ("Run", str),
     "validation_perplexity": ("Valid", TWO_DIGITS),
@@ -29,7 +29,7 @@ COLUMNS = {
     **{name.lower(): (name, str) for name in ("Input", "Body", "Output", "Reads")},
     "parameters": ("Parameters", short),
     "hours": ("Hours", lambda hours: f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"),
-    "words_per_second": ("Words/s", "{:,.0f}".format),
+    "words_per_second": ("{unit}s/s", "{:,.0f}".format),
     "unknown": ("<unk>", "{:.1%}".format),
     "updates": ("Updates", "{:,}".format),
 }
@@ -92,7 +92,8 @@ def runs_table(lines: Sequence[Mapping], split: str, unit: str) -> str:
     """
     known = {key: [line[key] for line in lines if line[key] is not None] for key in COLUMNS}
     columns = [key for key in COLUMNS if known[key]]
-    heads = [COLUMNS[key][0].format(split=split.capitalize()) for key in columns]
+    names = {"split": split.capitalize(), "unit": unit.capitalize()}
+    heads = [COLUMNS[key][0].format_map(names) for key in columns]
     kinds = {key: " words" * (COLUMNS[key][1] is str) for key in columns}
     pairs = zip(columns, heads, strict=True)
     rows = [[_cell("th", head, kinds[key]) for key, head in pairs]]

@@ -62,9 +62,9 @@ def report(
         raise InputError(
             f"sample_from={job.sample_from} has no effect with sample_words=0: leave one out"
         )
+    if in_store(job.output):
+        raise InputError(f"output={job.output} must be on a disk: write it there, then copy it")
     output = path_of(job.output)
-    if in_store(output):
-        raise InputError(f"output={output} must be on a disk: write it there, then copy it")
     files, names = _files(output), names_of(workdirs, job.names)
     pairs = zip(workdirs, names, strict=True)
     runs = [read_run(workdir, name, request) for workdir, name in pairs]
@@ -81,6 +81,7 @@ def report(
     sections = [page.Section("Runs", "", page.runs_table(lines, request.split, unit))]
     for title, text in charts.SECTIONS.items():
         if inside := [(chart, svg) for chart, svg in drawn if chart.section == title]:
+            text = text.format(unit=unit)
             sections.append(page.Section(title, text, page.figures(inside)))
     if job.sample_words:
         _write_csv(files / "sample.csv", _sample_lines(passages))
