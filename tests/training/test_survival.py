@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from adaptive_jax.config.keys import complete
-from adaptive_jax.workdir.settings import flat, read_config
+from adaptive_jax.workdir.settings import read_config
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
 from tests.training.test_stopping import saved
@@ -25,49 +24,21 @@ RUN = {
     "body.dropout": 0.2,
     "optimizer.learning_rate": 0.05,
 }
-RUNS = {
-    "transformer": {
-        "batches.break_mode": "complete",
-        "batches.layout": "packed",
-        "body.attention_dropout": 0.1,
-        "body.activation_dropout": 0.1,
-    },
-    # Its schedule divides the rate, its averages begin, and its rows continue, all by what was
-    # saved.
-    "awd_lstm": {
-        "batches.layout": "streams",
-        "body.widths": (32,),
-        "body.weight_drop": 0.2,
-        "body.ar": 2.0,
-        "body.tar": 1.0,
-        "input.word_dropout": 0.1,
-        "optimizer.name": "nt_asgd",
-        "schedule.name": "plateau",
-    },
-}
+RUN |= {"batches.break_mode": "complete", "batches.layout": "packed"}
+RUN |= {"body.attention_dropout": 0.1, "body.activation_dropout": 0.1}
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("body", ["transformer", pytest.param("awd_lstm", marks=pytest.mark.slow)])
-def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path):
+def test_a_run_killed_again_and_again(quick_command, flags, tmp_path):
     """Killed once at any time and once while updates are made, and the cache is deleted; continued
     on four devices, losses are within 1e-5.
 
-    With dropout, accumulation, and packed rows or streams.
+    With dropout, accumulation and packed rows; tests/training/test_optim_runs.py kills runs with
+    averages and a rate that goes by losses, tests/training/test_resuming.py stops those on streams.
     """
-    changes = RUN | RUNS[body] | {"body.name": body, "data.cache": str(tmp_path / "cache")}
+    changes = RUN | {"data.cache": str(tmp_path / "cache")}
     whole, killed, moved = (tmp_path / name for name in ("whole", "killed", "moved"))
-    known = flat(complete(changes)) | {"body.name": body}
-
-    def flags_of(workdir, **more):  # without what the small run sets of other classes
-        every = flags(workdir, **changes | more)
-        return [
-            flag
-            for flag in every
-            if flag.split("=")[0].removeprefix("--config.") in {*known, "--config", "--workdir"}
-        ]
-
-    bits = random.Random(body)
+    bits = random.Random(0)
     for number in range(KILLS):
         before = max(saved(killed), default=0)
 
@@ -78,7 +49,7 @@ def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path):
                 time.sleep(0.005)
             time.sleep(bits.uniform(0, 0.3 if number else 3))
 
-        done = quick_command("train.py", *flags_of(killed), until=until)
+        done = quick_command("train.py", *flags(killed, **changes), until=until)
         assert done.returncode == -signal.SIGKILL, done.stderr
         if number == 0:
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)  # it may not be there yet
@@ -88,7 +59,9 @@ def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path):
     next_ones = step + 20
     last = 20 * (step // 20 + 2)
     for workdir, devices, steps in (whole, 1, last), (killed, 1, last), (moved, 4, next_ones):
-        done = quick_command("train.py", *flags_of(workdir, steps=steps), devices=devices)
+        done = quick_command(
+            "train.py", *flags(workdir, **changes | {"steps": steps}), devices=devices
+        )
         assert done.returncode == 0, done.stderr
 
     assert metrics(killed, speeds=False) == metrics(whole, speeds=False)
