@@ -330,30 +330,6 @@ def test_a_cache_that_cannot_be_one(cached, cache, reason):
         corpora.load(data | {"cache": cache})
 
 
-@pytest.mark.parametrize(
-    "changes, says",
-    [
-        ({"threshold": 0}, "data.threshold=0 must be 1"),
-        ({"limit": -1}, "data.limit=-1 must be 0"),
-        ({"limit": 2}, "data.limit=2 must be 0 .* or 3 or more"),
-        ({"codes": -1}, "data.codes=-1 must be 0 or more"),
-        (
-            {"codes": 10**6},
-            "data.codes=1000000 is more than the train split gives: .* set data.codes=\\d+ or less",
-        ),
-        ({"path": "x" * 300}, "cannot read data.path=x+: File name too long"),
-        ({"corpus": ""}, "data.corpus='' is not one of"),
-        ({"path": "~no_such_user_anywhere"}, "must be a directory, and there is no such user"),
-    ],
-)
-def test_wrong_settings(cached, changes, says):
-    """Refused with the value and the cure, however much is in the cache already."""
-    _, data = cached
-    with pytest.raises(InputError, match=says) as error:
-        corpora.load(data | {"codes": 0} | changes)
-    assert "\n" not in str(error.value)
-
-
 def test_words_that_were_not_learnt_from(cached, tmp_path):
     """Shares of a split for words and for sub-words; not known where the words of the train
     split are not.
