@@ -14,12 +14,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.vocabulary import clustering
-from adaptive_jax.data.vocabulary.clusters import (
-    Header,
-    in_clusters,
-    read_clusters,
-    write_clusters,
-)
+from adaptive_jax.data.vocabulary.clusters import read_clusters
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -99,27 +94,6 @@ def test_damaged_archives_of_vectors(tmp_path):
             (tmp_path / "v.gz").write_bytes(content)
             with pytest.raises(InputError, match=rf"{tmp_path}/v\.gz"):
                 read_vectors(tmp_path / "v.gz", WORDS.words)
-
-
-def test_a_file_that_is_written_anew(tmp_path):
-    """Under one name, in one process: words, counts and sizes are those of the new file."""
-    config = {
-        "data": {},
-        "input": {},
-        "output": {
-            "clusters": str(tmp_path / "c.txt"),
-            "name": "hierarchical",
-            "table": {"name": "own", "cutoffs": ()},
-        },
-    }
-    for cut, order in (9, range(240)), (100, range(239, -1, -1)):
-        words = [WORDS.words[i] for i in order]
-        header = Header("kmeans", 0, WORDS.digest, (cut, 240 - cut))
-        write_clusters(tmp_path / "c.txt", header, words)
-        made, vocabulary = in_clusters(config, WORDS)
-        assert made["output"]["table"]["cutoffs"] == (cut,)
-        assert list(vocabulary.words) == words and vocabulary.index[words[3]] == 3
-        assert vocabulary.counts.tolist() == WORDS.counts[list(order)].tolist()
 
 
 @needs_sklearn
