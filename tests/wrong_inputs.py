@@ -151,6 +151,12 @@ PLACES = rows(  # found before the text is looked for
     ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
     ("--config.data.cache=", "data.cache=''", "on a local disk"),
     ("--config.data.path={text} --config.data.cache=/proc/x", "/proc/x", "a directory"),
+    (
+        "--config.data.path={text} --config.data.cache={text}/train.txt",
+        "cannot write data.cache=",
+        "train.txt",
+        "Not a directory",
+    ),
     ("--config.data.cache=~nosuchuser", "~nosuchuser", "use the path"),
     ("--config.data.cache=foo://b", "foo://b", "a directory"),
     ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
@@ -196,6 +202,7 @@ PREPARE = rows(
     ("--config.data.codes=-1", "data.codes=-1", "or more"),
     ("--config.data.codes=100000", "data.codes=100000", "or less"),
     ("--config.data.codes=9 --config.data.limit=50", "data.codes=9", "data.limit=0"),
+    ("--config.data.codes=9 --config.data.threshold=2", "data.codes=9", "data.threshold=1"),
     ("--config=configs/own_text.py", "run train.py"),
 )
 

@@ -209,29 +209,6 @@ def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
     assert words(load("text_files", path=str(text)), "test") == ["hat", "cat", "<eos>"]
 
 
-def test_wrong_input_is_named_with_its_cure(text, tmp_path, load):
-    def message(corpus="text_files", **settings):
-        with pytest.raises(InputError) as error:
-            load(corpus, **{"path": str(text), **settings})
-        assert "\n" not in str(error.value)
-        return str(error.value)
-
-    assert 'Did you mean "wikitext2"?' in message("wikitext-2")
-    assert "text_files needs data.path=DIR" in message(path="")
-    assert "none is not a directory" in message(path=str(tmp_path / "none"))
-    assert 'Did you mean "moses"' in message(tokeniser="mosses")
-    for threshold, limit in (2, 0), (1, 9), (3, 9):
-        expected = (
-            f"data.codes=4 needs data.threshold=1 and data.limit=0, not {threshold} and {limit}"
-        )
-        assert expected in message(codes=4, threshold=threshold, limit=limit)
-    (text / "validation.txt").write_text("a dog\n")
-    (text / "valid.txt.xz").unlink()
-    assert "'a' is not in the vocabulary" in message()
-    assert "must be a path, which has no NUL byte" in message(path="a\0b")
-    assert "cannot write data.cache=" in message(cache=str(text / "train.txt"))
-
-
 @pytest.fixture
 def server(tmp_path):
     """Serves tmp_path/site on the loopback interface; yields its address."""
