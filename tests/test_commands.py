@@ -161,28 +161,6 @@ def test_evaluation_without_a_run(quick_command, trained, tmp_path):
     assert {path.name for path in started.iterdir()} == there
 
 
-def test_a_damaged_checkpoint(config, trained, tmp_path, capsys, caplog):
-    """Evaluation names it and the others, and changes nothing; training sets it aside, says so,
-    and takes the one before.
-    """
-    workdir = shutil.copytree(trained, tmp_path / "run")
-    for path in (workdir / "checkpoints" / "240").rglob("*"):
-        if path.is_file() and path.stat().st_size > 500:
-            path.write_bytes(path.read_bytes()[:100])
-    before = files(workdir)
-    line = refusal(evaluate, workdir, Request(checkpoint="latest"))
-    assert (
-        str(workdir / "checkpoints" / "240") in line
-        and "cannot be read" in line
-        and "the run has steps 160" in line
-    )
-    assert files(workdir) == before
-    train(config(steps=162), workdir)
-    assert "after 160 of 162 updates" in capsys.readouterr().out
-    assert "checkpoint 240 is damaged" in caplog.text
-    assert (workdir / "checkpoints" / "240.damaged").is_dir()
-
-
 def test_a_full_disk(quick_command, config, flags, small_disk):
     """A checkpoint that does not fit, the first or the second, is an error in one line; what was
     saved before is there, and the same command resumes the run once there is room.
