@@ -18,6 +18,7 @@ from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir import settings as workdirs
 from adaptive_jax.workdir.checkpoints import Checkpoints
+from tests.training.test_metrics import metrics
 
 STEPS = {"log_every": 1, "evaluate_every": 3, "checkpoint_every": 3, "keep": 2}
 STEPS |= {"body.dropout": 0.1, "input.cutoffs": (60,)}
@@ -156,10 +157,6 @@ def silent(text):
     threads may mix up.
     """
     return not re.search("step |rows  |error: |perplexity|continuing|stopped: |Traceback", text)
-
-
-def metrics(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,12 @@ from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
+from tests.training.conftest import RUNS
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
 
 ROWS = 8
-CHANGES = {"steps": 60, "batches.layout": "streams", "batches.sequence_length": 60}
-CHANGES |= {"tokens_per_update": ROWS * 60, "tokens_per_device": ROWS * 60}
-CHANGES |= {"body.name": "lstm", "body.widths": (32,), "body.features": 32, "body.dropout": 0.1}
-CHANGES |= {"input.name": "lookup", "output.name": "softmax", "output.table.name": "tied"}
-CHANGES |= {"schedule.name": "constant", "schedule.warmup_steps": 0, "optimizer.learning_rate": 0.1}
+CHANGES = RUNS["streams"] | {"steps": 60, "tokens_per_update": ROWS * 60}
 
 TRAIN = """
 import json, pathlib, sys

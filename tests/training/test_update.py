@@ -15,12 +15,7 @@ from adaptive_jax.training.state import initial_state, restored_state, shape_of_
 from adaptive_jax.training.update import UpdateOptions, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.toys import Recurrent
-
-
-def assert_close(ours, theirs, tolerance):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), ours, theirs
-    )
+from tests.training.test_runs import assert_close
 
 
 def random_batch(microbatches, rows, time):
