@@ -84,6 +84,7 @@ TRAIN_FLAGS = rows(
     (f"--config.input.cutoffs={HUGE}", f"input.cutoffs={HUGE}", "2,147,483,647"),
     ("--coordinator=localhost:1234", "--hosts=None", "all three"),
     ("--hosts=2 --host=2 --coordinator=a:1", "--host=2", "0 … 1"),
+    ("--hosts=2 --host=-1 --coordinator=a:1", "--host=-1", "0 … 1"),
     ("--hosts=2 --host=0 --coordinator=", "--coordinator= must be HOST:PORT"),
     ("--hosts=2 --host=0 --coordinator=a:b", "--coordinator=a:b", "HOST:PORT"),
     ("--hosts=2 --host=0 --coordinator=a:99999", "--coordinator=a:99999", "65,535"),

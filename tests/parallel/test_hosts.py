@@ -89,24 +89,6 @@ def test_what_the_flags_say():
     assert hosts.distributed_arguments("a:1234", 1, 0, SRUN) is None
 
 
-@pytest.mark.parametrize(
-    "flags, says",
-    [
-        (("a:1", 2, None), ["--host=None", "all three"]),
-        ((None, None, 0), ["--coordinator=None", "--host=0", "all three"]),
-        (("a", 2, 0), ["--coordinator=a ", "HOST:PORT"]),
-        (("a:70000", 2, 0), ["--coordinator=a:70000 ", "65,535"]),
-        (("a:1", 2, 2), ["--host=2", "0 … 1"]),
-        (("a:1", 2, -1), ["--host=-1", "0 … 1"]),
-    ],
-)
-def test_wrong_flags(flags, says):
-    """One line with the value and the cure."""
-    with pytest.raises(InputError) as error:
-        hosts.distributed_arguments(*flags, {})
-    assert all(part in str(error.value) for part in says), error.value
-
-
 def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
     """A host that does not see what the first has written says so."""
     monkeypatch.setattr(hosts, "first", lambda: False)
