@@ -312,24 +312,6 @@ def test_a_damaged_cache(cached, tmp_path, name, damage):
     assert all(np.array_equal(after.ids[split], ids[split]) for split in ids)
 
 
-@pytest.mark.parametrize(
-    "cache, reason",
-    [
-        ("/proc/nothing", "No such file or directory"),
-        ("/dev/null", "Not a directory"),
-        ("TEXT/train.txt", "Not a directory"),
-        ("/" + "x" * 300, "File name too long"),
-        ("", "must be a directory"),
-    ],
-)
-def test_a_cache_that_cannot_be_one(cached, cache, reason):
-    """One line with the setting, the reason and the cure."""
-    root, data = cached
-    cache = cache.replace("TEXT", str(root / "text"))
-    with pytest.raises(InputError, match=rf"data\.cache='?{cache}.*{reason}"):
-        corpora.load(data | {"cache": cache})
-
-
 def test_words_that_were_not_learnt_from(cached, tmp_path):
     """Shares of a split for words and for sub-words; not known where the words of the train
     split are not.
