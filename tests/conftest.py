@@ -202,20 +202,6 @@ def free_port():
 
 
 @pytest.fixture(scope="session")
-def command(start):
-    """`command("train.py", *flags, devices=8)`: exit status, stdout and stderr of the script
-    run to its end.
-    """
-
-    def command(*arguments, **options):
-        with start(*arguments, **options) as process:
-            out, err = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
-
-    return command
-
-
-@pytest.fixture(scope="session")
 def server():
     """A process that has imported what the scripts import, and that `quick_command` forks; see
     tests/forks.py.
@@ -264,8 +250,8 @@ def printed(directory):
 
 @pytest.fixture(scope="session")
 def quick_command(forked, server):
-    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax", "score": as
-    `command`, without the seconds of imports.
+    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax", "score": exit
+    status, stdout and stderr of the script run to its end, without the seconds of imports.
 
     A fork of `server`. cwd: where it runs. env: variables besides those of the server. given: its
     stdin. until: called while it runs; when it returns, the script is killed.
