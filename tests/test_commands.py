@@ -95,40 +95,26 @@ def test_a_wrong_setting(config, tmp_path, changes, says):
 
 
 PERMISSIONS = """
-import os, sys
+import os
 from adaptive_jax.config import commands
-def main(path, mode):
+def main(path):
     if os.getuid() == 0:
-        os.setuid(65534)  # root may read and write everything
-    open(path, mode)
-commands.run(main, ["PATH", "MODE"])
+        os.setuid(65534)  # root may read everything
+    open(path, "rb")
+commands.run(main, ["PATH"])
 """
 
 
-@pytest.mark.parametrize(
-    "name, mode, says",
-    [
-        ("secret", "rb", "cannot use .*secret: Permission denied; "),
-        ("locked/inside", "wb", "cannot use .*locked/inside: Not a directory; "),
-        ("closed/file", "rb", "cannot use .*closed/file: Permission denied; "),
-        ("locked", "ab", "cannot use .*locked: Permission denied; "),
-        ("new", "wb", "cannot use .*new: Permission denied; "),
-    ],
-)
-def test_what_may_not_be_read_or_written(quick_command, name, mode, says):
+def test_what_may_not_be_read(quick_command):
     """One line names the file and the reason."""
-    with (
-        tempfile.TemporaryDirectory() as directory
-    ):  # not tmp_path, below a directory that only its owner may enter
+    # Not tmp_path, below a directory that only its owner may enter.
+    with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         (place / "secret").touch(0o000)
-        (place / "locked").touch(0o444)
-        (place / "closed").mkdir(0o000)
         place.chmod(0o555)
-        line = the_error(quick_command("-c", PERMISSIONS, place / name, mode))
+        line = the_error(quick_command("-c", PERMISSIONS, place / "secret"))
         place.chmod(0o755)
-        (place / "closed").chmod(0o755)
-    assert re.match(says, line), line
+    assert re.match("cannot use .*secret: Permission denied; ", line), line
 
 
 def test_the_workdir_of_another_config(config, trained):
