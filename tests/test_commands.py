@@ -15,7 +15,6 @@ import pytest
 
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
@@ -127,24 +126,6 @@ def test_the_workdir_of_another_config(config, trained):
         assert "body.layers was 1 and is now 2; seed was 0 and is now 7." in line
         assert "steps" not in line
     assert files(trained) == before
-
-
-def test_evaluation_without_a_run(quick_command, trained, tmp_path):
-    """Neither a directory that is not there, nor one without a checkpoint, is filled with
-    anything; so with a wrong flag.
-    """
-    line = the_error(quick_command("evaluate.py", f"--workdir={tmp_path / 'none'}", "--split=foo"))
-    assert "foo" in line and "test" in line
-    line = the_error(quick_command("evaluate.py", f"--workdir={tmp_path / 'none'}"))
-    assert "none holds no run (no config.json)" in line
-    assert not (tmp_path / "none").exists()
-    started = tmp_path / "started"
-    started.mkdir()
-    for name in "config.json", "vocabulary.txt", "vocabulary.sha256":
-        shutil.copy(trained / name, started)
-    there = {path.name for path in started.iterdir()}
-    assert "no checkpoint yet" in refusal(evaluate, started, Request())
-    assert {path.name for path in started.iterdir()} == there
 
 
 def test_a_full_disk(quick_command, config, flags, small_disk):

@@ -233,6 +233,8 @@ OTHERS = [
     *rows(
         "evaluate.py",
         ("", "--workdir is missing", "--workdir=DIRECTORY"),
+        ("--workdir={run}", "run holds no run (no config.json)"),
+        ("--workdir={run} --split=foo", "--split=foo", "train, validation, test"),
     ),
     *rows(
         "-m adaptive_jax prepare",
