@@ -18,7 +18,6 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.scoring import perplexity
-from adaptive_jax.optimizers.schedules import SCHEDULES
 from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training import metrics as module
 from adaptive_jax.training.metrics import Interval, Metrics
@@ -108,23 +107,6 @@ def test_tensorboard_holds_the_metrics(trained):
         "validation/perplexity",
     }
     assert scalars(log) == pytest.approx(expected)
-
-
-def test_the_logged_rate_is_the_schedule(trained, config):
-    """The rate logged after update n is the one that update used, `schedule(n - 1)`."""
-    settings = dict(config()["schedule"])
-    rate = SCHEDULES[settings.pop("name")](config()["optimizer"]["learning_rate"], **settings)
-    logged = {
-        line["step"]: line["train/learning_rate"]
-        for line in metrics(trained)
-        if "train/nll" in line
-    }
-    assert len(logged) > 30
-    # Absolute: at the foot of the cosine two float32 metrics near 1 cancel.
-    assert logged == pytest.approx(
-        {step: float(rate(step - 1)) for step in logged}, rel=1e-6, abs=3e-8
-    )
-    assert len({round(value, 6) for value in logged.values()}) > 30
 
 
 def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
