@@ -203,6 +203,10 @@ VOCABULARY = rows(
     ("--bands=1000000000", "--bands=1000000000", "1,000"),
     (f"--factor={HUGE}", f"--factor={HUGE}"),
     ("--cache=/proc/x", "/proc/x"),
+    ("--threshold=0", "threshold=0", "or more"),
+    ("--tokeniser=mose", "'mose'", 'Did you mean "moses"'),
+    ("--bands=200 --factor=1", "bands=200", "122 words there are"),
+    ("--bands=3 --smallest=50", "bands=3 of smallest=50", "122", "bands=2"),
 )
 
 OTHERS = [

@@ -290,24 +290,6 @@ def test_the_report_of_a_smaller_vocabulary(reported):
     assert 15 <= int(columns(line_of(out, "2 bands"))[1]) <= 25
 
 
-@pytest.mark.parametrize(
-    "flags, says",
-    [
-        ({"corpus": "text_fils"}, "'text_fils' .*Did you mean \"text_files\""),
-        ({"bands": 200, "factor": 1}, "bands=200 .*122 words there are"),
-        ({"bands": 3, "smallest": 50}, "bands=3 of smallest=50 .*122 .*bands=2"),
-        ({"tokeniser": "mose"}, "mose.*moses"),
-        ({"threshold": 0}, "threshold=0"),
-    ],
-)
-def test_a_report_with_bad_input(reported, capsys, flags, says):
-    """One line, before anything is printed."""
-    with pytest.raises(InputError, match=says) as error:
-        reported(**flags)
-    assert "\n" not in str(error.value)
-    assert capsys.readouterr().out == ""
-
-
 def test_the_command(quick_command, text, tmp_path):
     """Its short name prints the report, says what the other splits cannot encode, and lists its
     flags with --help.
