@@ -74,6 +74,11 @@ TRAIN_FLAGS = rows(
         "early_stopping=3",
         "use evaluate_every=500",
     ),
+    (
+        "--config.batches.layout=streams",
+        "layout='streams' needs a body",
+        "body.name='transformer' does not: use batches.layout=packed",
+    ),
     ("--nodry_run=3", "--nodry_run=3", "argument"),
     ("--config.data.path='\"a\\0b\"'", "data.path=", "NUL"),
     ("--init_checkpoint=latest", "init_checkpoint=latest", "pass --init_from=RUN"),

@@ -8,11 +8,9 @@ import pytest
 
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
 from tests.training.conftest import RUNS
 from tests.training.test_metrics import metrics
@@ -96,13 +94,3 @@ def test_evaluation_carries_the_state_through_the_split(learned, capsys):
     assert "context 0, in 4 rows (--rows=1 scores exactly)" in capsys.readouterr().out
     assert 1e-4 < abs(rows["nll"] - expected) < 0.1
     assert len(list((learned / "eval").glob("*.json"))) == 4
-
-
-def test_bodies_that_cannot_carry_refuse_streams(config, tmp_path):
-    """In one line, before anything is read or written."""
-    says = (
-        "layout='streams' needs a body .* body.name='transformer' does not: use"
-        " batches.layout=packed"
-    )
-    with pytest.raises(InputError, match=says):
-        dry_run(config(**{"batches.layout": "streams"}), tmp_path)
