@@ -142,17 +142,6 @@ def test_what_is_gathered_where_words_are_cut():
 
 
 @pytest.mark.parametrize(
-    "key, value, says",
-    [("break_mode", "sentence", "none, complete"), ("layout", "pack", 'mean "packed"')],
-)
-def test_ways_of_making_rows_are_checked_before_any_long_work(key, value, says):
-    """The plan refuses a name that does not exist, with those that do."""
-    config = small(**{f"batches.{key}": value})
-    with pytest.raises(InputError, match=f"batches.{key}='{value}' is not one of .*{says}"):
-        make_plan(config, 122, 1)
-
-
-@pytest.mark.parametrize(
     "name, copies", [("nag", 2), ("sgd", 1), ("adam", 3), ("nt_asgd", 2), ("lion", 2)]
 )
 def test_the_state_of_every_optimizer_is_counted(config, name, copies):
