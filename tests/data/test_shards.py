@@ -384,30 +384,3 @@ def test_counts_of_the_held_out_text(corpus, folder, validation, test, tmp_path)
     for split, expected in ("validation", validation), ("test", test):
         counts = shards.Shards.make(texts[split], tmp_path / split).counts()
         assert (sum(counts.values()), len(counts) - 1) == expected
-
-
-def test_the_command(text, tmp_path):
-    """Prepares the corpus of a config, says what there is, and copies it to where a run can
-    read it.
-    """
-    line = [
-        "--config=configs/quickstart.py",
-        "--config.data.corpus=text_files",
-        f"--config.data.path={text}",
-        f"--config.data.cache={tmp_path / 'cache'}",
-        f"--to=file://{tmp_path / 'copy'}",
-    ]
-    command = [sys.executable, "-m", "adaptive_jax", "prepare", *line]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "text_files: vocabulary 11; tokens train 300, validation 25, test 20" in run.stdout
-    copied = load("text_files", f"file://{tmp_path / 'copy'}", "")
-    mapped = load("text_files", text, tmp_path / "cache", threshold=2)
-    assert spelt(copied) == spelt(mapped)
-    with pytest.raises(InputError, match="another vocabulary"):
-        load(
-            "text_files",
-            f"file://{tmp_path / 'copy'}",
-            "",
-            vocabulary=Vocabulary.build({"a": 1, "<eos>": 1}),
-        )
