@@ -3,7 +3,6 @@ interruptions.
 """
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -62,17 +61,11 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     "changes, says",
     [
         ({"input.cutoffs": (20, 122)}, ["122", "cutoff", "leave at least one word"]),
-        ({"body.heads": 5}, ["5 heads", "32 features", "choose body.heads"]),
         ({"tokens_per_update": 500}, ["tokens_per_update=500", "sequence_length=16", "take 496"]),
         ({"tokens_per_device": 8}, ["tokens_per_device=8", "take 16 or more"]),
-        ({"dtype": "float23"}, ["float23", "float32"]),
-        ({"data.corpus": "ptb"}, ["data.corpus='ptb'", 'Did you mean "penn_treebank"']),
         ({"data.corpus": "WikiText-103"}, ['Did you mean "wikitext103"']),
         ({"seed": 2**40}, ["seed=1099511627776", "4,294,967,295"]),
-        ({"divergence": "skp"}, ["divergence='skp'", 'Did you mean "skip"']),
-        ({"optimizer.learning_rate": math.inf}, ["optimizer.learning_rate=inf", "finite"]),
         ({"optimizer.momentum": 1.0}, ["optimizer.momentum=1.0", "less than 1"]),
-        ({"optimizer.clip_norm": 0.0}, ["clip_norm=0.0", "above 0", "none does not clip"]),
         (
             {"schedule.min_learning_rate": 0.5},
             ["schedule.min_learning_rate=0.5", "optimizer.learning_rate=0.3"],
