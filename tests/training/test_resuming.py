@@ -43,16 +43,14 @@ def validated(workdir):
     return [line["step"] for line in metrics(workdir) if "validation/nll" in line]
 
 
-def first_of_runs(count):
-    """The names of `RUNS`, of which those after the first `count` are slow tests."""
-    return [
-        pytest.param(name, marks=[pytest.mark.slow] * (number >= count))
-        for number, name in enumerate(RUNS)
-    ]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in ("sub-words", "similar")))
+    for name in RUNS
+]
 
 
-@pytest.mark.parametrize("name", first_of_runs(3))
-def test_a_run_that_was_stopped(name, whole, run_config, tmp_path):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_was_stopped(name, whole, run_config, tmp_path, capsys):
     """Between checkpoints, where an evaluation was due: the state is saved before the split is
     scored, and the run that goes on, to more updates than were asked for at first, scores it,
     once.
@@ -61,6 +59,8 @@ def test_a_run_that_was_stopped(name, whole, run_config, tmp_path):
         train(run_config(name, steps=6), tmp_path)
     assert (steps_in(tmp_path / "checkpoints"), validated(tmp_path)) == ([4, 3], [2, 3])
     train(run_config(name), tmp_path)
+    printed = capsys.readouterr().out
+    assert name != "similar" or "376 rows of 8 to 64 tokens, padding" in printed
     assert validated(tmp_path) == EVALUATED
     check_ended_alike(tmp_path, whole(name))
     losses = {
@@ -73,23 +73,20 @@ def test_a_run_that_was_stopped(name, whole, run_config, tmp_path):
     checkpoints.close()
 
 
-@pytest.mark.parametrize("name", first_of_runs(1))
-def test_a_run_that_was_killed(name, whole, run_config, tmp_path, capsys):
+def test_a_run_that_was_killed(whole, run_config, tmp_path, capsys):
     """It logged five more updates than the last checkpoint has, the last line not to its end.
 
     Each step stands once in metrics.jsonl, and in TensorBoard once that has purged what the restart
     makes void. tests/training/test_survival.py kills processes.
     """
-    killed = shutil.copytree(whole(name), tmp_path / "run")
+    killed = shutil.copytree(whole("transformer"), tmp_path / "run")
     for step in 6, 8:
         shutil.rmtree(killed / "checkpoints" / str(step))
     file = killed / "metrics.jsonl"
     file.write_text(file.read_text()[:-9])
-    train(run_config(name), killed)
-    printed = capsys.readouterr().out
-    assert f"continuing {killed} after 3 of 8 updates" in printed
-    assert name != "similar" or "376 rows of 8 to 64 tokens, padding" in printed
-    check_ended_alike(killed, whole(name))
+    train(run_config("transformer"), killed)
+    assert f"continuing {killed} after 3 of 8 updates" in capsys.readouterr().out
+    check_ended_alike(killed, whole("transformer"))
     logs = sorted(killed.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_ctime_ns)
     assert len(logs) == 2
     assert scalars(*logs) == {
