@@ -124,15 +124,12 @@ def recurrent(config, monkeypatch):
     return config() | {"body": {"name": "recurrent", "features": 32}}
 
 
-@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_a_carry_continues_rows_from_update_to_update(recurrent, microbatches):
+def test_a_carry_continues_rows_from_update_to_update(recurrent):
     """Two updates on the halves of rows see what one update on whole rows sees; a row that is
     reset sees its own half alone.
     """
-    model, state, update = start_update(
-        recurrent, descent(0.0), rows=(microbatches, 8 // microbatches)
-    )
-    batch = random_batch(microbatches, 8 // microbatches, 16)
+    model, state, update = start_update(recurrent, descent(0.0), rows=(4, 2))
+    batch = random_batch(4, 2, 16)
     batch = batch._replace(weights=np.ones_like(batch.weights))
     flat = jax.tree.map(lambda a: a.reshape(8, *a.shape[2:]), batch)
     apply = jax.jit(lambda params, batch: model.apply({"params": params}, batch)[0].nll)
@@ -185,8 +182,7 @@ def test_a_carry_is_saved_by_row(recurrent, tmp_path):
     checkpoints.close()
 
 
-@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent, microbatches):
+def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent):
     """What a layer sows is added to the loss of its token, and its gradient to the others, and
     not to the plain nll.
     """
@@ -202,10 +198,7 @@ def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent, microba
 
     before = jax.tree.map(np.array, state.params)
     (loss, plain), gradients = jax.jit(jax.value_and_grad(mean, has_aux=True))(before)
-    state, metrics = update(
-        state,
-        jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch),
-    )
+    state, metrics = update(state, batch)
     assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-6)
     assert float(metrics["nll"]) == pytest.approx(float(plain), rel=1e-6) != float(loss)
     assert_close(
