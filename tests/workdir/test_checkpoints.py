@@ -153,7 +153,6 @@ def damage(path, how):
     else:
         middle = len(data) // 2
         changed = {
-            "empty": b"",
             "half": data[:middle],
             "flip": data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :],
         }
@@ -171,7 +170,7 @@ def copies_with_damage(run, tmp_path, how):
     assert len(names) > 10
 
 
-@pytest.mark.parametrize("how", ["half", "flip", "gone"])
+@pytest.mark.parametrize("how", ["flip", "gone"])
 def test_every_damaged_file_is_noticed(tmp_path, caplog, how):
     """A reader is refused; training renames the checkpoint and uses the one before with its own
     numbers.
