@@ -1,16 +1,13 @@
 """Real and tiny corpora, from files to ids: counts, staleness, and what the errors say."""
 
 import dataclasses
-import functools
 import gzip
 import hashlib
-import http.server
 import lzma
 import os
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from pathlib import Path
 
@@ -209,50 +206,34 @@ def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
     assert words(load("text_files", path=str(text)), "test") == ["hat", "cat", "<eos>"]
 
 
-@pytest.fixture
-def server(tmp_path):
-    """Serves tmp_path/site on the loopback interface; yields its address."""
-    (tmp_path / "site").mkdir()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *arguments):
-            pass
-
-    handler = functools.partial(Handler, directory=str(tmp_path / "site"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}/{{}}.txt"
-        httpd.shutdown()
-
-
-def test_a_corpus_is_one_entry(server, tmp_path, load, monkeypatch):
+def test_a_corpus_is_one_entry(served, tmp_path, load, monkeypatch):
     """A toy of three files: downloaded once, each checked by its hash."""
     contents = {"train": b"the cat\n", "valid": b"the\n", "test": b"cat\n"}
-    addresses = {}
+    (folder, address), addresses = served, {}
     for name, content in contents.items():
-        (tmp_path / "site" / f"{name}.txt").write_bytes(content)
-        addresses[server.format(name)] = hashlib.sha256(content).hexdigest()
+        (folder / f"{name}.txt").write_bytes(content)
+        addresses[f"{address}/{name}.txt"] = hashlib.sha256(content).hexdigest()
     toy = known.Published(("toys",), addresses, words={"train": 3, "validation": 2, "test": 9})
     monkeypatch.setitem(known.CORPORA, "toy", toy)
-    (tmp_path / "site" / "test.txt").write_bytes(b"dog\n")
+    (folder / "test.txt").write_bytes(b"dog\n")
     with pytest.raises(InputError, match=r"/test\.txt is not the published file.*data\.path=DIR"):
         load("toy")
     assert not list((tmp_path / "cache").rglob("*.npy"))
-    (tmp_path / "site" / "test.txt").write_bytes(b"cat\n")
+    (folder / "test.txt").write_bytes(b"cat\n")
     assert words(load("toy"), "test") == ["cat", "<eos>"]
     with pytest.raises(InputError, match='Did you mean "toy"'):
         load("toys")
 
 
-def test_raw_wikitext_as_it_is_published(server, tmp_path, load, monkeypatch):
+def test_raw_wikitext_as_it_is_published(served, tmp_path, load, monkeypatch):
     """Downloaded, from the archive, or unpacked: wiki.train.raw."""
-    archive = tmp_path / "site" / "wikitext-2-raw-v1.zip"
+    folder, address = served
+    archive = folder / "wikitext-2-raw-v1.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for name in ("train", "valid", "test"):
             file.writestr(f"wikitext-2-raw/wiki.{name}.raw", f"{name} = \n")
         file.extractall(tmp_path)
-    address = server.replace("{}.txt", archive.name)
-    addresses = {address: hashlib.sha256(archive.read_bytes()).hexdigest()}
+    addresses = {f"{address}/{archive.name}": hashlib.sha256(archive.read_bytes()).hexdigest()}
     entry = dataclasses.replace(known.CORPORA["wikitext2_raw"], addresses=addresses)
     monkeypatch.setitem(known.CORPORA, "wikitext2_raw", entry)
     for path in "", str(archive), str(tmp_path / "wikitext-2-raw"):

@@ -1,15 +1,12 @@
 """Corpora as data sets of tensorflow-datasets, which download from a server of the test's own."""
 
 import dataclasses
-import functools
 import gzip
 import hashlib
-import http.server
 import io
 import itertools
 import sys
 import tarfile
-import threading
 import zipfile
 
 import pytest
@@ -26,24 +23,6 @@ LINES = {
     "validation": [b"b", b"c"],
     "test": [b"d"],
 }
-
-
-@pytest.fixture
-def served(tmp_path):
-    """A folder and its address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    folder = tmp_path / "served"
-    folder.mkdir()
-    handler = functools.partial(Quiet, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{httpd.server_port}"
-        httpd.shutdown()
 
 
 def published(name, folder):
