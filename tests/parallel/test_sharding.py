@@ -77,7 +77,12 @@ LAYERS["many_words"] = LAYERS["words"] | {
     "output": {"name": "adaptive", "table": {"name": "tied", "own_head": True, "bias": True}},
 }
 LAYERS["composed"] = LAYERS["cnn"] | {"output": {"name": "softmax", "table": {"name": "tied"}}}
-GRIDS = {  # devices, fsdp, microbatches of an update
+LAYERS["remat"] = LAYERS["adp_t"] | {
+    "body": LAYERS["adp_t"]["body"] | {"layers": 3, "remat": "elementwise"},
+}
+# Devices, fsdp, microbatches of an update. Those of "accelerators" sum the gradients of a block as
+# soon as they have them.
+GRIDS = {
     "adp_t": {
         "one": (1, 1, 1),
         "four_cut_in_two": (4, 2, 2),
@@ -89,8 +94,9 @@ GRIDS = {  # devices, fsdp, microbatches of an update
     "own_words": {"one": (1, 1, 1), "eight_in_fours": (8, 4, 1)},
     "many_words": {"one": (1, 1, 1), "eight_in_fours": (8, 4, 1)},
     "composed": {"one": (1, 1, 1), "four_cut_in_two": (4, 2, 2)},
-    "gcnn": {"one": (1, 1, 1), "eight_cut": (8, 8, 1)},
-    "awd": {"one": (1, 1, 1), "eight_cut": (8, 8, 1)},
+    "gcnn": {"one": (1, 1, 1), "eight_cut": (8, 8, 1), "accelerators_cut": (8, 4, 1)},
+    "awd": {"one": (1, 1, 1), "eight_cut": (8, 8, 1), "accelerators_cut": (8, 4, 1)},
+    "remat": {"one": (1, 1, 1), "accelerators": (8, 1, 1), "accelerators_cut": (8, 4, 1)},
 }
 
 PROGRAM = """
@@ -100,6 +106,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.parallel import sharding
+from adaptive_jax.model import gradients
 from adaptive_jax.model.language_model import build
 from adaptive_jax.optimizers.optim import nag
 from adaptive_jax.optimizers.schedules import constant, scheduled
@@ -131,10 +138,24 @@ def lowered(dtype, devices, fsdp, parts):
     update = make_update(model, optimizer, mesh, 7, shapes).lower(shapes, spelled, batch(0))
     return update, (model, mesh, shapes), lambda step: (spelled, batch(step))
 
-result, arrays, first = {}, {}, None
-if layers["body"]["name"] == "transformer":  # the one whose blocks are looked at in bfloat16
+def tracked(fsdp, sum_=sharding._sum):
+    given, sharding._sum = (jax.shard_map, sharding._sum), sum_
+    jax.shard_map = lambda *args, **how: given[0](*args, **how | {"check_vma": True})
+    try:
+        return len(lowered("float32", 8, fsdp, 1)[0].as_text())
+    except ValueError as error:
+        return str(error)
+    finally:
+        jax.shard_map, sharding._sum = given
+
+result, arrays, first, platform = {}, {}, None, gradients.platform
+if "remat" in layers["body"]:
+    result["tracked"] = [tracked(1), tracked(4)]
+    result["forgotten"] = tracked(1, lambda a, axes: a)
+elif layers["body"]["name"] == "transformer":  # the one whose blocks are looked at in bfloat16
     result["bfloat16"] = lowered("bfloat16", 8, 8, 1)[0].as_text()
 for name, grid in grids.items():
+    gradients.platform = (lambda: "gpu") if name.startswith("accelerators") else platform
     update, (model, mesh, shapes), given = lowered("float32", *grid)
     if first is None or name == "eight_cut":
         state = initial_state(model, optimizer, 0, mesh)
@@ -158,6 +179,7 @@ for name, grid in grids.items():
         f"{name}{jax.tree_util.keystr(k)}": np.asarray(v)
         for k, v in jax.tree.leaves_with_path(state.params)
     }
+gradients.platform = platform
 np.savez(out + ".npz", **arrays)
 pathlib.Path(out + ".json").write_text(json.dumps(result))
 """
@@ -182,7 +204,7 @@ def on_grids(eight, tmp_path_factory):
 
 
 MODELS = ["adp_t", pytest.param("cnn", marks=pytest.mark.slow), "composed", "gcnn", "awd"]
-MODELS += ["words", "own_words", "many_words"]
+MODELS += ["words", "own_words", "many_words", "remat"]
 
 
 @pytest.mark.parametrize("layers", MODELS)
@@ -234,6 +256,31 @@ def test_gradients_cross_once(on_grids, layers):
     assert all("ENTRY" in computation for computation, _ in found["all-reduce"])
     total = sum(size for _, sizes in found["all-reduce"] for size in sizes)
     assert total == result["parameters"] + 3
+
+
+def test_gradients_of_blocks_cross_in_the_backward_pass(on_grids):
+    """All gradients of a block are summed within the loop over blocks, the others after it."""
+    result = on_grids("remat")[0]["accelerators"]
+    sums = crossing(result["text"])["all-reduce"]
+    total = sum(sum(sizes) for _, sizes in sums)
+    in_loop = sum(sum(sizes) for computation, sizes in sums if "ENTRY" not in computation)
+    blocks = sum(
+        size
+        for name, size in result["sizes"].items()
+        if name.startswith(".params['body']['blocks'")
+    )
+    assert in_loop == blocks // 3 > 0
+    assert total - in_loop == result["parameters"] - blocks + 3
+
+
+def test_what_is_returned_as_replicated_is(on_grids):
+    """JAX proves it of parameters whole and sharded where it tracks what varies over devices,
+    and notices a forgotten sum.
+    """
+    results, _ = on_grids("remat")
+    tracked, forgotten = results["tracked"], results["forgotten"]
+    assert all(isinstance(length, int) and length > 10_000 for length in tracked), tracked
+    assert "body']['blocks']" in forgotten and "inferred to be possibly varying" in forgotten
 
 
 def test_what_crosses_when_parameters_are_sharded(on_grids):
