@@ -91,7 +91,7 @@ def logits_of(x: jax.Array, table: jax.Array, dtype) -> jax.Array:
     return _logits_of(dtype, *vary_alike((x, table)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=0)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _logits_of(dtype, x, table):
     return wide(x.astype(dtype), table.astype(dtype).T)
 

@@ -33,8 +33,10 @@ BY_CLUSTER = "clusters", "cluster_bias", "projections"
 # Settings of layers, and those of them that leave the meaning of parameters as it is
 LAYERS = re.compile(r"(input|body|output)\.")
 OF_TRAINING = re.compile(
-    r"drop|init_|remat|cutoffs|clusters|lexicon|smoothing|samples|proposal|\.t?ar$"
+    r"drop|init_|remat|cutoffs|clusters|lexicon|smoothing|z_loss|samples|proposal|max_positions"
+    r"|\.t?ar$"
 )
+ONE_SOFTMAX = {"softmax", "sampled", "nce"}  # in evaluation
 
 
 def check_origin(config: Mapping, workdir: Path) -> None:
@@ -194,9 +196,12 @@ def _warn_of_other_settings(config, old):
     differ = [
         f"{key} was {before[key]} and is {now[key]}"
         for key in sorted(before.keys() & now.keys())
-        if LAYERS.match(key) and before[key] != now[key] and not OF_TRAINING.search(key)
+        if LAYERS.match(key)
+        and before[key] != now[key]
+        and not OF_TRAINING.search(key)
+        and not (key == "output.name" and {before[key], now[key]} <= ONE_SOFTMAX)
     ]
-    if differ:
+    if differ and hosts.first():
         logger.warning(
             "init_from=%s has parameters that fit, but layers compute something else with them: %s",
             config["init_from"],

@@ -252,10 +252,15 @@ def test_the_scale_of_logits_ignores_what_counts_for_nothing():
         np.testing.assert_allclose(slope(1.5, hidden), (high - low) / 2e-2, rtol=2e-2)
 
 
-def test_projections_in_float16_learn_from_small_weights():
-    """Their gradients were 0 where weights are 1e-8."""
+@pytest.mark.parametrize("scale", [1, 60])
+def test_projections_in_float16(scale):
+    """Their gradients were 0 where weights are 1e-8, and infinite where tables have numbers over
+    32.
+    """
     (hidden, bands, clusters, _), targets = adaptive_arrays((4, 5, 6))
     hidden = jnp.asarray(hidden)
+    tails = [Band(scale * table, projection / scale, bias) for table, projection, bias in bands[1:]]
+    bands = [bands[0], *tails]
 
     @jax.jit
     def slopes(weight, hidden, bands):
