@@ -40,10 +40,8 @@ from tests.reference import groc_training as training
 from tests.reference.groc import (
     GROC,
     adaptive_of,
-    asked_of,
     corrections_of,
     encoder_of,
-    forms,
     in_order,
     is_ours,
     layers_of,
@@ -96,27 +94,6 @@ def test_encoder(case, as_the_code):
     expected = of_code(arrays.under("grad/"))
     assert expected and expected.keys() <= gradient.keys()
     for name, array in expected.items():
-        close_gradient(gradient[name], array, name)
-
-
-@pytest.mark.parametrize("case", [case for case in GROC.cases("encoder") if case not in OURS])
-def test_encoder_forms(case, as_the_code):
-    """What the public code makes otherwise of the surface vectors that ours are: products, networks
-    over definitions, parts of a vocabulary.
-    """
-    settings, arrays = GROC.case("encoder", case)
-    tables = dict(GROC.arrays("encoder", "tables/"))
-    asked, part = asked_of(settings, arrays)
-
-    def value(params):
-        vectors = forms(params, settings, tables, asked, part)
-        return jnp.vdot(vectors, arrays["G"]), vectors
-
-    params = params_of("encoder", case)
-    (scalar, vectors), gradient = run_once(jax.value_and_grad(value, has_aux=True), params)
-    np.testing.assert_allclose(vectors, arrays["E"], atol=2e-5)
-    np.testing.assert_allclose(scalar, arrays["scalar"], rtol=1e-4)
-    for name, array in arrays.under("grad/").items():
         close_gradient(gradient[name], array, name)
 
 
@@ -834,6 +811,9 @@ LEFT_OUT = {
 }
 
 
+NO_LAYER = "products, networks over definitions and parts of a vocabulary, which no layer here has"
+APART = {f"encoder/{case}": NO_LAYER for case in GROC.cases("encoder") if case not in OURS}
+LEFT_OUT |= APART | {f"{case}/*": why for case, why in APART.items()}
 LEFT_OUT |= {f"train/{case}/*": "the same windows as the run without zeros" for case in FILLED}
 STOPS = GROC.cases("train", has="stops_with")
 LEFT_OUT |= {f"train/{case}": "the public code stops with an error" for case in STOPS}
