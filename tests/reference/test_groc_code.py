@@ -31,7 +31,7 @@ from adaptive_jax.evaluation.scoring import ScoreOptions, make_scorer, with_unif
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.interop.awd_lstm import parameters_of
-from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.model.language_model import build
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
 from adaptive_jax.parallel import sharding
 from tests.evaluation.test_caches import log_softmax, quiet
@@ -336,56 +336,6 @@ def test_init(case):
         assert 0.85 * bound < np.abs(array).max() < 1.1 * bound, name
         few = 0.05 if array.size > 1000 else 0.25
         assert array.std() == pytest.approx(of["std"], rel=few), name
-
-
-def groups_of(options):
-    """The groups of a config that the public code's options name."""
-    given = dict(re.findall(r"--(\w+) ([^-\s]\S*)", options))
-    bands = {"cutoffs": tuple(map(int, re.findall(r"\d+", given.get("adaptivecutoffs", ""))))}
-    plain, own = {"name": "lookup"}, {"bias": "own"}
-    if "--adaptiveoutputs_tied" in options:
-        return {"name": "adaptive"} | bands, {"name": "assembled"} | own
-    if "--cnnsoftmax" in options:
-        spelt = {"name": "composed", "correction": int(given["cnncorr"]), "letters": "elmo"}
-        layer = {name: getattr(GroC, name) for name in ("width", "filters", "length", "strides")}
-        return plain, spelt | layer | own
-    table = {"name": "mapped", "bias": "predicted" if "--predict_bias" in options else "own"}
-    table["depth"] = int(given.get("joint_emb_depth", 1)) if "joint_emb" in given else 0
-    if "--bilinear" in options:
-        return plain, table | {"form": "bilinear"}
-    if "--char_emb" not in options:
-        tied = "--fullsoftmax" not in options and not table["depth"]
-        full = {"name": "tied" if tied else "own", "bias": True}
-        return plain, table if table["depth"] else full
-    combine = given.get("combine", "add")
-    source = {"name": "groc", "lexicon": "given", "combine": combine, "highway_layers": 1}
-    lists = {"relations": 3, "definition": 10}
-    return source | {n: most * ("--rel_emb" in options) for n, most in lists.items()}, table
-
-
-# Of the others, this project has no layer: networks over definitions, a table of bands apart
-OTHERS = re.compile("--(defenc|adaptiveoutputs) ")
-
-
-@pytest.mark.parametrize("case", GROC.cases("param_counts"))
-def test_param_counts(case):
-    """The number of parameters of every model that has one here, to the last."""
-    about = GROC.settings("param_counts", case)
-    width, units = about["emsize"], about["nhid"]
-    body = {"body.name": "lstm", "body.features": width, "body.biases": 2}
-    body["body.widths"] = (*[units] * (about["nlayers"] - 1), width)
-    sizes, known = {}, {}
-    for name, row in about["rows"].items():
-        if OTHERS.search(row["options"]):
-            continue
-        source, table = groups_of(row["options"])
-        groups = {"input": source, "output.table": table, "output": {"name": "softmax"}}
-        flat = {f"{group}.{key}": v for group, of in groups.items() for key, v in of.items()}
-        model = build(complete(flat | body), about["V"])
-        shapes = parameter_shapes(model)
-        sizes[name] = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-        known[name] = row["all_elements"]
-    assert sizes == known
 
 
 def digest(table):
@@ -807,6 +757,7 @@ LEFT_OUT = {
     "train/*/eval_targets": "sizes of windows that are compared",
     "train/*/start/*": "of the finetuned encoder, which training left as it was",
     "train/*/end/*": "of layers that keep still",
+    "param_counts*": "tests/test_configs.py has the counts of the models of the paper",
     "vocabulary.npz": "read where the corpus and WordNet are",
 }
 
