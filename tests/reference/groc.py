@@ -2,11 +2,9 @@
 
 import re
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies.lstm import State, Weights, lstm
 from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
@@ -115,17 +113,6 @@ def lexicon_of(settings):
 def needed(given, model):
     """What the layer reads of a lexicon."""
     return {name: given[name] for name in model.lexicon_spec}
-
-
-def sequence(x, weights, start=None):
-    """torch's LSTM on `x [time, rows, features]`: what it gives, and its last state."""
-    recurrent = weights["weight_hh_l0"].T
-    if start is None:
-        start = [jnp.zeros((x.shape[1], len(recurrent)), x.dtype)] * 2
-    bias = weights["bias_ih_l0"] + weights["bias_hh_l0"]
-    given = Weights(weights["weight_ih_l0"].T, recurrent, bias)
-    hidden, after = lstm(x.swapaxes(0, 1), given, State(*start))
-    return hidden.swapaxes(0, 1), after
 
 
 def is_ours(settings):
