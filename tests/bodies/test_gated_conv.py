@@ -1,5 +1,5 @@
-"""Gated convolutions against a slow twin; segments, carries and resets; the variance at the
-start; what a backward pass costs.
+"""Gated convolutions against a slow twin; segments; the variance at the start; what a backward pass
+costs.
 """
 
 import functools
@@ -31,11 +31,6 @@ def hurried(function, *arguments):
 
 def some(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def batch_of(segment_ids=None, reset=None):
-    ids = jnp.zeros((ROWS, TIME), jnp.int32)
-    return Batch(ids, ids, None, jnp.arange(ROWS), segment_ids, reset)
 
 
 def shapes_of(body):
@@ -119,11 +114,12 @@ def hidden_of():
     """Hidden states of all bodies in segments, and of one without segments and in bfloat16,
     with its gradients: one program.
     """
-    vectors = some(ROWS, TIME, FEATURES, seed=9)
+    vectors, ids = some(ROWS, TIME, FEATURES, seed=9), jnp.zeros((ROWS, TIME), jnp.int32)
+    batch = Batch(ids, ids, None, jnp.arange(ROWS), SEGMENTS)
 
     def program(params, vectors):
         hidden = {
-            name: body.apply({"params": params[name]}, vectors, (), batch_of(SEGMENTS))[0]
+            name: body.apply({"params": params[name]}, vectors, (), batch)[0]
             for name, body in BODIES.items()
         }
         alone = BODIES["glu"].apply({"params": params["glu"]}, vectors)[0]
@@ -166,29 +162,6 @@ def test_bfloat16():
     error = np.abs(np.float32(low) - alone).mean() / np.abs(alone).mean()
     assert 1e-4 < error < 0.02
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-
-
-def test_rows_that_are_reset_stand_alone():
-    """The others continue the carry; so does a row of one token, whose kernel reaches back
-    beyond the carry's newest inputs.
-    """
-    body, vectors = GatedConv(FEATURES, SMALL), some(ROWS, TIME, FEATURES, seed=9)
-    reset = jnp.array([False, True, False])
-
-    def program(params):
-        apply = functools.partial(body.apply, {"params": params})
-        whole, alone = apply(vectors)[0], apply(vectors[:, 4:])[0]
-        _, carry = apply(vectors[:, :4], body.initial_carry(ROWS))
-        one, carry_of_one = apply(vectors[:, 4:5], carry)
-        after, _ = apply(vectors[:, 5:], carry_of_one)
-        with_reset, _ = apply(vectors[:, 4:], carry, batch_of(reset=reset))
-        return whole, alone, jnp.concatenate([one, after], axis=1), with_reset
-
-    whole, alone, continued, with_reset = hurried(program, params_of(body))
-    np.testing.assert_allclose(continued, whole[:, 4:], atol=1e-4)
-    np.testing.assert_allclose(with_reset[1], alone[1], atol=1e-4)
-    np.testing.assert_allclose(with_reset[::2], whole[::2, 4:], atol=1e-4)
-    assert np.abs(alone - whole[:, 4:]).max() > 0.1
 
 
 def test_initial_weights_keep_the_variance():
