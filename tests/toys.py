@@ -2,6 +2,7 @@
 penalties, hooks.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -23,6 +24,13 @@ def random_params(shapes, scale=1.0):
         )
 
     return jax.tree.map(draw, shapes)
+
+
+def params_of_output(model, features):
+    """Random parameters of an output that reads hidden states `[tokens, features]`."""
+    hidden = jax.ShapeDtypeStruct((1, features), jnp.float32)
+    init = functools.partial(model.init, method="log_probs")
+    return random_params(jax.eval_shape(init, jax.random.key(0), hidden)["params"])
 
 
 class NoBody(nn.Module):
