@@ -14,19 +14,9 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.interop.fconv import blocks_of, layers_of
 from adaptive_jax.numerics.batch import Batch
 
-# For programs that run once. Without kernels for fused operations they compile in a third of the
-# time; jax 0.11 has no such option.
-OPTIONS = {"xla_backend_optimization_level": 0} | (
-    {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-)
 ROWS, TIME, FEATURES = 3, 7, 6
 BLOCKS = ((1, 3, 8), (3, 1, 4, 4, 4, 1, 10), (2, 2, 10))
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 2, 3], [1, 2, 2, 2, 2, 0, 0]])
-
-
-def hurried(function, *arguments):
-    """The result of a program that runs once."""
-    return jax.jit(function).lower(*arguments).compile(OPTIONS)(*arguments)
 
 
 def some(*shape, seed=0):
@@ -133,7 +123,7 @@ def hidden_of():
         )
 
     params = {name: params_of(body) for name, body in BODIES.items()}
-    return params, vectors, *hurried(program, params, vectors)
+    return params, vectors, *jax.jit(program)(params, vectors)
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -184,7 +174,7 @@ def test_initial_weights_keep_the_variance():
             found[name] = jnp.mean(y**2) / jnp.mean(x**2)
         return found
 
-    for name, ratio in hurried(mean_squares, jax.random.key(0)).items():
+    for name, ratio in jax.jit(mean_squares)(jax.random.key(0)).items():
         assert 0.9 < ratio < 1.1, (name, ratio)
 
 
@@ -199,7 +189,7 @@ def test_hidden_states_start_as_large_as_vectors():
             jnp.mean(hidden[:, 76:] ** 2)
         )  # tokens that read no zeros before the start
 
-    paper, fairseq = hurried(lambda: (size("paper"), size("fairseq")))
+    paper, fairseq = jax.jit(lambda: (size("paper"), size("fairseq")))()
     assert 2 < paper < 8 and 0.7 < fairseq < 1.4
 
 

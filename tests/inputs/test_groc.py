@@ -16,12 +16,6 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.groc import GroC
 
-
-def hurried(function, *arguments):
-    """Each of these programs runs once."""
-    return jax.jit(function).lower(*arguments).compile()(*arguments)
-
-
 # Lengths on both sides of those that are read apart: 8, 12 and the full 20 letters, two of which
 # are marks.
 TEXT = ["<eos>", "<unk>", "a", "ab", "naïve", "日本", "e" * 6, "f" * 7, "gh" * 5, "i" * 11]
@@ -122,7 +116,7 @@ def test_vectors_are_those_of_the_plain_one(grounded, monkeypatch):
         composed = model.apply(variables | read, some, method="compose", **made)[1]
         return whole, model.apply(variables, some), composed["tables"]["vectors"]
 
-    whole, alone, composed = hurried(all_ways, params)
+    whole, alone, composed = jax.jit(all_ways)(params)
     np.testing.assert_allclose(whole, expected, atol=2e-5)
     np.testing.assert_allclose(alone, expected[some], atol=2e-5)
     np.testing.assert_allclose(composed, expected[some], atol=2e-5)
@@ -150,7 +144,7 @@ def test_gradients_are_those_of_every_letter_of_every_chunk(grounded, monkeypatc
         monkeypatch.setattr(GroC, "chunk", chunk)
         monkeypatch.setattr(GroC, "short", short)
         monkeypatch.setattr(letters, "MOST_KEPT", kept)
-        made.append(hurried(lambda params: jax.grad(value, has_aux=True)(params), params))
+        made.append(jax.jit(lambda params: jax.grad(value, has_aux=True)(params))(params))
     for _, apart in made:
         np.testing.assert_allclose(apart, 0, atol=2e-5)
     jax.tree.map(
@@ -170,11 +164,7 @@ def test_parameters_do_not_depend_on_the_vocabulary(grounded):
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
     for layer, words in (model, VOCABULARY), (wider, other):
         given = {"params": params, "lexicon": lexicon(words, layer.lexicon_spec)}
-        [vector] = hurried(
-            lambda given, word, layer=layer: layer.apply(given, word),
-            given,
-            jnp.array([words.index["naïve"]]),
-        )
+        [vector] = jax.jit(layer.apply)(given, jnp.array([words.index["naïve"]]))
         np.testing.assert_allclose(vector, plain_surface(params, "naïve", model), atol=2e-5)
 
 
@@ -192,7 +182,7 @@ BOUNDS = {
 def test_init():
     """Fresh parameters lie where the public code's do."""
     model = GroC(5, 64, lexicon="given")
-    params = hurried(model.init, jax.random.key(0), jnp.zeros(1, jnp.int32))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros(1, jnp.int32))["params"]
     params = {name: np.asarray(array) for name, array in params.items()}
     assert params["characters"].shape == (262, 16) and abs(params["characters"].std() - 1) < 0.05
     new, gate = np.split(params["highway_bias_0"], 2)
