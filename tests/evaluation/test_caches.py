@@ -123,23 +123,6 @@ def test_the_nearest_of_a_block():
         np.testing.assert_allclose(found.nearness, closest, rtol=1e-5, atol=1e-3)
 
 
-def test_what_a_cache_sees(small):
-    """Nothing of the word itself or of later ones: other words and states there change nothing
-    before them.
-    """
-    hidden, targets = text(75)
-    other, more = text(75, seed=1)
-    for cache in Cache("local"), Cache("unbounded", neighbours=5):
-        before = log_probs(cache, hidden, targets, WORDS, quiet)
-        changed = (
-            np.concatenate([hidden[:40], other[40:]]),
-            np.concatenate([targets[:40], more[40:]]),
-        )
-        np.testing.assert_array_equal(
-            before[:, :40], log_probs(cache, *changed, WORDS, quiet)[:, :40]
-        )
-
-
 def test_counts_of_a_window():
     """How often a word is among the last so many; many occurrences of one word overflow nothing."""
     _, targets = text(300)
