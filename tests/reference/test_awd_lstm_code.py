@@ -2,7 +2,6 @@
 named after the file that it reads.
 """
 
-import functools
 import re
 
 import jax
@@ -28,7 +27,7 @@ from tests.data.test_streams import batches_of, together
 from tests.evaluation.test_caches import log_softmax, quiet
 from tests.reference import awd_lstm, sets
 from tests.reference.awd_lstm import AWD_LSTM, Trajectory, at, check_model
-from tests.reference.sets import batch_of, close_to_largest, run_once
+from tests.reference.sets import close_to_largest, run_once
 
 given = awd_lstm.given
 
@@ -51,22 +50,6 @@ def test_dropout(case, given):
 def test_ar_tar(case, given):
     """Both penalties, each alone, without dropout, in a window of two steps."""
     check_model("ar_tar", case, given)
-
-
-@pytest.mark.parametrize("case", AWD_LSTM.cases("ar_tar", has="tar_is_nan"))
-def test_ar_tar_of_one_step(case):
-    """There the penalty of a window of one step is no number; here it is nothing."""
-    assert AWD_LSTM.settings("ar_tar", case)["tar_is_nan"]
-    about = AWD_LSTM.about("ar_tar")["cases"]
-    whole = next(name for name in about if about[name].get("beta"))
-    weights = dict(AWD_LSTM.arrays("ar_tar", f"{whole}/weight/"))
-    model = build(complete(settings_of(weights)), len(weights["encoder.weight"]))
-    ids = np.ones((2, 1), np.int32)
-    batch = batch_of(ids, ids)
-    carry = model.body.initial_carry(2)
-    loss = functools.partial(awd_lstm.loss_of, model)
-    _, (_, terms, *_) = run_once(loss, parameters_of(weights), batch, carry)
-    assert terms["tar"] == 0.0
 
 
 def layer_of(arrays, start, bias=None):
@@ -430,6 +413,8 @@ LEFT_OUT |= {
 }
 ALONE = "a kind of dropout alone: models with each are compared"
 APART = {f"dropout/{case}": ALONE for case in AWD_LSTM.cases("dropout", has="p")}
+ONE_STEP = "no number there; tests/bodies/test_lstm.py has the penalty of one step, 0"
+APART |= {f"ar_tar/{case}": ONE_STEP for case in AWD_LSTM.cases("ar_tar", has="tar_is_nan")}
 LEFT_OUT |= APART | {f"{case}/*": why for case, why in APART.items()}
 
 
