@@ -225,16 +225,6 @@ def test_layers_draw_their_own_dropout():
     assert not (added % 2).any() and (added % 4).any()
 
 
-def test_sixteen_layers_are_as_large_a_program_as_two():
-    """The scan compiles one block, however many there are."""
-    sizes = set()
-    for layers in (2, 16):
-        body = make(layers=layers)
-        shapes = jax.eval_shape(body.init, jax.random.key(0), VECTORS)
-        sizes.add(len(jax.jit(body.apply).lower(shapes, VECTORS).as_text().splitlines()))
-    assert len(sizes) == 1
-
-
 def test_rematerialisation_changes_nothing():
     """What is recomputed is what would have been kept: gradients are equal, with dropout and
     rows of several chunks.
