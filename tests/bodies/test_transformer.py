@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from adaptive_jax.bodies.positions import alibi_slopes, positions_in_segments, sinusoids
+from adaptive_jax.bodies.positions import alibi_slopes, sinusoids
 from adaptive_jax.bodies.transformer import Block, PostNormTransformer, Transformer
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
@@ -247,13 +247,3 @@ def test_rematerialisation_changes_nothing():
     for how in "elementwise", "all":
         for a, b in zip(kept, gradients(how), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(a).max())
-
-
-def test_positions_in_segments():
-    """Positions count from 0 in each run of one number."""
-    segment_ids = jnp.asarray([[1, 1, 1, 2, 2, 0], [3, 4, 5, 5, 5, 5], [0, 0, 0, 0, 0, 0]])
-    assert positions_in_segments(segment_ids).tolist() == [
-        [0, 1, 2, 0, 1, 0],
-        [0, 0, 0, 1, 2, 3],
-        [0, 1, 2, 3, 4, 5],
-    ]
