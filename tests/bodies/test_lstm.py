@@ -364,13 +364,6 @@ def test_penalties_do_not_cross_segments():
     assert jnp.isfinite(gradient).all() and not gradient[2].any()
 
 
-def test_evaluation_sows_nothing():
-    """Penalties are a matter of training."""
-    body, variables = made(AWDLSTM, ar=2.0, tar=3.0)
-    _, sown = jax.eval_shape(lambda: body.apply(variables, vectors(), mutable=["penalties"]))
-    assert not sown
-
-
 @pytest.mark.parametrize("cutoffs", [None, (10, 25)], ids=["lookup", "adaptive"])
 def test_word_dropout(cutoffs):
     """All occurrences of a word in an update are dropped or none; the others are scaled;
