@@ -214,12 +214,6 @@ def test_which_settings_carry_on(convolution, run):
     assert as_stream(run.model, settings, 480) == settings
 
 
-def test_a_model_without_numbers_costs_infinitely_much(run, ids):
-    """NaN would say that nothing was to be scored."""
-    broken = run._replace(params=jax.tree.map(lambda a: np.full_like(a, np.nan), run.params))
-    assert (score(broken, ids, 6, 2, 2) == np.inf).all()
-
-
 def test_scores_come_with_positions_and_hidden_states(run, ids):
     """Every position once; the hidden states, asked for, give the nll again."""
     nll = score(run, ids, 6, 2, 2)
