@@ -88,7 +88,6 @@ def slow_twin(arrays, segment_ids=None, stays=None, slopes=()):
         (2, 7, 2, True, RATE, False),
         (2, 64, 2, False, RATE, True),
         (3, 130, 4, False, 0.0, False),
-        (3, 130, 4, True, 0.0, False),
         (3, 130, 4, True, RATE, True),
         (1, 1100, 3, True, RATE, False),
     ],
