@@ -24,7 +24,8 @@ from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
 from adaptive_jax.optimizers import optim
 from adaptive_jax.optimizers.nt_asgd import descend_and_average
 from tests.data.test_streams import batches_of, together
-from tests.evaluation.test_caches import log_softmax, quiet
+from tests.evaluation.test_caches import log_softmax
+from tests.random_runs import quiet
 from tests.reference import awd_lstm, sets
 from tests.reference.awd_lstm import AWD_LSTM, Trajectory, at, check_model
 from tests.reference.sets import close_to_largest, run_once

@@ -34,7 +34,8 @@ from adaptive_jax.interop.awd_lstm import parameters_of
 from adaptive_jax.model.language_model import build
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
 from adaptive_jax.parallel import sharding
-from tests.evaluation.test_caches import log_softmax, quiet
+from tests.evaluation.test_caches import log_softmax
+from tests.random_runs import quiet
 from tests.reference import groc, sets
 from tests.reference import groc_training as training
 from tests.reference.groc import (
