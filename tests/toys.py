@@ -2,7 +2,6 @@
 penalties, hooks.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -28,9 +27,9 @@ def random_params(shapes, scale=1.0):
 
 def params_of_output(model, features):
     """Random parameters of an output that reads hidden states `[tokens, features]`."""
-    hidden = jax.ShapeDtypeStruct((1, features), jnp.float32)
-    init = functools.partial(model.init, method="log_probs")
-    return random_params(jax.eval_shape(init, jax.random.key(0), hidden)["params"])
+    hidden = jnp.zeros((1, features))
+    init = lambda: model.init(jax.random.key(0), hidden, method="log_probs")
+    return random_params(jax.eval_shape(init)["params"])
 
 
 class NoBody(nn.Module):
