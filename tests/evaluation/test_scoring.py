@@ -36,10 +36,10 @@ CNN = {
 }
 
 
-def opened(config, layers, vocabulary=WORDS, **changes):
+def opened(config, layers, vocabulary=WORDS, scale=1.0, **changes):
     """A run of a small body with these layers."""
     settings = {"body.features": 16, "body.feed_forward": 16} | changes
-    return random_run(config(**settings) | layers, vocabulary)
+    return random_run(config(**settings) | layers, vocabulary, scale)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def convolution(config):
         "output_width": 0,
     }
     # Its biases are not 0: what lies before the text is zeros in every layer, not what zeros give.
-    return opened(config, {"body": body}, **{"input.cutoffs": (10, 30)})
+    return opened(config, {"body": body}, scale=3.0, **{"input.cutoffs": (10, 30)})
 
 
 @pytest.mark.parametrize(
