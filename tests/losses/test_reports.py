@@ -172,13 +172,20 @@ def test_reports_of_an_adaptive_softmax(case):
     ],
 )
 def test_what_is_refused(options, message):
-    """In one line, with the cure; an adaptive softmax does not know all reports."""
+    """In one line, with the cure."""
     with pytest.raises(InputError, match=message):
         linear_cross_entropy(HIDDEN, TABLE, **({"targets": TARGETS} | options))
-    for bands, more, says in (
+
+
+@pytest.mark.parametrize(
+    "bands, options, message",
+    [
         ([Band(TABLE)], {"reports": ["entropy"]}, "'entropy' is not one .*banded.log_probs"),
         (TABLE, {}, "must be a list of one Band"),
         ([TABLE], {"logit_scale": 2.0}, r"bands\[0\] of type .* must be a Band"),
-    ):
-        with pytest.raises(InputError, match=says):
-            adaptive_cross_entropy(HIDDEN, bands, None, TARGETS, **more)
+    ],
+)
+def test_what_an_adaptive_softmax_refuses(bands, options, message):
+    """Reports that it does not know, and bands that are none."""
+    with pytest.raises(InputError, match=message):
+        adaptive_cross_entropy(HIDDEN, bands, None, TARGETS, **options)
