@@ -25,6 +25,13 @@ def random_params(shapes, scale=1.0):
     return jax.tree.map(draw, shapes)
 
 
+def params_of_output(model, features):
+    """Random parameters of an output that reads hidden states `[tokens, features]`."""
+    hidden = jnp.zeros((1, features))
+    init = lambda: model.init(jax.random.key(0), hidden, method="log_probs")
+    return random_params(jax.eval_shape(init)["params"])
+
+
 class NoBody(nn.Module):
     """Returns the vectors that it is given."""
 

@@ -1,5 +1,5 @@
-"""Gated convolutions against a slow twin; segments, carries and resets; the variance at the
-start; what a backward pass costs.
+"""Gated convolutions against a slow twin; segments; the variance at the start; what a backward pass
+costs.
 """
 
 import functools
@@ -14,28 +14,13 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.interop.fconv import blocks_of, layers_of
 from adaptive_jax.numerics.batch import Batch
 
-# For programs that run once. Without kernels for fused operations they compile in a third of the
-# time; jax 0.11 has no such option.
-OPTIONS = {"xla_backend_optimization_level": 0} | (
-    {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-)
 ROWS, TIME, FEATURES = 3, 7, 6
 BLOCKS = ((1, 3, 8), (3, 1, 4, 4, 4, 1, 10), (2, 2, 10))
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 2, 3], [1, 2, 2, 2, 2, 0, 0]])
 
 
-def hurried(function, *arguments):
-    """The result of a program that runs once."""
-    return jax.jit(function).lower(*arguments).compile(OPTIONS)(*arguments)
-
-
 def some(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def batch_of(segment_ids=None, reset=None):
-    ids = jnp.zeros((ROWS, TIME), jnp.int32)
-    return Batch(ids, ids, None, jnp.arange(ROWS), segment_ids, reset)
 
 
 def shapes_of(body):
@@ -119,11 +104,12 @@ def hidden_of():
     """Hidden states of all bodies in segments, and of one without segments and in bfloat16,
     with its gradients: one program.
     """
-    vectors = some(ROWS, TIME, FEATURES, seed=9)
+    vectors, ids = some(ROWS, TIME, FEATURES, seed=9), jnp.zeros((ROWS, TIME), jnp.int32)
+    batch = Batch(ids, ids, None, jnp.arange(ROWS), SEGMENTS)
 
     def program(params, vectors):
         hidden = {
-            name: body.apply({"params": params[name]}, vectors, (), batch_of(SEGMENTS))[0]
+            name: body.apply({"params": params[name]}, vectors, (), batch)[0]
             for name, body in BODIES.items()
         }
         alone = BODIES["glu"].apply({"params": params["glu"]}, vectors)[0]
@@ -137,7 +123,7 @@ def hidden_of():
         )
 
     params = {name: params_of(body) for name, body in BODIES.items()}
-    return params, vectors, *hurried(program, params, vectors)
+    return params, vectors, *jax.jit(program)(params, vectors)
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -168,29 +154,6 @@ def test_bfloat16():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
-def test_rows_that_are_reset_stand_alone():
-    """The others continue the carry; so does a row of one token, whose kernel reaches back
-    beyond the carry's newest inputs.
-    """
-    body, vectors = GatedConv(FEATURES, SMALL), some(ROWS, TIME, FEATURES, seed=9)
-    reset = jnp.array([False, True, False])
-
-    def program(params):
-        apply = functools.partial(body.apply, {"params": params})
-        whole, alone = apply(vectors)[0], apply(vectors[:, 4:])[0]
-        _, carry = apply(vectors[:, :4], body.initial_carry(ROWS))
-        one, carry_of_one = apply(vectors[:, 4:5], carry)
-        after, _ = apply(vectors[:, 5:], carry_of_one)
-        with_reset, _ = apply(vectors[:, 4:], carry, batch_of(reset=reset))
-        return whole, alone, jnp.concatenate([one, after], axis=1), with_reset
-
-    whole, alone, continued, with_reset = hurried(program, params_of(body))
-    np.testing.assert_allclose(continued, whole[:, 4:], atol=1e-4)
-    np.testing.assert_allclose(with_reset[1], alone[1], atol=1e-4)
-    np.testing.assert_allclose(with_reset[::2], whole[::2, 4:], atol=1e-4)
-    assert np.abs(alone - whole[:, 4:]).max() > 0.1
-
-
 def test_initial_weights_keep_the_variance():
     """Of small inputs, through the convolution and its activation, and through dropout before
     it.
@@ -211,7 +174,7 @@ def test_initial_weights_keep_the_variance():
             found[name] = jnp.mean(y**2) / jnp.mean(x**2)
         return found
 
-    for name, ratio in hurried(mean_squares, jax.random.key(0)).items():
+    for name, ratio in jax.jit(mean_squares)(jax.random.key(0)).items():
         assert 0.9 < ratio < 1.1, (name, ratio)
 
 
@@ -226,7 +189,7 @@ def test_hidden_states_start_as_large_as_vectors():
             jnp.mean(hidden[:, 76:] ** 2)
         )  # tokens that read no zeros before the start
 
-    paper, fairseq = hurried(lambda: (size("paper"), size("fairseq")))
+    paper, fairseq = jax.jit(lambda: (size("paper"), size("fairseq")))()
     assert 2 < paper < 8 and 0.7 < fairseq < 1.4
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from adaptive_jax.bodies.positions import alibi_slopes, positions_in_segments, sinusoids
+from adaptive_jax.bodies.positions import alibi_slopes, sinusoids
 from adaptive_jax.bodies.transformer import Block, PostNormTransformer, Transformer
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
@@ -225,16 +225,6 @@ def test_layers_draw_their_own_dropout():
     assert not (added % 2).any() and (added % 4).any()
 
 
-def test_sixteen_layers_are_as_large_a_program_as_two():
-    """The scan compiles one block, however many there are."""
-    sizes = set()
-    for layers in (2, 16):
-        body = make(layers=layers)
-        shapes = jax.eval_shape(body.init, jax.random.key(0), VECTORS)
-        sizes.add(len(jax.jit(body.apply).lower(shapes, VECTORS).as_text().splitlines()))
-    assert len(sizes) == 1
-
-
 def test_rematerialisation_changes_nothing():
     """What is recomputed is what would have been kept: gradients are equal, with dropout and
     rows of several chunks.
@@ -257,13 +247,3 @@ def test_rematerialisation_changes_nothing():
     for how in "elementwise", "all":
         for a, b in zip(kept, gradients(how), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(a).max())
-
-
-def test_positions_in_segments():
-    """Positions count from 0 in each run of one number."""
-    segment_ids = jnp.asarray([[1, 1, 1, 2, 2, 0], [3, 4, 5, 5, 5, 5], [0, 0, 0, 0, 0, 0]])
-    assert positions_in_segments(segment_ids).tolist() == [
-        [0, 1, 2, 0, 1, 0],
-        [0, 0, 0, 1, 2, 3],
-        [0, 1, 2, 3, 4, 5],
-    ]

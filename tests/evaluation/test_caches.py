@@ -12,10 +12,7 @@ from adaptive_jax.evaluation import cache as caches
 from adaptive_jax.evaluation import nearest
 from adaptive_jax.evaluation.cache import Cache, interpolate, log_probs, occurrences
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-
-
-def quiet(batches, count):
-    return batches
+from tests.random_runs import quiet
 
 
 def log_softmax(logits):
@@ -121,23 +118,6 @@ def test_the_nearest_of_a_block():
         order = np.argsort(-every, axis=1)[:, :neighbours]
         closest = np.take_along_axis(every, order, axis=1)
         np.testing.assert_allclose(found.nearness, closest, rtol=1e-5, atol=1e-3)
-
-
-def test_what_a_cache_sees(small):
-    """Nothing of the word itself or of later ones: other words and states there change nothing
-    before them.
-    """
-    hidden, targets = text(75)
-    other, more = text(75, seed=1)
-    for cache in Cache("local"), Cache("unbounded", neighbours=5):
-        before = log_probs(cache, hidden, targets, WORDS, quiet)
-        changed = (
-            np.concatenate([hidden[:40], other[40:]]),
-            np.concatenate([targets[:40], more[40:]]),
-        )
-        np.testing.assert_array_equal(
-            before[:, :40], log_probs(cache, *changed, WORDS, quiet)[:, :40]
-        )
 
 
 def test_counts_of_a_window():

@@ -7,10 +7,7 @@ import pytest
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.evaluation import distributions
 from adaptive_jax.evaluation.distributions import expected
-from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.parallel import sharding
-from tests.toys import random_params
+from tests.random_runs import random_run
 
 SIZE, FEATURES = 60, 16
 WORDS = Vocabulary.build({"<eos>": 57, "<unk>": 3} | {f"w{n}": 60 - n for n in range(58)})
@@ -18,19 +15,8 @@ WORDS = Vocabulary.build({"<eos>": 57, "<unk>": 3} | {f"w{n}": 60 - n for n in r
 
 @pytest.fixture(scope="module")
 def run(config):
-    config = config(
-        **{"body.features": FEATURES, "body.feed_forward": 16, "input.cutoffs": (10, 30)}
-    )
-    model = build(config, SIZE)
-    return Run(
-        model,
-        random_params(parameter_shapes(model)),
-        {},
-        sharding.device_mesh(),
-        WORDS,
-        config,
-        0,
-    )
+    changes = {"body.features": FEATURES, "body.feed_forward": 16, "input.cutoffs": (10, 30)}
+    return random_run(config(**changes), WORDS)
 
 
 def test_the_most_probable_words_rank_and_entropy(run, monkeypatch):

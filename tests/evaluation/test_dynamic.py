@@ -17,11 +17,8 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.dynamic import Dynamic, dynamic
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import score_split
-from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.parallel import sharding
-from tests.toys import random_params
+from tests.random_runs import quiet, random_run
 
 WORDS = Vocabulary.build({"<eos>": 30} | {f"w{n}": 20 - n for n in range(18)})
 NOISY = {
@@ -43,23 +40,9 @@ SEGMENT, ROWS = 4, 2
 SETTINGS = Windows(SEGMENT, 0, "none", "streams", ROWS)
 
 
-def quiet(batches, count):
-    return batches
-
-
 @pytest.fixture(scope="module")
 def run():
-    config = complete(NOISY)
-    model = build(config, len(WORDS))
-    return Run(
-        model,
-        random_params(parameter_shapes(model)),
-        {},
-        sharding.device_mesh(),
-        WORDS,
-        config,
-        0,
-    )
+    return random_run(complete(NOISY), WORDS)
 
 
 @pytest.fixture(scope="module")

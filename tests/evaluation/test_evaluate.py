@@ -57,7 +57,6 @@ def test_training_says_it_at_its_start(folding):
     "line, unknown, unseen",
     [
         ("the t0w0 t1w0", 0.0, 0.0),
-        ("the <unk> t0w0", 1 / 4, 0.0),
         ("news of another kind the <unk> end", 6 / 8, 5 / 8),
     ],
 )

@@ -16,6 +16,7 @@ from adaptive_jax.evaluation import knn
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.knn import Datastore, Neighbours, log_probs
 from adaptive_jax.evaluation.scoring import Scored
+from tests.random_runs import quiet
 
 WORDS, FEATURES = 9, 4
 
@@ -25,10 +26,6 @@ def small(monkeypatch):
     """Parts so small that a short text has many."""
     for name, size in ("GROUP", 32), ("QUERIES", 16), ("BLOCK", 32):
         monkeypatch.setattr(knn, name, size)
-
-
-def quiet(batches, count):
-    return batches
 
 
 def text(tokens, seed):

@@ -21,16 +21,14 @@ from adaptive_jax.evaluation.open_words import (
     extended,
     seen_and_unseen,
 )
-from adaptive_jax.evaluation.runs import Run, SavedRun, fits_any_vocabulary, put_lexicon
+from adaptive_jax.evaluation.runs import SavedRun, fits_any_vocabulary
 from adaptive_jax.evaluation.scoring import (
     PLAIN,
     ScoreOptions,
     score_split,
     with_uniform,
 )
-from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.parallel import sharding
-from tests.toys import random_params
+from tests.random_runs import quiet, random_run
 from tests.training.test_finetuning import saved_run
 
 CNN = {
@@ -51,10 +49,6 @@ GROC = COMPOSED | {
 }
 BODY = {"body": (complete({"body.name": "lstm", "body.features": 8, "body.widths": (8,)})["body"])}
 WINDOWS = Windows(1, 0, "none", "packed", 64)
-
-
-def quiet(batches, count):
-    return batches
 
 
 def layers(changes):
@@ -149,17 +143,7 @@ def test_a_composed_input_under_a_table_of_words(config, other):
     without probability.
     """
     words = Vocabulary.build({"<eos>": 9, "the": 8, "a": 1, "b": 1, "c": 1})
-    settings = config() | layers(CNN | {"output.name": "softmax"}) | BODY
-    model, mesh = build(settings, len(words)), sharding.device_mesh()
-    run = Run(
-        model,
-        random_params(parameter_shapes(model)),
-        put_lexicon(model, words, mesh),
-        mesh,
-        words,
-        settings,
-        0,
-    )
+    run = random_run(config() | layers(CNN | {"output.name": "softmax"}) | BODY, words)
     more = Vocabulary((*words.words, "zebra"), np.append(words.counts, 0))
     wider = run._replace(vocabulary=more, num_new_words=1)
     nll, _ = score_split(wider, np.array([1, 5, 2, 3], np.int32), WINDOWS, quiet)

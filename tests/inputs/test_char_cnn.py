@@ -159,18 +159,6 @@ def test_work_is_that_of_the_distinct_words(tokens, short, long):
     assert [int(end) - int(begin) for _, begin, end in runs] == [short, 0, long]
 
 
-def test_gradient_reaches_the_letters_of_the_words_given():
-    """Only bytes that occur in the words given, within what is read, have a gradient."""
-    model = module()
-    given = ["naïve", "abc" * 10 + "different beyond what is read", "<unk>"]
-    tokens = jnp.array([VOCABULARY.index[word] for word in given])
-    gradient = jax.jit(jax.grad(lambda p: jnp.sum(apply(model, p, tokens) ** 2)))(shaken(model))
-    touched = set(np.flatnonzero(np.abs(gradient["characters"]).sum(axis=1)))
-    assert touched == {byte for word in given[:2] for byte in word.encode()[:LENGTH]}
-    assert not gradient["symbols"][0].any()
-    assert gradient["symbols"][1].all()
-
-
 def test_bfloat16_is_near():
     """Computing in bfloat16 gives bfloat16 vectors near the others."""
     params = shaken(module())

@@ -3,11 +3,9 @@
 tests/reference/test_fairseq_code.py compares all the rest that fairseq computed.
 """
 
-import functools
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +14,11 @@ import pytest
 
 from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop.convert import read_checkpoint
-from adaptive_jax.interop.converter import Checkpoint, completed
+from adaptive_jax.interop.converter import completed
 from adaptive_jax.interop.fairseq import config_of, parameters_of
-from adaptive_jax.interop.words import read_dictionary
-from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
+from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import read_config, to_json
@@ -37,29 +33,6 @@ def close(ours, theirs, rtol=2e-5, atol=2e-5):
     np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
 
 
-class Converted(NamedTuple):
-    """A checkpoint of fairseq and what it is here."""
-
-    checkpoint: Checkpoint
-    config: dict
-    model: LanguageModel
-    variables: dict
-
-
-@functools.cache
-def converted(path):
-    (_, checkpoint), vocabulary = read_checkpoint(path), read_dictionary(DICT)
-    config = config_of(checkpoint.options, checkpoint.state, len(vocabulary))
-    model = build(config, len(vocabulary))
-    params = jax.tree.map(jnp.asarray, parameters_of(checkpoint.state, config))
-    return Converted(
-        checkpoint,
-        config,
-        model,
-        {"params": params, "lexicon": lexicon(vocabulary, model.lexicon_spec())},
-    )
-
-
 def test_learned_positions():
     """A model whose table of positions holds the sinusoids gives the numbers of the model with
     sinusoids.
@@ -71,7 +44,7 @@ def test_learned_positions():
     tokens, targets = (jnp.asarray(data[name], jnp.int32) for name in KEYS[:2])
     time = tokens.shape[1]
     table = np.concatenate([np.full((2, 64), np.nan), sinusoids(jnp.arange(time), 64)])
-    checkpoint = converted(LEGACY).checkpoint
+    _, checkpoint = read_checkpoint(LEGACY)
     state = checkpoint.state | {"decoder.embed_positions.weight": table}
     config = config_of(checkpoint.options | {"decoder_learned_pos": True}, state, 1000)
     assert (config["body"]["positions"], config["body"]["max_positions"]) == ("learned", time)
@@ -154,16 +127,19 @@ def test_a_converted_run(conversion):
     """Its config and its parameters are those of the checkpoint, and it has no other item. Its
     schedule is stated in fairseq's words, not translated.
     """
-    _, config, model, variables = converted(LEGACY)
+    _, checkpoint = read_checkpoint(LEGACY)
+    config = config_of(checkpoint.options, checkpoint.state, 1000)
+    params = parameters_of(checkpoint.state, config)
     _, workdir = conversion
     trained = json.loads((workdir / "trained.json").read_text())
     assert (trained["lr_scheduler"], trained["t_mult"]) == ("cosine", 2.0)
     assert config["schedule"] == completed({"data.vocabulary_size": 1000})["schedule"]
     assert to_json(read_config(workdir), sort_keys=True) == to_json(config, sort_keys=True)
     checkpoints = Checkpoints(workdir, read_only=True)
-    restored = checkpoints.restore(checkpoints.step("best"), {"params": parameter_shapes(model)})
+    shapes = parameter_shapes(build(config, 1000))
+    restored = checkpoints.restore(checkpoints.step("best"), {"params": shapes})
     checkpoints.close()
-    jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
+    jax.tree.map(np.testing.assert_array_equal, restored, {"params": params})
     assert {path.name for path in (workdir / "checkpoints" / "2").iterdir() if path.is_dir()} == {
         "params"
     }

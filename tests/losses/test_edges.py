@@ -293,25 +293,3 @@ def test_a_head_of_tails_alone():
         wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), (hidden, bands, clusters))
         found = jax.eval_shape(log_probs, *wide)
         assert (found.shape, found.dtype) == ((len(hidden), 45), jnp.float64)
-
-
-@pytest.mark.parametrize(
-    "call, says",
-    [
-        (
-            lambda h, t, y: linear_cross_entropy(
-                h, t, y[:, None], target_probs=np.ones((6, 1)), weights=np.ones(5)
-            ),
-            r"weights of shape \[5\]",
-        ),
-        (lambda h, t, y: adaptive_cross_entropy(h, t, None, y), "must be a list of one Band"),
-        (
-            lambda h, t, y: adaptive_cross_entropy(h, [t], None, y, logit_scale=2.0),
-            r"bands\[0\] of type .* must be a Band",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit(call, says):
-    """One line, not an error of JAX from within."""
-    with pytest.raises(InputError, match=says):
-        call(normal(6, 4), normal(11, 4), RNG.integers(0, 11, 6))

@@ -162,14 +162,30 @@ def test_reports_of_an_adaptive_softmax(case):
         ({"reports": ["top_k"], "top_k": 24}, r"top_k=24 must be at most 23, the words"),
         ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, "no label_smoothing"),
         ({"targets": TEACHER, "target_probs": PROBS[:, :2]}, r"targets of shape \[7, 3\]"),
+        (
+            {"targets": TEACHER[:, :1], "target_probs": PROBS[:, :1], "weights": WEIGHTS[1:]},
+            r"weights of shape \[6\]",
+        ),
         ({"token_axes": "data", "reduction": "none"}, r"token_axes=\('data',\) has no effect"),
         ({"token_axes": "data"}, r"token_axes=\('data',\) cut no tokens here"),
         ({"ignore_index": 0.5}, r"ignore_index=0.5 must be an integer or None"),
     ],
 )
 def test_what_is_refused(options, message):
-    """In one line, with the cure; an adaptive softmax does not know all reports."""
+    """In one line, with the cure."""
     with pytest.raises(InputError, match=message):
         linear_cross_entropy(HIDDEN, TABLE, **({"targets": TARGETS} | options))
-    with pytest.raises(InputError, match="'entropy' is not one of nll, z_loss, .*banded.log_probs"):
-        adaptive_cross_entropy(HIDDEN, [Band(TABLE)], None, TARGETS, reports=["entropy"])
+
+
+@pytest.mark.parametrize(
+    "bands, options, message",
+    [
+        ([Band(TABLE)], {"reports": ["entropy"]}, "'entropy' is not one .*banded.log_probs"),
+        (TABLE, {}, "must be a list of one Band"),
+        ([TABLE], {"logit_scale": 2.0}, r"bands\[0\] of type .* must be a Band"),
+    ],
+)
+def test_what_an_adaptive_softmax_refuses(bands, options, message):
+    """Reports that it does not know, and bands that are none."""
+    with pytest.raises(InputError, match=message):
+        adaptive_cross_entropy(HIDDEN, bands, None, TARGETS, **options)

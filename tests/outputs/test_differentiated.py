@@ -7,7 +7,8 @@ import pytest
 
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.tables import OwnTable
-from tests.toys import random_params
+from tests.losses.test_banded import in_float64
+from tests.toys import params_of_output
 
 FEATURES, TOKENS = 12, 6
 CASES = {  # form, words, cutoffs, factor, width, bias, tokens of a chunk
@@ -23,14 +24,10 @@ def setting(case):
     model = Differentiated(
         OwnTable(words, FEATURES, cutoffs, factor, width, bias, projected=form == "projections"),
     )
-    shapes = jax.eval_shape(
-        lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
-    )["params"]
-    params = random_params(shapes)
     targets = np.array([0, words - 1, cutoffs[0], cutoffs[1] - 1, words // 2, 1], np.int32)
     return (
         model,
-        params,
+        params_of_output(model, FEATURES),
         jax.random.normal(jax.random.key(2), (TOKENS, FEATURES)),
         targets,
         np.linspace(0, 2, TOKENS),
@@ -52,12 +49,6 @@ def dense(form, params, hidden):
     return jax.nn.log_softmax(
         jnp.concatenate(logits, axis=1) + (params["bias"][None] if "bias" in params else 0.0)
     )
-
-
-def in_float64(function, *values):
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), values)
-        return jax.tree.map(np.asarray, jax.jit(function)(*wide))
 
 
 @pytest.mark.parametrize("case", CASES)

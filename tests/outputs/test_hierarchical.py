@@ -8,7 +8,8 @@ import pytest
 from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.outputs.softmax import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
-from tests.toys import random_params
+from tests.losses.test_banded import in_float64
+from tests.toys import params_of_output
 
 FEATURES, TOKENS = 8, 6
 CASES = {  # words, cutoffs, factor, bias, classes
@@ -36,21 +37,6 @@ def given(words):
     )
 
 
-def params_of(model):
-    """Parameters of normal numbers, biases too."""
-    return random_params(
-        jax.eval_shape(
-            lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
-        )["params"]
-    )
-
-
-def in_float64(function, *values):
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), values)
-        return jax.tree.map(np.asarray, jax.jit(function).lower(*wide).compile()(*wide))
-
-
 def by_hand(hidden, targets, bands, clusters):
     """The nll of each target; what each token visits is computed for it alone."""
     starts, losses = np.cumsum([0, *(len(band.table) for band in bands)]), []
@@ -73,7 +59,7 @@ def test_hierarchical_equals_its_definition(case):
     """Loss, nll and all gradients; words sit in classes as equal as can be."""
     words, *_, classes = CASES[case]
     model = model_of(case)
-    params, (hidden, targets, weights) = params_of(model), given(words)
+    params, (hidden, targets, weights) = params_of_output(model, FEATURES), given(words)
 
     def layers(params):
         return model.apply({"params": params}, method=lambda m: (m.bands()[1:], m.clusters))
@@ -110,7 +96,7 @@ def test_bfloat16_is_near_float32():
     """Products run in bfloat16, sums and logarithms in float32."""
     model = model_of("10,007 words, by cluster")
     hidden, targets, _ = given(10_007)
-    params = params_of(model)
+    params = params_of_output(model, FEATURES)
     nll = jax.jit(lambda hidden: model.apply({"params": params}, hidden, targets, method="nll"))
     np.testing.assert_allclose(nll(hidden.astype(jnp.bfloat16)), nll(hidden), rtol=0.02)
 

@@ -12,7 +12,8 @@ import pytest
 from adaptive_jax.outputs import sampled
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
-from tests.toys import random_params
+from tests.losses.test_banded import in_float64
+from tests.toys import params_of_output
 
 FEATURES, TOKENS, SAMPLES = 8, 4, 9
 CASES = {  # class, words, width, bias, proposal
@@ -32,16 +33,13 @@ def setting(case, samples=SAMPLES):
     """The model, its variables, hidden states, targets and weights."""
     kind, words, width, bias, proposal = CASES[case]
     model = kind(OwnTable(words, FEATURES, width=width, bias=bias), samples, proposal)
-    shapes = jax.eval_shape(
-        lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
-    )["params"]
-    params = random_params(shapes)
     lexicon = {"lexicon": {"counts": counts_of(words)}} if proposal == "unigram" else {}
     targets = np.append(
         [0, words - 1, 1], np.random.default_rng(0).integers(0, words, TOKENS - 3)
     ).astype(np.int32)
     hidden = jax.random.normal(jax.random.key(2), (TOKENS, FEATURES))
-    return model, {"params": params} | lexicon, hidden, targets, np.linspace(0, 2, TOKENS)
+    variables = {"params": params_of_output(model, FEATURES)} | lexicon
+    return model, variables, hidden, targets, np.linspace(0, 2, TOKENS)
 
 
 def drawn(model, variables, words):
@@ -80,12 +78,6 @@ def by_hand(case, params, hidden, targets, candidates, expected):
         noise = -jnp.log(odds[-1] / (1 + odds[-1])) - jnp.log(1 / (1 + odds[:-1])).sum()
         rows.append((noise if kind is NCE else nll, nll))
     return tuple(map(jnp.stack, zip(*rows, strict=True)))
-
-
-def in_float64(function, *values):
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), values)
-        return jax.tree.map(np.asarray, jax.jit(function)(*wide))
 
 
 def train_loss(model, variables, params, *arrays):

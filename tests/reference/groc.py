@@ -1,21 +1,16 @@
 """GroC's public code as its reference numbers give it: words, parameters, dropout and tables."""
 
-import functools
 import re
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies.lstm import State, Weights, lstm
 from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
-from adaptive_jax.inputs.groc import GroC, sum_of_rows
+from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.numerics import dropout
-from adaptive_jax.numerics.layers import ACTIVATIONS
 from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
 from tests.reference import sets
 
@@ -118,78 +113,6 @@ def lexicon_of(settings):
 def needed(given, model):
     """What the layer reads of a lexicon."""
     return {name: given[name] for name in model.lexicon_spec}
-
-
-def highway(x, weight, bias, activation):
-    """allennlp's highway layer: the first half of the map is the candidate, the second the gate."""
-    candidate, gate = jnp.split(x @ weight.T + bias[None], 2, axis=-1)
-    gate = jax.nn.sigmoid(gate)
-    return gate * x + (1 - gate) * ACTIVATIONS[activation](candidate)
-
-
-def sequence(x, weights, start=None):
-    """torch's LSTM on `x [time, rows, features]`: what it gives, and its last state."""
-    recurrent = weights["weight_hh_l0"].T
-    if start is None:
-        start = [jnp.zeros((x.shape[1], len(recurrent)), x.dtype)] * 2
-    bias = weights["bias_ih_l0"] + weights["bias_hh_l0"]
-    given = Weights(weights["weight_ih_l0"].T, recurrent, bias)
-    hidden, after = lstm(x.swapaxes(0, 1), given, State(*start))
-    return hidden.swapaxes(0, 1), after
-
-
-def forms(params, settings, tables, asked=None, part=None):
-    """Word vectors from surface vectors of ours and, where this project has no such layer, plain
-    sums: they are multiplied, or a network runs over the words of definitions, or only a part of
-    the vocabulary or of a batch is asked for.
-
-    asked: ids of a batch of tokens. part: first word and end of a range. Either spells the empty
-        word by its letters, and a range gives its last word a surface of zeros; without them, the
-        empty word is zeros, and so are forms of the last word of each chunk.
-    """
-    words, whole = len(tables["char_ids"]), asked is None and part is None
-    plain = settings | {"rel_emb": False, "def_emb": False}
-    encoder = encoder_of(words, plain)
-    given = {"params": of_code(params), "lexicon": {"spelling": spelt(tables["char_ids"])}}
-    surfaces = encoder.apply(given, method="bands")[0].table
-    ids = np.arange(words) if asked is None else np.asarray(asked).ravel()
-    ids = ids if part is None else ids[slice(*part)]
-    if whole:
-        surfaces = surfaces.at[-1].set(0)
-    own = surfaces[ids]
-    parts = [own.at[-1].set(0) if part else own]
-    for name, wanted in ("relations", "rel_emb"), ("definitions", "def_emb"):
-        if settings[wanted]:
-            parts.append(listed(params, settings, surfaces, tables[name][ids]))
-            if whole:
-                ends = [*range(settings["div"] - 1, words, settings["div"]), words - 1]
-                parts[-1] = parts[-1].at[np.array(ends)].set(0)
-    if settings["combine"] == "concat":
-        kernel, bias = (params[f"_comb_lin.{kind}"] for kind in ("weight", "bias"))
-        made = jnp.concatenate(parts, axis=1) @ kernel.T + bias[None]
-    else:
-        made = functools.reduce(
-            jnp.multiply if settings["combine"] == "multiply" else jnp.add, parts
-        )
-    return made[:-1] if whole else made
-
-
-def listed(params, settings, surfaces, places):
-    """The mean of the vectors of words in lists, over as many as a list can have."""
-    most, network = places.shape[1], "_definition_network."
-    if settings["defenc"] == "highway":
-        layer = [params[f"{network}_layers.0.{kind}"] for kind in ("weight", "bias")]
-        surfaces = highway(surfaces, *layer, settings["char_activation"])
-    if settings["defenc"] == "lstm":
-        inner = {n.removeprefix(network): a for n, a in params.items() if n.startswith(network)}
-        return sequence(surfaces[places], inner)[0].sum(axis=1) / most
-    return sum_of_rows(surfaces, jnp.asarray(places, jnp.int32)) / most
-
-
-def asked_of(settings, arrays):
-    """The tokens or the range of words that a case asks for."""
-    part = re.match(r"rows \((\d+), (\d+)\)", settings["call"])
-    return arrays.get("tokens"), tuple(map(int, part.groups())) if part else None
 
 
 def is_ours(settings):

@@ -181,9 +181,6 @@ class Trajectory:
     def anew(self, *given):
         return self._update(False, *given[:-1], {})
 
-    def zeros(self, *given):
-        return self._update(False, *given)
-
     def still(self, *given):
         return self._update(True, *given)
 
@@ -196,12 +193,9 @@ class Trajectory:
         changes, state = self.ours.update(gradients, state, params, scale=scale, stored=stored)
         return changes, state, (sums.nll / sums.tokens, optax.global_norm(gradients)), tables
 
-    def advance(self, source, start, rows, rate, tables=None, still=True):
+    def advance(self, source, start, rows, rate, tables=None):
         """Makes an update, with stored tables or, without, composing anew; its plain loss and
         gradient norm.
-
-        still: with stored tables, the encoder keeps still; else Adam goes on with gradients of 0 of
-            its parameters.
         """
         batch = window(source, start, rows, self.longest)
         scale = jnp.float32(rate / self.settings["lr"])
@@ -209,8 +203,7 @@ class Trajectory:
             self.start()
         carry = jax.tree.map(lambda a: a[: source.shape[1]], self.carry)
         given = self.params, self.state, carry, batch, scale, tables or {}
-        update = self.anew if not tables else self.still if still else self.zeros
-        changes, self.state, numbers, made = self.run(update, *given)
+        changes, self.state, numbers, made = self.run(self.still if tables else self.anew, *given)
         self.tables = tables or made
         self.score(batch)
         self.params = self.apply(changes)

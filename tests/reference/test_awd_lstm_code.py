@@ -2,7 +2,6 @@
 named after the file that it reads.
 """
 
-import functools
 import re
 
 import jax
@@ -17,23 +16,21 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches import streams
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.evaluation.cache import Cache, interpolate, log_probs
-from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.interop.awd_lstm import config_of, parameters_of, settings_of
 from adaptive_jax.interop.words import awd_lstm_words, read_corpus
 from adaptive_jax.losses import banded
 from adaptive_jax.model.language_model import build, init_params, parameter_shapes
 from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
-from adaptive_jax.numerics.layers import Dropout, WeightDropout
 from adaptive_jax.optimizers import optim
 from adaptive_jax.optimizers.nt_asgd import descend_and_average
 from tests.data.test_streams import batches_of, together
-from tests.evaluation.test_caches import log_softmax, quiet
+from tests.evaluation.test_caches import log_softmax
+from tests.random_runs import quiet
 from tests.reference import awd_lstm, sets
 from tests.reference.awd_lstm import AWD_LSTM, Trajectory, at, check_model
-from tests.reference.sets import batch_of, close_to_largest, run_once
+from tests.reference.sets import close_to_largest, run_once
 
 given = awd_lstm.given
-KEY = jax.random.key(0)
 
 
 @pytest.mark.parametrize("case", AWD_LSTM.cases("model_lstm"))
@@ -56,92 +53,7 @@ def test_ar_tar(case, given):
     check_model("ar_tar", case, given)
 
 
-@pytest.mark.parametrize("case", AWD_LSTM.cases("ar_tar", has="tar_is_nan"))
-def test_ar_tar_of_one_step(case):
-    """There the penalty of a window of one step is no number; here it is nothing."""
-    assert AWD_LSTM.settings("ar_tar", case)["tar_is_nan"]
-    about = AWD_LSTM.about("ar_tar")["cases"]
-    whole = next(name for name in about if about[name].get("beta"))
-    weights = dict(AWD_LSTM.arrays("ar_tar", f"{whole}/weight/"))
-    model = build(complete(settings_of(weights)), len(weights["encoder.weight"]))
-    ids = np.ones((2, 1), np.int32)
-    batch = batch_of(ids, ids)
-    carry = model.body.initial_carry(2)
-    loss = functools.partial(awd_lstm.loss_of, model)
-    _, (_, terms, *_) = run_once(loss, parameters_of(weights), batch, carry)
-    assert terms["tar"] == 0.0
-
-
-@pytest.mark.parametrize("case", AWD_LSTM.cases("dropout", has="p"))
-def test_dropout_functions(case, given):
-    """The result of each kind of dropout alone, and the gradient of what it drops from."""
-    settings, arrays = AWD_LSTM.case("dropout", case)
-    rate = settings["p"]
-    if "embedding" in arrays:
-        layer = Lookup(*arrays["embedding"].shape, word_dropout=rate)
-        name, result = "drop", "X"
-        x, gradient = arrays["embedding"], arrays["grad_embedding"]
-
-        def compute(table):
-            return layer.apply(
-                {"params": {"table": table}}, arrays["words"].T, train=True, rngs={"dropout": KEY}
-            )
-
-    elif "y" in arrays:
-        layer, name, result = Dropout(rate, locked=True, name="locked"), "locked", "y"
-        x, gradient = arrays["x"].swapaxes(0, 1), arrays["grad_x"].swapaxes(0, 1)
-
-        def compute(x):
-            return layer.apply({}, x, train=True, rngs={"dropout": KEY})
-
-    else:
-        check_weight_drop(arrays, rate, given)
-        return
-
-    mask = arrays["keep_mask"] if name == "drop" else arrays["keep_mask"].swapaxes(0, 1)
-    with given({name: mask}):
-        ours, of_x = run_once(
-            functools.partial(pulled, compute), x, arrays["cotangent"].swapaxes(0, 1)
-        )
-        np.testing.assert_allclose(ours, arrays[result].swapaxes(0, 1), atol=2e-5)
-        close_to_largest(of_x, gradient)
-
-
-def pulled(compute, x, pull):
-    """The result and the gradient of its product with `pull`."""
-    result, vjp = jax.vjp(compute, x)
-    return result, *vjp(pull)
-
-
-def check_weight_drop(arrays, rate, given):
-    """Two calls of a layer with dropped recurrent weights; the gradient of the raw ones is
-    dropped and scaled too.
-    """
-    layer = WeightDropout(rate, name="weight_drop")
-    weights = layer_of(arrays, "weight/module.", "_raw")
-    state = State(jnp.asarray(arrays["h0"]), jnp.asarray(arrays["c0"]))
-
-    def compute(weights, train):
-        dropped = layer.apply({}, weights.recurrent, train=train, rngs={"dropout": KEY})
-        return lstm(arrays["x"].swapaxes(0, 1), weights._replace(recurrent=dropped), state)[0]
-
-    calls = {name.split("/")[0] for name in arrays if name.startswith("call")}
-    for call in sorted(calls):
-        theirs = arrays.under(f"{call}/")
-        pull = arrays["cotangent"].swapaxes(0, 1)
-        with given({"weight_drop": theirs["keep_mask"].T}):
-            ours, gradient = run_once(
-                functools.partial(pulled, functools.partial(compute, train=True)), weights, pull
-            )
-            dropped = layer.apply({}, weights.recurrent, train=True, rngs={"dropout": KEY})
-        np.testing.assert_allclose(dropped, theirs["dropped_weight"].T, rtol=1e-6)
-        np.testing.assert_allclose(ours, theirs["out"].swapaxes(0, 1), atol=2e-5)
-        close_to_largest(gradient, layer_of(theirs, "grad/module.", "_raw", bias="bias_ih_l0"))
-    evaluated = run_once(functools.partial(compute, train=False), weights)
-    np.testing.assert_allclose(evaluated, arrays["eval_out"].swapaxes(0, 1), atol=2e-5)
-
-
-def layer_of(arrays, start, end="", bias=None):
+def layer_of(arrays, start, bias=None):
     """A layer's weights in our layout; both biases added, or `bias` alone, which gradients
     share.
     """
@@ -151,7 +63,7 @@ def layer_of(arrays, start, end="", bias=None):
         biases = [bias]
     given = (
         arrays[f"{start}weight_ih_l0"].T,
-        arrays[f"{start}weight_hh_l0{end}"].T,
+        arrays[f"{start}weight_hh_l0"].T,
         sum(arrays[start + name] for name in biases),
     )
     return Weights(*map(jnp.asarray, given))
@@ -491,7 +403,6 @@ def test_splitcross(case):
 LEFT_OUT = {
     "*/win*/raw_output*": "before dropout, what is after it is compared",
     "*/win*/output?": "those of inner layers make the last ones, which are compared",
-    "*/call*/cn": "the hidden states that it makes are compared",
     "*/eta_*": "what parameters and averages show",
     "*/mu_*": "what parameters and averages show",
     "*/asgd": "the update after which averages begin is compared",
@@ -501,6 +412,11 @@ ZEROS = "vectors of classes, which begin as those of words do here"
 LEFT_OUT |= {
     f"counts_init/{case}": ZEROS for case in AWD_LSTM.cases("counts_init", has="tail_bias_all_zero")
 }
+ALONE = "a kind of dropout alone: models with each are compared"
+APART = {f"dropout/{case}": ALONE for case in AWD_LSTM.cases("dropout", has="p")}
+ONE_STEP = "no number there; tests/bodies/test_lstm.py has the penalty of one step, 0"
+APART |= {f"ar_tar/{case}": ONE_STEP for case in AWD_LSTM.cases("ar_tar", has="tar_is_nan")}
+LEFT_OUT |= APART | {f"{case}/*": why for case, why in APART.items()}
 
 
 def test_all_is_read(request):

@@ -1,7 +1,7 @@
 """Equality with numbers that fairseq's gated convolutional model computed.
 
-The settings of each case stand in its JSON file; `parameters_of` maps fairseq's tensors, and
-gradients under their names, to ours.
+The settings of each case stand in its JSON file; the converter makes configs of them, and maps
+fairseq's tensors, and gradients under their names, to ours.
 """
 
 import functools
@@ -17,11 +17,11 @@ import pytest
 from flax import linen as nn
 
 from adaptive_jax.bodies.gated_conv import Convolution
-from adaptive_jax.interop import torch_files
+from adaptive_jax.interop import fconv, torch_files
 from adaptive_jax.interop.convert import read_checkpoint
-from adaptive_jax.interop.fairseq import cutoffs_of
-from adaptive_jax.interop.fconv import blocks_of, layers_of, parameters_of
-from adaptive_jax.interop.words import read_dictionary
+from adaptive_jax.interop.fairseq import SOFTMAX
+from adaptive_jax.interop.fconv import layers_of, parameters_of
+from adaptive_jax.interop.words import fairseq_words
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.batch import Batch
@@ -42,27 +42,11 @@ def settings_of(name):
     return GCNN.settings(name, case)
 
 
-def config_of(options, vocabulary_size, blocks):
-    """The config of a case, given fairseq's options."""
-    full, width = options["criterion"] == "cross_entropy", options["decoder_embed_dim"]
-    table = {"bias": True, "weight_norm": True, "cutoffs": ()}
-    if not full:
-        table = {"cutoffs": cutoffs_of(options, "adaptive_softmax_cutoff", vocabulary_size)}
-    body = {"features": width, "blocks": blocks, "form": "fairseq", "dropout": options["dropout"]}
-    rate = 0.0 if full else options.get("adaptive_softmax_dropout", 0.0)
-    return {
-        "dtype": "float32",
-        "shard_words": False,
-        "data": {"vocabulary_size": vocabulary_size},
-        "input": {"name": "lookup"},
-        "body": {"name": "gated_conv", "output_width": width if full else 0} | body,
-        "output": {
-            "name": "softmax" if full else "adaptive",
-            "table": {"name": "own"} | table,
-            "input_dropout": rate,
-            "tail_dropout": rate,
-        },
-    }
+def config_of(options, vocabulary_size, blocks=()):
+    """The config that the converter makes of the options of a case; blocks: instead of its own."""
+    softmax = [] if options["criterion"] == "cross_entropy" else [f"{SOFTMAX}.head"]
+    config = fconv.config_of(options, dict.fromkeys(softmax), vocabulary_size)
+    return config | {"body": config["body"] | ({"blocks": blocks} if blocks else {})}
 
 
 def close(ours, theirs, tolerance=2e-5):
@@ -165,8 +149,8 @@ def computed(name):
     case, arrays = settings_of(name), GCNN.arrays(name)
     options, layers = case["model_options"], case["layers_expanded"]
     assert layers_of(options["decoder_layers"]) == [tuple(layer) for layer in layers]
-    config = config_of(options, case["vocab_size"], blocks_of(layers))
-    single = config_of(options, case["vocab_size"], blocks_single(blocks_of(layers)))
+    config = config_of(options, case["vocab_size"])
+    single = config_of(options, case["vocab_size"], blocks_single(config["body"]["blocks"]))
     model, unrepeated = build(config, case["vocab_size"]), build(single, case["vocab_size"])
     state = torch_files.read(GCNN.path(f"{name}.pt"))["model"]
     both = batch_of(
@@ -335,13 +319,19 @@ def test_legacy(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_checkpoint(name):
-    """Its words are those of the dictionary; it has the count of parameters and of updates."""
+    """Its words are those of the dictionary, its layers those of the case; it has the count of
+    parameters and of updates.
+    """
     case = settings_of(name)
-    _, found = read_checkpoint(GCNN.path(f"{name}.pt"))
-    words = read_dictionary(GCNN.path("dict.txt"))
+    converter, found = read_checkpoint(GCNN.path(f"{name}.pt"))
+    assert converter is fconv.FCONV_LM
+    words, state = fairseq_words(GCNN.path("dict.txt"), found.state)
     assert len(words) == case["vocab_size"]
-    config = config_of(case["model_options"], len(words), blocks_of(case["layers_expanded"]))
-    params = parameters_of(found.state, config)
+    config = fconv.config_of(found.options, state, len(words))
+    of_case = config_of(case["model_options"], len(words))
+    for group in "dtype", "input", "body", "output":
+        assert config[group] == of_case[group], group
+    params = parameters_of(state, config)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == case["parameters"]
     assert found.updates == case["updates_done_before_saving"]
 
@@ -350,9 +340,7 @@ def test_checkpoint(name):
 def test_training(name):
     """Updates by `nag`: losses, norms, parameters and momentum."""
     case, arrays = settings_of(name), GCNN.arrays(name)
-    config = config_of(
-        case["model_options"], case["vocab_size"], blocks_of(case["layers_expanded"])
-    )
+    config = config_of(case["model_options"], case["vocab_size"])
     model = build(config, case["vocab_size"])
     start = parameters_of(dict(arrays.under("start/")), config)
     settings = {
@@ -414,7 +402,7 @@ def test_init_stats(name):
         fairseq draws with the head's.
     """
     case = GCNN.settings("init_stats", name)
-    config = config_of(case, case["vocab_size"], blocks_of(layers_of(case["decoder_layers"])))
+    config = config_of(case, case["vocab_size"])
     squares = {
         key: np.full(stat["shape"], stat["mean"] ** 2 + stat["std"] ** 2)
         for key, stat in case["parameters"].items()
@@ -448,7 +436,7 @@ def test_parameter_counts(entry, case):
         "adaptive_softmax_cutoff": ",".join(map(str, (row["cutoffs"] or [])[:-1])),
         "dropout": 0.1,
     } | row
-    config = config_of(options, row["vocab_size"], blocks_of(layers_of(row["decoder_layers"])))
+    config = config_of(options, row["vocab_size"])
     model = build(config, row["vocab_size"])
     assert model.body.receptive_field == row["receptive_field"]
     shapes = parameter_shapes(model)

@@ -4,26 +4,20 @@ a user meets it.
 
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import adaptive_jax
 from adaptive_jax.config.keys import complete
-from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
+from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run, put_lexicon
-from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.parallel import sharding
 from adaptive_jax.text import generate
 from adaptive_jax.text.generate import DecodeState
 from adaptive_jax.text.load import LoadedModel
 from adaptive_jax.text.options import Options
-from tests.toys import random_params
+from tests.random_runs import log_probs_of, random_run
 
 WORDS = Vocabulary.build({"<eos>": 30, "<unk>": 20} | {f"w{n}": 19 - n for n in range(17)})
 TINY = {
@@ -59,33 +53,7 @@ def fresh(vocabulary=WORDS, scale=3.0, **changes):
     drop = [key for key in TINY if key.startswith("body.") and "body.name" in changes]
     drop += [key for key in TINY if key.startswith("input.") and "input.name" in changes]
     config = complete({key: value for key, value in TINY.items() if key not in drop} | changes)
-    config, vocabulary = in_clusters(config, vocabulary)
-    model, mesh = build(config, len(vocabulary)), sharding.device_mesh()
-    params = random_params(parameter_shapes(model), scale)
-    return LoadedModel(
-        Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
-    )
-
-
-def looking_back(loaded):
-    """A function that computes the log-probabilities of the next word from all tokens that it
-    is given, with no cache.
-    """
-    run, length = loaded.run, 48
-
-    @jax.jit
-    def program(tokens, last):
-        zeros = jnp.zeros((1, length), jnp.int32)
-        batch = Batch(tokens, zeros, jnp.ones((1, length)), jnp.zeros(1, jnp.int32))
-        variables = {"params": run.params, "lexicon": run.lexicon}
-        return run.model.apply(variables, batch, last[None, None], method="log_probs")[0, 0]
-
-    def log_probs(tokens):
-        padded = np.zeros((1, length), np.int32)
-        padded[0, : len(tokens)] = tokens
-        return np.asarray(program(padded, np.int32(len(tokens) - 1)), np.float64)
-
-    return log_probs
+    return LoadedModel(random_run(config, vocabulary, scale))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +64,7 @@ def model(trained):
 
 @pytest.fixture(scope="module")
 def slow(model):
-    return looking_back(model)
+    return log_probs_of(model.run)
 
 
 def test_load_opens_a_run(model, trained, text):
@@ -136,7 +104,7 @@ def test_states_remember_what_they_have_read(body):
     reads all from the beginning.
     """
     loaded = fresh(**BODIES[body])
-    log_probs, size = looking_back(loaded), len(WORDS)
+    log_probs, size = log_probs_of(loaded.run), len(WORDS)
     options = Options(window=16 if body == "transformer" else 0)
     state = DecodeState(loaded.decoder, np.arange(4, 14, dtype=np.int32) % size, options, rows=2)
     for words in (1, 2), (5, 9):
@@ -154,7 +122,7 @@ def test_states_remember_what_they_have_read(body):
 def test_beam_search_with_beams_enough_is_exhaustive():
     """All texts of two words, and those whose line ends sooner, against their enumeration."""
     loaded = fresh()
-    log_probs, eos, size = looking_back(loaded), WORDS.eos, len(WORDS)
+    log_probs, eos, size = log_probs_of(loaded.run), WORDS.eos, len(WORDS)
     first = log_probs([eos, 5])
     texts = {(eos,): first[eos]}
     for word in set(range(size)) - {eos}:
@@ -193,7 +161,7 @@ def test_next_words_are_the_likeliest(case, tmp_path):
         }
     loaded = fresh(**changes)
     words = loaded.run.vocabulary
-    expected = looking_back(loaded)([words.eos, *loaded.encode("w3 w1")])
+    expected = log_probs_of(loaded.run)([words.eos, *loaded.encode("w3 w1")])
     best = np.argsort(-expected)[:6]
     found = loaded.next_words("w3 w1", 6)
     assert [word for word, _ in found] == [words.words[i] for i in best]
@@ -270,7 +238,7 @@ def test_words_of_units(monkeypatch):
         [text] = loaded.continuations("low", words=2, avoid=ends, **how)
         assert len(text.tokens) == 40  # which would go on for ever
     found = loaded.continuations("low", words=1, beams=8, samples=4, avoid=())
-    log_probs, before = looking_back(loaded), [units.eos, *loaded.encode("low")]
+    log_probs, before = log_probs_of(loaded.run), [units.eos, *loaded.encode("low")]
     for one in found:
         total = sum(
             log_probs([*before, *one.tokens[:i]])[token] for i, token in enumerate(one.tokens)

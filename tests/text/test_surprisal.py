@@ -10,19 +10,15 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
-from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import score_split
-from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.parallel import sharding
 from adaptive_jax.text import surprisal
 from adaptive_jax.text.load import LoadedModel
-from tests.toys import random_params
+from tests.random_runs import quiet, random_run
 
 WINDOW, CONTEXT = 16, 8
 COUNTS = {f"{'ab' * (n % 7)}{n}": 60 - n for n in range(58)}
@@ -57,8 +53,8 @@ LINES = [
 ]
 
 
-def opened(config, layers=(), vocabulary=WORDS, break_mode="none", lexical=None):
-    """A run of random parameters, whose words differ much in probability."""
+def opened(config, layers=(), vocabulary=WORDS, break_mode="none"):
+    """A model of random parameters, whose words differ much in probability."""
     config = config(
         **{
             "body.features": 16,
@@ -69,11 +65,7 @@ def opened(config, layers=(), vocabulary=WORDS, break_mode="none", lexical=None)
             "tokens_per_device": 64,
         }
     )
-    config, vocabulary = in_clusters(config | dict(layers), vocabulary)
-    model = build(config, len(vocabulary))
-    words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.lexicon_spec()))
-    params = random_params(parameter_shapes(model), 1.5)
-    return LoadedModel(Run(model, params, words, sharding.device_mesh(), vocabulary, config, 0))
+    return LoadedModel(random_run(config | dict(layers), vocabulary, 1.5))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +182,7 @@ def test_a_running_text_is_scored_as_a_split(model, break_mode, context, monkeyp
         model.run,
         ids,
         Windows(WINDOW, context, break_mode, "packed", rows=4),
-        lambda batches, count: batches,
+        quiet,
     )
     for most in 1, 1_000:
         monkeypatch.setattr(surprisal, "FIRST", most)
