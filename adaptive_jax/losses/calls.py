@@ -166,9 +166,10 @@ def validate_bands(
         InputError: hidden states of another width than the bands take, or bands and clusters that
             do not fit together.
     """
-    given = f"bands={bands}" if bands is None or bands == [] else type(bands).__name__
     listed = isinstance(bands, Iterable) and not isinstance(bands, jax.Array | np.ndarray)
-    if not listed or not (bands := list(bands)):
+    given = "none" if listed else type(bands).__name__
+    bands = list(bands) if listed else []
+    if not bands:
         raise InputError(f"bands must be a list of one Band(table) or more, got {given}")
     bands = [_band(f"bands[{i}]", band) for i, band in enumerate(bands)]
     tails, head = len(bands) - 1, bands[0]
