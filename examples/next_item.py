@@ -24,7 +24,7 @@ import optax
 from flax import linen as nn
 
 from adaptive_jax import linear_cross_entropy, update_rows
-from adaptive_jax.outputs.sampled import Sampled, log_uniform, log_uniform_chance
+from adaptive_jax.outputs.sampled import Sampled, log_uniform, log_uniform_chance, scores
 
 WIDTH = 64
 ROWS, TIME = 128, 8  # a batch has ROWS sessions of TIME items, and the item after each of them
@@ -97,8 +97,8 @@ def main():
                 parts["vectors"][1:], parts["bias"][1:], (targets.ravel(), candidates), strict=True
             )
         )
-        hit = targets.reshape(-1, 1) == candidates[None]
-        return Sampled.losses(hidden, own, others, hit, math.log(items))[0].sum()
+        found = scores(hidden, None, own, others, targets.reshape(-1, 1) == candidates[None])
+        return Sampled.losses(found, own[2], others[2], math.log(items))[0].sum()
 
     # Donated, so that the table is changed where it lies.
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2, 3))

@@ -354,7 +354,7 @@ WRONG = [
     (lambda: call(HIDDEN[..., :6], IDS), "[2, 3, 6]"),
     (lambda: predict(np.ones((4, 9), "f")), "[4, 9]"),
     (lambda: logs(np.ones((0, 8), "f")), "[0, 8]"),
-    (lambda: core([]), "bands=[]"),
+    (lambda: core([]), "bands must be a list of one Band(table) or more, got none"),
     (lambda: core(BANDS), "clusters=None"),
     (lambda: core([Band(np.ones((20, 8), "f"))], CLUSTERS), "clusters=Band"),
     (lambda: core(BANDS, Band(np.ones((2, 8), "f"))), "clusters.table of shape [2, 8]"),
