@@ -22,8 +22,8 @@ def load(folder):  # the program, its arrays, what is known of it, and the id of
     program = jax.jit(jax.export.deserialize((folder / "scorer.stablehlo").read_bytes()).call)
     about = json.loads((folder / "scorer.json").read_text())
     data = about["config"]["data"]
-    if data["codes"] or data["corpus"] == "ids":
-        sys.exit("this example splits text at white space, and the model reads sub-words or ids")
+    if data["codes"] or data["corpus"] == "ids" or data["lower"] or data["tokeniser"] != "none":
+        sys.exit("this example splits text at white space, and the model reads it in another way")
     lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     ids = {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
     return program, load_file(folder / "scorer.safetensors"), about, ids

@@ -25,17 +25,17 @@ def load(folder):  # the parameters by name, the config, and the id of each word
     ]
     kind += [
         config["output"]["table"].get("share_head_projection", False),
-        config["data"]["codes"],
+        config["data"]["codes"] or config["data"]["tokeniser"] != "none",
     ]
     kind += [
         config["input"].get("scaled"),
         any(f"output.table.{name}" in p for name in ("projection_0", "bias", "head")),
         config["body"].get("scaled"),
-        config["data"]["corpus"] == "ids",
+        config["data"]["corpus"] == "ids" or config["data"]["lower"],
         "output.clusters" in p and "input.table_0" in p,
     ]
     layers = ["transformer", "adaptive", "adaptive", "sinusoidal"]
-    if kind != [*layers, False, 0, False, False, True, False, True]:
+    if kind != [*layers, False, False, False, False, True, False, True]:
         sys.exit(f"this example does not read such a model: {kind}")
     bands = [
         p[f"input.table_{i}"] @ p[f"input.projection_{i}"]

@@ -52,7 +52,7 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
 def _read(path):
     """The first word of every line."""
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise InputError(

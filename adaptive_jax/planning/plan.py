@@ -14,6 +14,7 @@ import jax
 
 from adaptive_jax.data.batches.layouts import check_layout, scored_break_mode
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.model.composition import encoded_shapes
 from adaptive_jax.model.language_model import (
     LanguageModel,
     build,
@@ -91,8 +92,11 @@ def make_plan(
     shapes = parameter_shapes(model)
     state = shapes, jax.eval_shape(optim.from_config(config).init, shapes)
 
+    stored = encoded_shapes(model) if config["compose_share"] < 1 else {}
+    stored = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(stored))  # on every device
+
     def state_bytes(fsdp):
-        return _sharded_bytes(model, state, devices, fsdp)
+        return _sharded_bytes(model, state, devices, fsdp) + stored
 
     def with_gradients(fsdp):
         # Those of a microbatch, and their sum.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive_jax.data.batches.windows import ALONE
+from adaptive_jax.data.batches.windows import ends_example, last_example
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, check_at_least
@@ -93,7 +93,7 @@ class DecodeState:
         self._decoder, self._options = decoder, options
         self._vocabulary = decoder.run.vocabulary
         self._break_mode = config["batches"]["break_mode"]
-        prompt = prompt[self._last_example(prompt) :]
+        prompt = last_example(prompt, self._vocabulary.eos, self._break_mode)
         self.tokens = np.append(np.int32(self._vocabulary.eos), prompt)[None]
         self._begin = self.tokens.shape[1]
         self.progress = Progress(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
@@ -159,23 +159,11 @@ class DecodeState:
         num_words = num_words + (going & self._vocabulary.ends_word[ids])
         num_lines = num_lines + (going & eos)
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
-        ended |= self._ends_example(ids, self.tokens[rows, -1])
+        ended |= ends_example(ids, self.tokens[rows, -1], self._vocabulary.eos, self._break_mode)
         ended |= length + 1 >= MOST_UNITS * words  # sub-words may never end a word
         return Progress(
             log_prob + np.where(going, log_probs, 0), length + going, num_words, num_lines, ended
         )
-
-    def _ends_example(self, ids, before):
-        """Whether tokens, each with the one before it, end an example of training that sees
-        nothing else.
-        """
-        ends = (ids == self._vocabulary.eos) & (self._break_mode in ALONE)
-        return ends & ((self._break_mode != "complete_doc") | (before == self._vocabulary.eos))
-
-    def _last_example(self, tokens):
-        """Where the last example of a prompt begins; examples see nothing before them."""
-        before = np.append(self._vocabulary.eos, tokens[:-1])
-        return np.append(0, 1 + np.flatnonzero(self._ends_example(tokens, before)))[-1]
 
     def _counted(self, found):
         """The result on the host, its computed tails counted."""
@@ -374,11 +362,12 @@ def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[
     check_at_least(1, k=k)
     vocabulary, k = lines.vocabulary, min(k, len(lines.vocabulary))
     if isinstance(vocabulary, Subwords):
-        options = Options(words=1, beams=2 * k, samples=k, avoid=())
-        found = Writer(decoder, lines, text, options).continuations()
-        return [
-            (lines.decode(one.tokens).replace("\n", EOS), math.exp(one.log_prob)) for one in found
-        ]
+        options = Options(words=1, beams=2 * k, samples=2 * k, avoid=())
+        probs = {}  # of a word all its spellings in units
+        for one in Writer(decoder, lines, text, options).continuations():
+            word = lines.decode(one.tokens).replace("\n", EOS)
+            probs[word] = probs.get(word, 0.0) + math.exp(one.log_prob)
+        return sorted(probs.items(), key=lambda pair: -pair[1])[:k]
     best = DecodeState(decoder, lines.encode(text), Options()).top_k(k)
     pairs = zip(best.ids[0].tolist(), np.exp(best.log_probs[0]).tolist(), strict=True)
     return [(vocabulary.words[token], prob) for token, prob in pairs]

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from adaptive_jax.data.batches.examples import examples
-from adaptive_jax.data.batches.windows import ALONE, Windows, check_windows
+from adaptive_jax.data.batches.layouts import scored_break_mode
+from adaptive_jax.data.batches.windows import ALONE, Windows, check_windows, last_example
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
@@ -91,14 +92,14 @@ class LineScorer:
             InputError: settings that do not fit each other or the run.
         """
         batches = run.config["batches"]
-        break_mode = batches["break_mode"]
         config.check()
         follows = config.context_from == "previous"
+        break_mode = scored_break_mode(run.config) if follows else batches["break_mode"]
         if follows and (break_mode == "eos" or (break_mode in ALONE and config.given)):
             unit = "sentences" if break_mode == "eos" else "documents"
             raise InputError(
                 f"context_from='previous' does not fit this run, whose {unit} saw nothing before"
-                f" them (batches.break_mode={break_mode}): use 'none'"
+                f" them (break_mode={break_mode}): use 'none'"
             )
         if config.rank_and_entropy and isinstance(lines.vocabulary, Subwords):
             raise InputError(
@@ -118,6 +119,7 @@ class LineScorer:
             self.context = 0 if self.carries or break_mode in ALONE else self.window // 2
         check_windows(Windows(self.window, self.context, break_mode, batches["layout"], rows=1))
         self.given = lines.encode(config.given) if config.given else NO_TOKENS
+        self.given = last_example(self.given, self.eos, break_mode)
         self._carry_of_given = None
 
     def __call__(self, texts: Iterable[str]) -> Iterator[ScoredLine]:

@@ -14,8 +14,8 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import LanguageModel, build, variable_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
-from adaptive_jax.parallel import hosts
-from adaptive_jax.planning.plan import describe, divide_update, make_plan
+from adaptive_jax.parallel import accelerators, hosts
+from adaptive_jax.planning.plan import check_memory, describe, divide_update, make_plan
 from adaptive_jax.training import compiled, sparse, writers
 from adaptive_jax.training.finetuning import check_fits, check_origin
 from adaptive_jax.training.own_text import with_text
@@ -53,7 +53,10 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
         written = plan._asdict() | {"target": counted}
         hosts.log0(f"{describe(plan)}\n{compiled.describe(found, counted)}")
     else:
-        plan = make_plan(config, words, jax.device_count())
+        memory = accelerators.memory()
+        plan = make_plan(config, words, jax.device_count(), memory)
+        if memory:  # a CPU may plan for other devices
+            check_memory(plan, memory)
         written = plan._asdict()
         hosts.log0(f"{describe(plan)}\n{TARGET}")
     if hosts.first() and not (workdir / "config.json").exists():  # a run that has begun has its own

@@ -64,8 +64,8 @@ def reason(
 ) -> str | None:
     """Why a run ends after `step` updates, as the first words of its last line; None: it goes on.
 
-    losses: of all evaluations so far. late: whether its hours are over. ended: whether the
-        optimizer says so.
+    losses: of all evaluations so far that `validates` asks for. late: whether its hours are over.
+        ended: whether the optimizer says so.
     """
     if step == config["steps"]:
         return "finished"

@@ -178,9 +178,11 @@ class Training:
             together = not jax.distributed.is_initialized()
             raise
         finally:
-            self.metrics.close()
-            if together:  # otherwise the others would not answer
-                self.checkpoints.close()
+            try:
+                self.metrics.close()
+            finally:
+                if together:  # otherwise the others would not answer
+                    self.checkpoints.close()
 
     def _catch_up(self):
         """Makes up for the evaluation that was due when the run was stopped, which saved its state
@@ -297,7 +299,10 @@ class Training:
 
     def _reason(self, step, late):
         ended = optim.ended(self.state.optimizer)
-        return reason(self.job.config, step, list(self.metrics.losses.values()), late, ended)
+        config, losses = self.job.config, self.metrics.losses.items()
+        # An evaluation at the end of a start that its hours limited is not one of the run.
+        losses = [nll for at, nll in losses if any(validates(config, at, False))]
+        return reason(config, step, losses, late, ended)
 
     def _stop(self, step):
         self.checkpoints.save(step, self.state.items(), None, self.clock.hours())

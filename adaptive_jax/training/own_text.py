@@ -15,6 +15,7 @@ from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import in_store
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.cutoffs import paper_cutoffs
 from adaptive_jax.workdir.settings import read_config
@@ -50,6 +51,8 @@ def with_text(config: dict, workdir: Path) -> dict:
     if {"data.threshold", "data.codes"} <= {*_open_keys(config)} and not data["limit"]:
         if data["corpus"] == "ids":
             lines.append("words        the ids of the tokenizer, the most frequent first")
+        elif in_store(data["path"]):
+            lines.append("words        those that the corpus was prepared with")
         else:
             held_out = count_words(data, "validation")
             everything = load(data | {"threshold": 1}, splits=()).vocabulary

@@ -115,7 +115,7 @@ def test_medians_of_many_words():
 def test_words_of_a_vocabulary():
     """Every token is a word of its own frequency; the word before the first is <eos>."""
     vocabulary = Vocabulary.build({"the": 9, "<eos>": 5, "cat": 2})
-    words = words_of(np.array([0, 2, 1, 0, 1]), np.arange(5, dtype=np.float32), vocabulary, {})
+    words = words_of(np.array([0, 2, 1, 0, 1]), np.arange(5, dtype=np.float32), vocabulary, {}, {})
     np.testing.assert_array_equal(words.nll, np.arange(5.0))
     np.testing.assert_array_equal(words.counts, [9, 2, 5, 9, 5])
     np.testing.assert_array_equal(words.before(), [5, 9, 2, 5, 9])
@@ -136,6 +136,7 @@ def test_words_of_units(tmp_path):
         ids,
         nll,
         units,
+        {"corpus": "text_files", "path": str(tmp_path / "none")},
         {"corpus": "text_files", "path": str(tmp_path), "cache": str(tmp_path / "cache")},
     )
     ends = np.cumsum(lengths)
@@ -145,5 +146,5 @@ def test_words_of_units(tmp_path):
     np.testing.assert_array_equal(words.counts, [3, 0, 2, 2, 1, 2])
     np.testing.assert_array_equal(words.before(), [2, 3, 0, 2, 2, 1])
     vocabulary = Vocabulary.build(dict.fromkeys(line, 1))
-    whole = words_of(vocabulary.encode_words(line)[0], np.zeros(len(line)), vocabulary, {})
+    whole = words_of(vocabulary.encode_words(line)[0], np.zeros(len(line)), vocabulary, {}, {})
     np.testing.assert_array_equal(words.hashes, whole.hashes)

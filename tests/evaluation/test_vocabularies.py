@@ -220,7 +220,7 @@ def test_the_words_of_a_file(tmp_path, config):
     vocabulary.
     """
     own = Vocabulary.build({"<eos>": 2, "a": 1})
-    (tmp_path / "words.txt").write_text("zebra 7\na 3\n\nb\nzebra\n")
+    (tmp_path / "words.txt").write_text("zebra 7\na 3\n\nb\nzebra\n", encoding="utf-8-sig")
     vocabulary = extended(own, str(tmp_path / "words.txt"), {}, "test")
     assert vocabulary.words == ("<eos>", "a", "zebra", "b")
     assert vocabulary.counts.tolist() == [2, 1, 0, 0]

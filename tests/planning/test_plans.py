@@ -17,6 +17,7 @@ from adaptive_jax.numerics.bands import softmax_flops
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.planning import cutoffs
 from adaptive_jax.planning.plan import check_memory, choose_fsdp, describe, make_plan
+from adaptive_jax.training.dry_run import dry_run
 from configs import billion_word, papers, quickstart, wikitext103
 
 VERY_LARGE = resolve(billion_word.get_config("very_large"))
@@ -114,6 +115,21 @@ def test_as_few_devices_as_hold_the_model_share_it():
     assert found == [1, 1, 2, 8]
     some = [choose_fsdp(VERY_LARGE | {"fsdp": n}, 793_471, 8, int(1e9)) for n in (2, 3, 16)]
     assert some == [2, 1, 8]
+
+
+def test_a_dry_run_plans_for_the_memory_that_is_there(tmp_path, monkeypatch):
+    """As training does: it said that all is well of models that do not fit."""
+    monkeypatch.setattr("adaptive_jax.parallel.accelerators.memory", lambda: 10_000)
+    with pytest.raises(InputError, match="needs at least 0.0 GB a device"):
+        dry_run(small(), tmp_path / "run")
+
+
+def test_stored_tables_are_state():
+    """Every device has those of `compose_share` below 1."""
+    tied = {"output.name": "softmax", "output.table.name": "tied"}
+    configs = [small("cnn", **tied, compose_share=share) for share in (1.0, 0.5)]
+    whole, sparse = (make_plan(config, 122, 1) for config in configs)
+    assert sparse.state_bytes - whole.state_bytes == 4 * 122 * 32
 
 
 def test_what_a_device_holds_and_gathers():

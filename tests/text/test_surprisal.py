@@ -172,10 +172,11 @@ def test_lines_alone_with_a_carry(lstm, long_twin, given):
     "break_mode, context", [("none", CONTEXT), ("complete", CONTEXT), ("complete_doc", 0)]
 )
 def test_a_running_text_is_scored_as_a_split(model, break_mode, context, monkeypatch):
-    """Whatever lines are read at a time."""
-    config = model.run.config | {
-        "batches": model.run.config["batches"] | {"break_mode": break_mode}
-    }
+    """Whatever lines are read at a time, and where evaluation breaks in another way than
+    training, too.
+    """
+    config = model.run.config | {"evaluate_break_mode": break_mode}
+    assert config["batches"]["break_mode"] == "none"
     model = LoadedModel(model.run._replace(config=config))
     ids = model.encode("".join(f"{line}\n" for line in LINES * 3))
     nll, _ = score_split(
@@ -223,6 +224,17 @@ def test_an_eager_line_does_not_wait(model, twin):
     before, ids = tokens_of(model, "\n".join(LINES[:2])), tokens_of(model, LINES[2])
     expected = twin(np.concatenate([before, ids]).tolist())[len(before) :]
     np.testing.assert_allclose(third.log_probs, of_targets(expected, ids), atol=2e-5)
+
+
+def test_what_sentences_see(model):
+    """Of what is given, a run of separate sentences sees the last one, if it is not complete."""
+    config = model.run.config | {"batches": model.run.config["batches"] | {"break_mode": "eos"}}
+    model = LoadedModel(model.run._replace(config=config))
+    for given, seen in ("ab1 abab2\n7", "7"), ("ab1 abab2\n", ""):
+        for one, other in zip(
+            model.score(LINES, given=given), model.score(LINES, given=seen), strict=True
+        ):
+            np.testing.assert_array_equal(one.log_probs, other.log_probs)
 
 
 def test_unseen_words_and_frequencies(model):

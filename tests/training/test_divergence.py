@@ -1,6 +1,7 @@
 """Updates that diverge: noticed, named, and left out if the config says so; early stopping."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training.divergence import MOST_SKIPPED, Diverged, DivergenceMonitor
 from adaptive_jax.training.ends import reason
-from adaptive_jax.training.loop import train
+from adaptive_jax.training.loop import Training, train
 from adaptive_jax.training.state import initial_state, parameter_names, shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 from tests.training.test_metrics import metrics
@@ -157,5 +158,19 @@ def test_early_stopping(config, tmp_path, capsys):
 )
 def test_patience(losses, stops):
     """Two evaluations without a lower loss end a run, and one with a lower loss starts anew."""
-    config = {"steps": 9, "early_stopping": 2}
+    config = {"steps": 9, "early_stopping": 2, "evaluate_every": 1, "checkpoint_every": 0}
     assert reason(config, 5, losses, False, False) == ("stopped early" if stops else None)
+
+
+def test_patience_over_starts_of_limited_hours():
+    """The evaluation at the end of such a start is not one of the run: it would end sooner than a
+    run in one start.
+    """
+    config = {"steps": 900, "early_stopping": 4, "evaluate_every": 100, "checkpoint_every": 0}
+    losses = {100: 5.0, 200: 4.9, 300: 4.95, 400: 4.94, 437: 4.93, 500: 4.92}
+    run = SimpleNamespace(
+        job=SimpleNamespace(config=config),
+        metrics=SimpleNamespace(losses=losses),
+        state=SimpleNamespace(optimizer=()),
+    )
+    assert Training._reason(run, 500, False) is None

@@ -88,6 +88,20 @@ def check_windows(settings: Windows) -> None:
         )
 
 
+def ends_example(ids: np.ndarray, before: np.ndarray, eos: int, break_mode: str) -> np.ndarray:
+    """Whether tokens, each with the one before it, end an example of training that sees nothing
+    else.
+    """
+    ends = (ids == eos) & (break_mode in ALONE)
+    return ends & ((break_mode != "complete_doc") | (before == eos))
+
+
+def last_example(ids: np.ndarray, eos: int, break_mode: str) -> np.ndarray:
+    """The end of a text that what follows it may see."""
+    ends = ends_example(ids, np.append(eos, ids[:-1]), eos, break_mode)
+    return ids[np.append(0, 1 + np.flatnonzero(ends))[-1] :]
+
+
 def windows(
     ids: np.ndarray, eos: int, settings: Windows
 ) -> tuple[int, Iterator[tuple[WindowBatch, np.ndarray]]]:

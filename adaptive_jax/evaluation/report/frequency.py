@@ -102,13 +102,17 @@ def check_edges(edges: Sequence[int]) -> None:
         )
 
 
-def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Mapping) -> Words:
+def words_of(
+    ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapping
+) -> Words:
     """The words of a text: of sub-word units, their sums and the words' own frequencies.
 
     Args:
         ids, nll: `[tokens]`; nll is NaN for tokens that are not scored.
         data: the group `data` of the run's config; the training text is counted for sub-word units
             only.
+        other: the same with the text of --data_path, which is counted where `data` has no words:
+            ids in object storage, or a text that is not on this machine.
 
     Raises:
         InputError: as `count_words`.
@@ -120,7 +124,13 @@ def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Map
     eos_count = int(vocabulary.counts[vocabulary.eos])
     if not isinstance(vocabulary, Subwords):
         return Words(nll, vocabulary.counts[ids], eos_count, _hashes(spellings)[ids])
-    starts, seen = np.concatenate([[0], ends[:-1] + 1]), count_words(data, "train")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    try:
+        seen = count_words(data, "train")
+    except InputError:
+        if other == data:
+            raise
+        seen = count_words(other, "train")
     words = [
         b"".join(spellings[i] for i in ids[a : b + 1]).removesuffix(mark)
         for a, b in zip(starts.tolist(), ends.tolist(), strict=True)

@@ -130,7 +130,7 @@ def read_run(workdir: Path, name: str, request: Request) -> RunReport:
         evaluate(workdir, request._replace(checkpoint=str(step)))
         found = _result(workdir, config, scored, asked)
     result, nll = found
-    words = words_of(ids, nll, vocabulary, config["data"])
+    words = words_of(ids, nll, vocabulary, config["data"], data)
     others = [each for each, _ in _results(workdir, config, scored)]
     log = _log(workdir / "metrics.jsonl")
     return RunReport(name, workdir, config, vocabulary, ids, nll, words, result, others, log)
