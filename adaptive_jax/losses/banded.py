@@ -203,6 +203,9 @@ def _losses_backward(static, residuals, cotangents):
         pulls = jnp.where(counted[..., None] != 0, jnp.stack(pulls, axis=-1), 0.0)
         live = jnp.any(pulls != 0, axis=-1).astype(weight.dtype)
         tokens = tokens._replace(weight=live, pulls=pulls)
+    # Hidden states, softmax and probs were guarded in the forward pass.
+    weight, pulls = without_derivative((tokens.weight, tokens.pulls), ONCE)
+    tokens = tokens._replace(weight=weight, pulls=pulls)
     _, *gradients = _computed(static, tokens, softmax, with_gradients=True)
     return *gradients, None, None, None
 

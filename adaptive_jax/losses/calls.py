@@ -52,6 +52,7 @@ class Call:
     """
 
     def __init__(self, hidden, targets, weights, bands, clusters, settings, probs):
+        settings = settings.of_numbers()
         settings.check()
         hidden, bands, clusters = validate_bands(hidden, bands, clusters)
         if settings.axis_name in axes_of(hidden):
@@ -69,7 +70,7 @@ class Call:
             checked = probs
             if weights is not None:
                 weights = floats("weights", weights, *self.shape).astype(dtype)
-                checked = probs * weights[..., None]
+                checked = jnp.where((weights != 0)[..., None], probs, 0.0)
         # Before weights that are known become an array of JAX.
         targets = ids(
             "targets", targets, sum(words), *self.shape, *more, weights=checked, ignored=ignored
@@ -85,6 +86,8 @@ class Call:
                 probs = jnp.where(counted, probs, 0.0)
                 counted = jnp.any(counted, axis=-1)
             weights = jnp.where(counted, weights, 0.0)
+        if probs is not None:
+            probs = jnp.where((weights != 0)[..., None], probs, 0.0)  # which may be NaN
         self.count = jnp.sum(weights) if masked else math.prod(self.shape)
         exist = there = exists(targets, sum(words))
         if probs is not None:

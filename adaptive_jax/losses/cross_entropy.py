@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.errors import InputError, check_known, check_rates
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.calls import validate_bands
 from adaptive_jax.numerics.arrays import floats
@@ -100,11 +100,6 @@ def linear_cross_entropy(
         InputError: shapes that do not fit, a setting out of range, a target that is known and does
             not exist, a second derivative.
     """
-    if target_probs is not None and (label_smoothing or "correct" in reports):
-        raise InputError(
-            "target_probs takes no label_smoothing and no report 'correct', which need one target a"
-            " token: smooth target_probs instead, or compare the report 'predicted'"
-        )
     settings = banded.Settings(
         label_smoothing=label_smoothing,
         z_loss=z_loss,
@@ -115,6 +110,12 @@ def linear_cross_entropy(
         reports=tuple(reports),
         top_k=top_k,
     )
+    check_rates(settings, "label_smoothing")
+    if target_probs is not None and (label_smoothing or "correct" in reports):
+        raise InputError(
+            "target_probs takes no label_smoothing and no report 'correct', which need one target a"
+            " token: smooth target_probs instead, or compare the report 'predicted'"
+        )
     hidden, bands, _ = _scaled(logit_scale, hidden, [Band(table, None, bias)], None)
     given = hidden, targets, weights, bands, None, settings
     return reduced(reduction, *given, token_axes=token_axes, probs=target_probs)
@@ -165,6 +166,8 @@ def adaptive_cross_entropy(
             " tail; banded.log_probs(hidden, bands, clusters) gives the log-probabilities of all"
             " words"
         )
+    if isinstance(words, int):
+        raise InputError(f"words must be the words of every band, as (5, 6), got {words}")
     settings = banded.Settings(
         label_smoothing=label_smoothing,
         z_loss=z_loss,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from adaptive_jax.errors import (
     InputError,
@@ -53,6 +54,14 @@ class Settings(NamedTuple):
     ignore_index: int | None = None
     reports: tuple[str, ...] = ()
     top_k: int = 0
+
+    def of_numbers(self) -> "Settings":
+        """The same with numbers for arrays `[]` of NumPy, which are as static."""
+        given = {name: getattr(self, name) for name in ("z_loss", "soft_cap")}
+        arrays = {
+            name: a.item() for name, a in given.items() if isinstance(a, np.ndarray) and not a.ndim
+        }
+        return self._replace(**arrays)
 
     def check(self) -> None:
         """Checks the ranges of all settings.

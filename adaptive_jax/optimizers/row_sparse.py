@@ -68,6 +68,7 @@ def update_rows(
             number nor shaped as the table.
     """
     tables = jax.tree.map(lambda a: _table(jnp.asarray(a)), table)
+    state = jax.tree.map(jnp.asarray, state)  # which may come from a file
     rows, shapes = _checked(tables, state)
     if not lazy and _moves_all_rows(optimizer):
         raise InputError(

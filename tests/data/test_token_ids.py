@@ -69,6 +69,10 @@ def test_order_by_frequency_and_back():
         count_ids(np.array([3, 59]), 59)
     with pytest.raises(InputError, match="must be integers, got float64"):
         count_ids(np.array([3.0]), 59)
+    with pytest.raises(InputError, match=r"ids must be \[tokens\], got shape \[1, 2\]"):
+        count_ids(np.array([[3, 4]]), 59)
+    with pytest.raises(InputError, match=r"counts must be integers \[V\], got float64 \[2\]"):
+        frequency_order([0.3, 0.7])  # every share was 0
 
 
 def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path):

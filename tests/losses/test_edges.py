@@ -278,6 +278,39 @@ def test_projections_in_float16(scale):
             assert np.linalg.norm(one - other) < 1e-2 * np.linalg.norm(other)
 
 
+def test_soft_targets_of_weight_0_may_be_nan():
+    """And need not exist: gradients of table and bias were NaN, and the loss was not."""
+    hidden, table = jnp.asarray(normal(7, 4)), jnp.asarray(normal(11, 4))
+    targets = np.stack([np.arange(7), np.arange(1, 8)], axis=1)
+    probs, weights = np.full((7, 2), 0.5, np.float32), np.ones(7, np.float32)
+    weights[3] = 0
+
+    def loss(hidden, table, bias, targets, probs):
+        given = {"target_probs": probs, "weights": weights, "bias": bias}
+        return linear_cross_entropy(hidden, table, targets, **given)
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+    right = run(hidden, table, table[:, 0], targets, probs)
+    targets[3], probs[3] = -1, np.nan
+    found = run(hidden, table, table[:, 0], targets, probs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, right)
+    eager = loss(hidden, table, table[:, 0], targets, probs)
+    np.testing.assert_allclose(eager, right[0], rtol=1e-6)
+
+
+def test_a_second_derivative_by_weights_is_refused():
+    """Of the losses of tokens, in one line, as that by hidden states."""
+    hidden, table = jnp.asarray(normal(7, 4)), jnp.asarray(normal(11, 4))
+
+    def by_hidden(weights):
+        how = {"weights": weights, "reduction": "none"}
+        losses = lambda h: linear_cross_entropy(h, table, np.arange(7), **how).sum()
+        return jnp.sum(jax.grad(losses)(hidden) ** 2)
+
+    with pytest.raises(InputError, match="this loss has no second derivative"):
+        jax.eval_shape(jax.grad(by_hidden), jnp.ones(7))
+
+
 def test_a_head_of_tails_alone():
     """It has reports, and log-probabilities in float64."""
     hidden, targets, width = normal(6, 4), RNG.integers(0, 45, 6), 4

@@ -41,6 +41,16 @@ def tables(seed=0):
     return {name: jnp.asarray(bits.normal(size=s), jnp.float32) for name, s in shapes.items()}
 
 
+def test_a_state_from_a_file():
+    """It may be of NumPy arrays, as the table may."""
+    table = np.ones((3, 2), np.float32)
+    state = EXACT["adagrad"].init(table)
+    given = [1], jnp.ones((1, 2))
+    found = update_rows(EXACT["adagrad"], table, jax.tree.map(np.asarray, state), *given)
+    right = update_rows(EXACT["adagrad"], table, state, *given)
+    jax.tree.map(np.testing.assert_array_equal, found, right)
+
+
 def test_a_table_of_whole_numbers():
     """It is refused: a row of 5 that loses 0.3 became 4."""
     table = jnp.full((3, 2), 5)

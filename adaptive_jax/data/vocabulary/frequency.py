@@ -31,12 +31,21 @@ def frequency_order(counts: np.ndarray) -> FrequencyOrder:
     """Orders ids by how often they occur, the most frequent first; ids with equal counts stay in
     order, so those that never occur come last.
 
-    counts: `[V]`, occurrences of each id in the training text, see `count_ids`.
+    counts: integers `[V]`, occurrences of each id in the training text, see `count_ids`.
+
+    Raises:
+        InputError: anything else, such as shares.
 
     >>> frequency_order([2, 0, 5])
     FrequencyOrder(ranks=array([1, 2, 0], dtype=int32), ids=array([2, 0, 1], dtype=int32))
     """
-    ids = np.argsort(-np.asarray(counts, np.int64), kind="stable").astype(np.int32)
+    counts = np.asarray(counts)
+    if counts.dtype.kind not in "iu" or counts.ndim != 1:
+        raise InputError(
+            f"counts must be integers [V], got {counts.dtype} {list(counts.shape)}: use those of"
+            " count_ids"
+        )
+    ids = np.argsort(-counts.astype(np.int64), kind="stable").astype(np.int32)
     ranks = np.empty_like(ids)
     ranks[ids] = np.arange(len(ids), dtype=np.int32)
     return FrequencyOrder(ranks, ids)
@@ -51,7 +60,8 @@ def count_ids(
     show: called with the share that has been read.
 
     Raises:
-        InputError: ids that are not integers, or an id that is not below `vocabulary_size`.
+        InputError: ids that are not integers `[tokens]`, or an id that is not below
+            `vocabulary_size`.
     """
     check_at_least(1, vocabulary_size=vocabulary_size)
     counts = np.zeros(vocabulary_size, np.int64)
@@ -59,6 +69,10 @@ def count_ids(
         part = np.asarray(ids[begin : begin + PART])
         if part.dtype.kind not in "iu":
             raise InputError(f"ids must be integers, got {part.dtype}: use those of a tokenizer")
+        if part.ndim != 1:
+            raise InputError(
+                f"ids must be [tokens], got shape {list(np.shape(ids))}: use ids.ravel()"
+            )
         wrong = (part < 0) | (part >= vocabulary_size)
         if wrong.any():
             at = int(wrong.argmax())
