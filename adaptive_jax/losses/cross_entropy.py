@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.errors import InputError, check_known, check_rates
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.calls import validate_bands
+from adaptive_jax.losses.settings import used
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
@@ -110,8 +111,7 @@ def linear_cross_entropy(
         reports=tuple(reports),
         top_k=top_k,
     )
-    check_rates(settings, "label_smoothing")
-    if target_probs is not None and (label_smoothing or "correct" in reports):
+    if target_probs is not None and (used(label_smoothing) or "correct" in reports):
         raise InputError(
             "target_probs takes no label_smoothing and no report 'correct', which need one target a"
             " token: smooth target_probs instead, or compare the report 'predicted'"
