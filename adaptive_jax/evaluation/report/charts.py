@@ -109,7 +109,7 @@ BINNED = {  # titles, and notes by statistic
     "difference": (
         "difference from the first run",
         {
-            "mean": "Of each {unit}: below 0 the run is better.",
+            "mean": "Below 0 the run is better.",
             "median": "Figure 3 of Pappas et al. (2020).",
         },
     ),
