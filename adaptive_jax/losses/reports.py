@@ -21,7 +21,8 @@ LOW = -1e30  # below every logit, and finite: the difference of two such is 0
 
 
 class TopK(NamedTuple):
-    """The most probable words of each token, the first one first.
+    """The most probable words of each token, the first one first; where fewer than `top_k` have a
+    finite logit, the rest have -inf and any id.
 
     Attributes:
         log_probs: `[..., top_k]`, in nats.
@@ -135,6 +136,7 @@ def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> d
         if axis is not None:
             values, best = _everywhere(axis, values), _everywhere(axis, best)
             values, best = _best_of(values, best, settings.top_k)
+        values = jnp.where(values > LOW, values, -jnp.inf)
         out["top_k"] = TopK(values - found.logsumexp[:, None], best)
     return {name: out[name] for name in settings.reports if name in out}
 

@@ -2,6 +2,7 @@
 writes it down.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from adaptive_jax.workdir.settings import (
     write_json,
 )
 
+logger = logging.getLogger(__name__)
 UNKNOWN = (
     "unknown      parameters, work and memory: they depend on data.vocabulary_size, which is 0. Set"
     " it, or train: the plan is printed once the corpus is read"
@@ -107,10 +109,13 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
             " such as awd_lstm"
         )
     sparse.optimizer(config, model)
-    if config["evaluate_every"] == 0 and (group := optim.waits(config)):
-        raise InputError(
-            f"evaluate_every=0 with {group}.name={config[group]['name']!r}, which waits for"
-            " evaluations: use evaluate_every=500"
+    every, group = config["evaluate_every"], optim.waits(config)
+    if group and not 0 < every < config["steps"]:
+        waiting = f"{group}.name={config[group]['name']!r}, which waits for evaluations"
+        if every == 0:
+            raise InputError(f"evaluate_every=0 with {waiting}: use evaluate_every=500")
+        logger.warning(
+            "evaluate_every=%d must be below steps=%d to affect %s", every, config["steps"], waiting
         )
     if config["early_stopping"] and not (config["evaluate_every"] or config["checkpoint_every"]):
         raise InputError(

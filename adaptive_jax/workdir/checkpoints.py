@@ -108,10 +108,10 @@ class Checkpoints:
         try:
             self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
         except ValueError as error:  # it reads the validation losses
-            raise InputError(
-                f"{self.directory} cannot be read ({error}): resume the run with train.py, which"
-                " renames damaged checkpoints"
-            ) from error
+            cure = f"delete the checkpoint whose {LOSS} is damaged"
+            if not in_store(self.directory):
+                cure = "resume the run with train.py, which renames damaged checkpoints"
+            raise InputError(f"{self.directory} cannot be read ({error}): {cure}") from error
 
     def save(self, step: int, items: dict, nll: float | None, hours: float = 0.0) -> None:
         """Saves items after `step` updates, in the background.
@@ -259,6 +259,9 @@ class Checkpoints:
             steps = steps_in(self.directory)
             problems = ((step, _problem(self.directory / str(step), ITEMS)) for step in steps)
             damaged = dict(itertools.takewhile(lambda each: each[1], problems))
+            # Orbax reads the losses of all, to find the best.
+            older = ((step, self.directory / str(step)) for step in steps[len(damaged) + 1 :])
+            damaged |= {step: why for step, path in older if (why := _problem(path, ()))}
         if sharding.sum_over_hosts(bool(damaged) and len(damaged) == len(steps)):
             raise InputError(
                 f"no checkpoint in {self.directory} can be read"

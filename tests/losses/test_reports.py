@@ -115,6 +115,17 @@ def test_reports_beside_a_mean(tiled):
     assert report.nll is None and not jax.jit(jax.grad(of_report))(HIDDEN).any()
 
 
+def test_words_that_cannot_come(tiled):
+    """A word with a logit of -inf is at best an entry of -inf, not one with a finite number."""
+    bias = jnp.full(len(TABLE), -jnp.inf).at[jnp.array([3, 8])].set(0.0)
+    _, report = linear_cross_entropy(
+        HIDDEN, TABLE, jnp.full_like(TARGETS, 3), bias=bias, reports=["top_k"], top_k=3
+    )
+    pair = jax.nn.log_softmax(HIDDEN @ TABLE[jnp.array([3, 8])].T)
+    np.testing.assert_allclose(report.top_k.log_probs[:, :2], -jnp.sort(-pair), rtol=1e-5)
+    assert (report.top_k.log_probs[:, 2] == -jnp.inf).all()
+
+
 def test_reports_need_no_product():
     """All of them, and soft targets, have as many products as the plain gradient."""
 

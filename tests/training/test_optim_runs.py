@@ -106,6 +106,16 @@ def test_evaluations_that_change_updates_stay(whole, averaged):
         check_config(averaged(evaluate_every=0), None)
 
 
+def test_evaluations_that_come_too_late(averaged, caplog):
+    """A run that ends before the evaluation that its optimizer waits for says so."""
+    check_config(averaged(evaluate_every=9), None)
+    assert not caplog.text
+    check_config(averaged(evaluate_every=10), None)
+    assert (
+        "evaluate_every=10 must be below steps=10 to affect optimizer.name='nt_asgd'" in caplog.text
+    )
+
+
 def test_a_schedule_that_ends_the_run(averaged, tmp_path, capsys):
     """The last division ends it, evaluated and saved; repeated, the command says so and does
     nothing.

@@ -237,6 +237,18 @@ def test_a_flipped_bit_anywhere(tmp_path):
         read_with(loss, at, bit, pytest.raises(InputError, match=f"{step} cannot be read .metrics"))
 
 
+def test_a_loss_that_cannot_be_read(tmp_path, caplog):
+    """Readers send to train.py, which renames its checkpoint, though a later one is whole."""
+    saved_run(tmp_path)
+    damage(tmp_path / "checkpoints" / "1" / "metrics" / "metrics", "half")
+    with pytest.raises(InputError, match="resume the run with train.py"):
+        Checkpoints(tmp_path, read_only=True)
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert (checkpoints.latest(), checkpoints.best()) == (2, 2)
+    checkpoints.close()
+    assert "checkpoint 1 is damaged (metrics/metrics is missing or has changed)" in caplog.text
+
+
 def test_a_list_of_checksums_that_lacks_a_file(tmp_path):
     """It hides no damage."""
     saved_run(tmp_path)
