@@ -17,14 +17,15 @@ those that were passed over last, so half an hour is three times the same comman
     3  adp beside torch and torch.compile                                                3
     4  attention at 512 and 3,072 tokens, beside torch                                   2
     5  train.py killed and resumed                                                       3
-    6  penn_treebank:groc_tied and wikitext2:awd_asm trained, with --data                9
+    6  wikitext2:awd_asm and penn_treebank:groc_tied trained, with --data                9
     7  the output layer in bfloat16, 32,768 tokens, each band; beside torch              3
     8  adp_t without dropout, its output alone, 8 to 128 rows; flags of XLA              3
     9  best, rows of 3,072; a vocabulary of a million words; blocks of attention         3
 
---data names a directory with the folders ptb and wikitext-2; a row that is out of time goes on in
-the next command. `make gpu-kit` packs both texts and the packages that a machine with JAX and torch
-may lack. `--tiny` runs models of a few thousand parameters, as a test: it takes minutes on a CPU.
+--data names a directory with the folders ptb and wikitext-2. A row trains for 7.5 minutes at most,
+and is scored then; a variant that the end of a command cuts off comes first in the next command.
+`make gpu-kit` packs both texts and the packages that a machine with JAX and torch may lack.
+`--tiny` runs models of a few thousand parameters, as a test: it takes minutes on a CPU.
 """
 
 import contextlib
@@ -104,6 +105,8 @@ class Step(NamedTuple):
 
 
 TEXTS = {"penn_treebank": "ptb", "wikitext2": "wikitext-2"}  # folders of --data
+HOURS = 0.125  # of training a row, of its 9 minutes: then it is scored, wherever it is
+LATE = "out of time"
 LEAST = 45  # seconds that a variant needs, at least: none starts with fewer
 
 
@@ -129,7 +132,7 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
         workdir = f"--workdir={out / f'{file}-{row}'}"
         train = ["adaptive_jax", "train", f"--config=configs/{file}.py:{row}", workdir]
         train += [f"--config.data.path={Path(data).absolute() / TEXTS[file]}"]
-        train += ["--config.metrics.tensorboard=False", *TINY_TRAINING * tiny]
+        train += [f"--hours={HOURS}", "--config.metrics.tensorboard=False", *TINY_TRAINING * tiny]
         evaluate = ["adaptive_jax", "evaluate", workdir, "--split=test"]
         name = f"train {file}:{row}, published perplexity {paper.test}"
         return [Variant(name, [train, evaluate], takes_json=False)]
@@ -159,7 +162,7 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
         ),
         Step(2, [attention(size, path) for size in sizes for path in paths]),
         Step(3, [part("restart")]),
-        Step(9, trained("penn_treebank", "groc_tied") + trained("wikitext2", "awd_asm")),
+        Step(9, trained("wikitext2", "awd_asm") + trained("penn_treebank", "groc_tied")),
         Step(3, [part("output"), part("torch_output")]),
         Step(
             3,
@@ -187,8 +190,10 @@ def _dies_with_its_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
+def run_variant(variant: Variant, out: Path, seconds: float, on_cpu: bool) -> dict:
     """Runs a variant for so many seconds at most, and shows its output as it comes.
+
+    on_cpu: whether it may run without a GPU.
 
     Returns how it `ended` ("ok", or why it was passed over), its seconds, commands, output and
     numbers.
@@ -204,6 +209,8 @@ def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
         "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92",
         "JAX_COMPILATION_CACHE_DIR": str(out / "programs"),
     }
+    if not on_cpu:  # where CUDA does not start, JAX would go on without it
+        environment.setdefault("JAX_PLATFORMS", "cuda,cpu")
     start, printed, ended, shown = time.monotonic(), [], "ok", []
     print(f"## {variant.name}", flush=True)
     for command in variant.commands:
@@ -259,7 +266,7 @@ def run_process(command: list[str], environment: dict, seconds: float, printed: 
     if status == 0:
         return "ok"
     if late.is_set():
-        return "out of time"
+        return LATE
     for pattern, reason in PASSED_OVER.items():
         if found := re.search(pattern, "".join(printed)):
             return found.expand(reason)
@@ -301,8 +308,9 @@ def write(out: Path, results: str | None, parts: dict) -> None:
 
 
 def result_line(printed: str) -> str:
-    """The line with the test perplexity, or the last line."""
+    """The line with the test perplexity, or the last one that is no operation of a profile."""
     lines = printed.strip().splitlines() or [""]
+    lines = [line for line in lines if not re.match(r" *[\d.]+ ms  ", line)] or lines
     return next((line for line in lines if line.startswith("test: perplexity")), lines[-1])
 
 
@@ -313,15 +321,19 @@ def main(settings) -> None:
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "gpu.json"
     parts = json.loads(kept.read_text())["parts"] if kept.exists() else {}
-    end = time.monotonic() + 60 * settings.minutes
+    end, begun = time.monotonic() + 60 * settings.minutes, False
     for minutes, variant in due(steps(out, settings.data, settings.tiny), settings, parts):
         left = end - time.monotonic()
         if left < LEAST:
             print(f"## {variant.name}: no time left: run the same command to continue", flush=True)
             break
-        found = run_variant(variant, out, min(left, 60 * minutes))
-        parts.pop(variant.name, None)
-        parts[variant.name] = found
+        found = run_variant(variant, out, min(left, 60 * minutes), settings.tiny)
+        before = parts.pop(variant.name, None)
+        # One that this command had little time for goes on first in the next command.
+        if begun and found["ended"] == LATE and left < 60 * minutes and before is None:
+            print(f"{variant.name}: run the same command to continue", flush=True)
+            break
+        begun, parts[variant.name] = True, found
         write(out, settings.results, parts)
     print(f"{kept} holds all results")
 

@@ -3,11 +3,11 @@ band, and a run that is killed.
 
     python -m benchmarks.gpu_parts PART [--tiny] [--json=FILE]
 
-- `check`: versions; every path of attention and the output layer in bfloat16 and float32 against
-  plain float32; gradients of a word table, whose sum into repeated rows is slow in some versions of
-  XLA.
+- `check`: versions; every path of attention and the output layer in bfloat16 and float32, and of
+  the LSTM in float32, against plain float32; gradients of a word table, whose sum into repeated
+  rows is slow in some versions of XLA.
 - `output`: loss and gradient of the output layer of `wikitext103:adp_t`, 32,768 Zipf-distributed
-  targets in bfloat16; then each band alone, as a softmax of its own over the tokens that it gets.
+  targets in bfloat16; then each band alone, over the tokens that it gets.
 - `blocks`: the kernels of attention's path `triton` at 512 and 3,072 tokens, cut in six ways, with
   dropout 0.1.
 - `torch_output`: torch.nn.AdaptiveLogSoftmaxWithLoss over the same targets, in TF32, under autocast
@@ -39,6 +39,7 @@ from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
+from adaptive_jax.losses.groups import Band
 from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks import layers
 from benchmarks.outputs import Case, arguments, banded_loss, masked_dense, torch_peer
@@ -79,6 +80,7 @@ def check(found: list, case: Case) -> None:
     note(found, jax.devices()[0].device_kind, python=platform.python_version(), **versions)
     _check_attention(found, "bfloat16")
     _check_output(found, case)
+    _check_lstm(found)
     words, table = jnp.asarray(arguments(case)[1]), jnp.zeros((case.vocabulary, 64))
     more = jnp.ones((len(words), 64))
     add = jax.jit(lambda table, ids, more: table.at[ids].add(more))
@@ -116,6 +118,17 @@ def _check_output(found, case):
         _compare(found, f"output layer, {dtype}", result, exact, dtype)
 
 
+def _check_lstm(found):
+    [case] = layers.lstm_cases([4, 70, 400, 1150], "float32")
+    pull = jax.random.normal(jax.random.key(9), (4, 70, 1150))
+    with jax.default_matmul_precision("highest"):  # as in training
+        for path, peer in case.peers.items():
+            results = jax.jit(functools.partial(layers.both, peer))(case.arguments, pull)
+            if path == "scan":
+                exact = results
+            _compare(found, f"LSTM {path}, float32", results, exact, "float32")
+
+
 def _gradients(loss):
     """The loss with its gradients of hidden states, bands and clusters."""
     return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
@@ -125,7 +138,8 @@ def _compare(found, name, result, exact, dtype):
     arrays = (
         [np.asarray(a, np.float32) for a in jax.tree.leaves(tree)] for tree in (result, exact)
     )
-    off = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(*arrays, strict=True))
+    far = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(*arrays, strict=True)]
+    off = float(np.max(far))  # NaN if any is
     note(found, name, off=off, verdict="right" if off < ROUNDING[dtype] else "WRONG")
 
 
@@ -135,8 +149,13 @@ def output(found: list, case: Case) -> None:
     hidden, loss = hidden.astype(jnp.bfloat16), _gradients(banded_loss)
     _timed(found, "output layer", loss, hidden, bands, clusters, targets)
 
+    # A tail is computed by other programs than the head, which has no words of its own then.
+    empty, cluster = (Band(jnp.zeros((rows, case.width))) for rows in (0, 1))
+
     def of_band(hidden, band, targets):
-        return banded.loss(hidden, targets, jnp.ones(len(targets)), [band])[0]
+        tail = band.projection is not None
+        softmax = ([empty, band], cluster) if tail else ([band],)
+        return banded.loss(hidden, targets, jnp.ones(len(targets)), *softmax)[0]
 
     starts = (0, *case.cutoffs)
     for i, band in enumerate(bands):
@@ -229,7 +248,8 @@ def restart(found: list, _: Case) -> None:
             with log.open("ab") as file:
                 if name == "killed":
                     process = subprocess.Popen(command, stdout=file, stderr=file)
-                    while process.poll() is None and not list(run.glob("checkpoints/[2-9]*")):
+                    # Of two digits: one that is being written has a longer name.
+                    while process.poll() is None and not list(run.glob("checkpoints/[2-9]?")):
                         time.sleep(0.1)
                     process.kill()
                     process.wait()
@@ -237,6 +257,8 @@ def restart(found: list, _: Case) -> None:
             if status:
                 last = " ".join(log.read_text(errors="replace").splitlines()[-1:])
                 raise InputError(f"train.py ended with status {status}: {last[:150]}")
+            if name == "killed" and "continuing" not in log.read_text(errors="replace"):
+                raise InputError("train.py was killed after a checkpoint, and began anew")
             logged = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
             losses[name] = {e["step"]: e["train/nll"] for e in logged if "train/nll" in e}
     far = max(abs(losses["whole"][step] - loss) for step, loss in losses["killed"].items())

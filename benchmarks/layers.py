@@ -36,6 +36,7 @@ from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks.timing import (
+    exact_products,
     launched,
     launches,
     machine,
@@ -117,7 +118,7 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
         for weights in layers:
             bias = weights.bias, torch.zeros_like(weights.bias)
             parameters = weights.input.T, weights.recurrent.T, *bias
-            zeros = torch.zeros(1, len(x), len(weights.recurrent), device=x.device)
+            zeros = torch.zeros(1, len(x), len(weights.recurrent), dtype=x.dtype, device=x.device)
             options = True, 1, 0.0, False, False, True  # biases, layers, …, batch first
             x, *_ = torch.lstm(x, (zeros, zeros), parameters, *options)
         return x
@@ -131,17 +132,20 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
 
 
 class Layer(NamedTuple):
-    """cases: of a size and a dtype. numbers: how many a size has, at least. sizes: the default."""
+    """cases: of a size and a dtype. numbers: how many a size has, at least. sizes: the default.
+    dtype: the default on accelerators.
+    """
 
     cases: Callable[[list[int], str], Iterator[Case]]
     numbers: int
     sizes: tuple[str, ...]
+    dtype: str
 
 
 LAYERS = {
-    "attention": Layer(attention_cases, 4, ("4x512x16x64", "1x3072x16x64")),
-    # AWD-LSTM's
-    "lstm": Layer(lstm_cases, 4, ("20x70x400x1150x1150x400", "80x70x400x1150x1150x400")),
+    "attention": Layer(attention_cases, 4, ("4x512x16x64", "1x3072x16x64"), "bfloat16"),
+    # AWD-LSTM's; cuDNN's is in float32 alone.
+    "lstm": Layer(lstm_cases, 4, ("20x70x400x1150x1150x400", "80x70x400x1150x1150x400"), "float32"),
 }
 
 
@@ -161,6 +165,7 @@ def torch_peer(case: Case, pull: jax.Array, device: str) -> Callable:
         dtype = getattr(torch, array.dtype.name)
         return torch.tensor(np.asarray(array, np.float32), device=device, dtype=dtype)
 
+    torch.backends.cudnn.allow_tf32 = False  # as `exact_products`
     arguments = jax.tree.map(lambda a: tensor(a).requires_grad_(), case.arguments)
     leaves, gradient = jax.tree.leaves(arguments), tensor(pull)
 
@@ -183,7 +188,8 @@ def measure(case: Case, names: list[str], repeats: int) -> list[dict]:
     for name, peer in case.peers.items():
         if names and name not in names:
             continue
-        program = jax.jit(functools.partial(both, peer)).lower(case.arguments, pull).compile()
+        with exact_products(pull.dtype):
+            program = jax.jit(functools.partial(both, peer)).lower(case.arguments, pull).compile()
         runs[name] = launched(program, case.arguments, pull)
         memory[name] = program.memory_analysis().temp_size_in_bytes
     if (not names or "torch" in names) and (device := torch_device()):
@@ -207,7 +213,7 @@ def main(name: str, settings) -> None:
     check_known(f"LAYER={name}", name, LAYERS)
     check_at_least(1, **{"--repeats": settings.repeats})
     layer, rows = LAYERS[name], []
-    dtype = settings.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    dtype = settings.dtype or ("float32" if jax.default_backend() == "cpu" else layer.dtype)
     print(f"{machine()}, {dtype}, median of {settings.repeats}")
     print(f"{'size':26} {'':12} {'peer':8} {'ms':>9} {'least':>9} {'GFLOP/s':>9} {'peak MB':>9}")
     for size in settings.sizes or layer.sizes:
@@ -230,7 +236,10 @@ if __name__ == "__main__":
     flags.DEFINE_list("sizes", [], "Sizes, such as 4x512x16x64; default: those of the papers.")
     flags.DEFINE_list("peers", [], "Only these peers.")
     flags.DEFINE_enum(
-        "dtype", None, ["float32", "bfloat16"], "Default: float32 on a CPU, bfloat16 elsewhere."
+        "dtype",
+        None,
+        ["float32", "bfloat16"],
+        "Default: float32; of attention bfloat16 where there is a GPU or TPU.",
     )
     flags.DEFINE_integer("repeats", 9, "Timed runs of each peer.")
     flags.DEFINE_string("json", None, "File for the numbers.")

@@ -50,7 +50,7 @@ from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.softmax import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning.cutoffs import Workload, equal_products
-from benchmarks.timing import machine, timed, torch_device, torch_memory, write_json
+from benchmarks.timing import exact_products, machine, timed, torch_device, torch_memory, write_json
 
 
 class Case(NamedTuple):
@@ -204,7 +204,8 @@ def jax_peers(case, skip=(), more=False):
     for name, (loss, values) in peers.items():
         if name not in skip:
             differentiated = jax.value_and_grad(loss, argnums=tuple(range(len(values) - 1)))
-            compiled[name] = jax.jit(differentiated).lower(*values).compile(), values
+            with exact_products("bfloat16" if name == "bfloat16" else "float32"):
+                compiled[name] = jax.jit(differentiated).lower(*values).compile(), values
     return compiled
 
 
@@ -240,7 +241,8 @@ def torch_peer(case, dtype="float32", autocast=False):
 def product_peer(n):
     """A function that multiplies two float32 matrices `[n, n]`."""
     square = jnp.ones((n, n))
-    product = jax.jit(jnp.matmul).lower(square, square).compile()
+    with exact_products("float32"):
+        product = jax.jit(jnp.matmul).lower(square, square).compile()
     return lambda: product(square, square).block_until_ready()
 
 

@@ -141,7 +141,9 @@ def start(target: Target) -> None:
     """Starts or resumes the training of a row in the background."""
     file, row = target.row.split(":")
     arguments = [f"--config=configs/{file}.py:{row}", f"--workdir={target.workdir}"]
-    arguments += [f"--config.data.path={DATA.value}"] * bool(DATA.value) + FLAGS.value
+    if DATA.value:
+        arguments.append(f"--config.data.path={Path(DATA.value).absolute()}")
+    arguments += FLAGS.value
     train = ["nice", "-n", "19", *command(target.home, "train.py", *arguments)]
     with target.log.open("a") as log:
         process = subprocess.Popen(
@@ -157,7 +159,8 @@ def start(target: Target) -> None:
 def evaluate(target: Target) -> float:
     """The test perplexity of a row that has ended, of all its split in one stream, with `<eos>`."""
     arguments = [f"--workdir={target.workdir}", "--split=test"]
-    arguments += [f"--data_path={DATA.value}"] * bool(DATA.value)
+    if DATA.value:
+        arguments.append(f"--data_path={Path(DATA.value).absolute()}")
     subprocess.run(
         command(target.home, "evaluate.py", *arguments), cwd=target.home / "code", check=True
     )

@@ -50,7 +50,7 @@ from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 from benchmarks.reading_and_writing import evaluate_peers, generate_peers
-from benchmarks.timing import first_line, machine, timed, torch_device, write_json
+from benchmarks.timing import exact_products, first_line, machine, timed, torch_device, write_json
 from configs import wikitext2
 
 OURS, OUTPUT, NO_DROPOUT = "adaptive_jax", "its output alone", "without dropout"
@@ -96,7 +96,8 @@ def our_update(config: dict, rows: int):
     given = words, sharding.put_batch(mesh, batch, axis=1)
     state = [initial_state(model, optimizer, 0, mesh)]
     update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh))
-    compiled = update.lower(state[0], *given).compile()
+    with exact_products(config["dtype"]):
+        compiled = update.lower(state[0], *given).compile()
 
     def run():
         state[0], metrics = compiled(state[0], *given)
@@ -124,7 +125,8 @@ def our_output(config: dict, rows: int):
 
         return model.apply(variables, method=of_output, rngs=rngs)
 
-    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*given).compile()
+    with exact_products(config["dtype"]):
+        compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*given).compile()
     return lambda: jax.block_until_ready(compiled(*given))
 
 
@@ -137,7 +139,8 @@ def matrix_speed(dtype: str) -> float:
     def chain(x):
         return jax.lax.fori_loop(0, times, lambda _, y: product(x, y) * size**-0.5, x)
 
-    [row] = timed({"product": lambda: jax.block_until_ready(chain(x))}, repeats=3)
+    with exact_products(dtype):
+        [row] = timed({"product": lambda: jax.block_until_ready(chain(x))}, repeats=3)
     return times * 2 * size**3 / row["fastest"]
 
 

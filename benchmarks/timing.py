@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 REST = 0.3  # seconds on a CPU: the threads of a peer that ran may spin that long, waiting for more
 
@@ -88,6 +89,13 @@ def machine() -> str:
 def first_line(error: Exception) -> str:
     """What an error of somebody else's package says, in a line; its type if it says nothing."""
     return next(iter(str(error).splitlines()), "")[:120] or type(error).__name__
+
+
+def exact_products(dtype: str):
+    """A context in which products of float32 are float32, as torch's are; JAX alone takes TF32 for
+    them on GPUs. Products of other types stay.
+    """
+    return jax.default_matmul_precision("highest" if jnp.dtype(dtype) == jnp.float32 else None)
 
 
 def torch_device() -> str | None:

@@ -115,7 +115,11 @@ def cudnn(x, weights: Weights, state: State) -> tuple[jax.Array, State]:
     lengths = jnp.full(rows, time, jnp.int32)
     width = weights.recurrent.shape[0]
     before = state.hidden[None], state.cell[None]
-    hidden, *state = rnn.lstm(x, *before, packed, lengths, features, width, 1, 0.0, False)
+    # JAX has it in float32 and TF32 alone.
+    coarse = jax.config.jax_default_matmul_precision in ("default", "fastest", "bfloat16")
+    precision = jax.lax.Precision.HIGH if coarse else None
+    sizes = features, width, 1, 0.0, False
+    hidden, *state = rnn.lstm(x, *before, packed, lengths, *sizes, precision=precision)
     return hidden, State(*(each[0] for each in state))
 
 

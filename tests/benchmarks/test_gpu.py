@@ -49,10 +49,12 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
     monkeypatch.setattr(
         gpu,
         "run_variant",
-        lambda variant, out, seconds: timed(variant, out, 2 if variant.name == "slow" else 60),
+        lambda variant, out, seconds, on_cpu: timed(
+            variant, out, 2 if variant.name == "slow" else 60, on_cpu
+        ),
     )
     for _ in range(2):
-        gpu.main(settings(tmp_path / "out", steps=[], results=str(tmp_path / "two")))
+        gpu.main(settings(tmp_path / "out", steps=[], minutes=6.0, results=str(tmp_path / "two")))
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["gpu.json", "gpu.md"]
     assert "| slow | out of time | 2." in (tmp_path / "two" / "gpu.md").read_text()
     parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
@@ -89,6 +91,30 @@ def test_what_is_due(tmp_path):
     assert "/kit/wikitext-2" in " ".join(only.commands[0])
     with pytest.raises(InputError, match="--variants=lstm must be part of a variant's name"):
         gpu.due(everything, settings(tmp_path, steps=[], variants="lstm"), {})
+
+
+def test_a_variant_that_the_end_of_a_command_cuts_off(tmp_path, monkeypatch):
+    """It keeps its place for the next command, unless it had all the time that there was."""
+    monkeypatch.setattr(
+        gpu, "steps", lambda *_: [gpu.Step(5, [gpu.Variant(each, []) for each in "ab"])]
+    )
+    for ended in (["ok", gpu.LATE], [gpu.LATE, gpu.LATE]):
+        results, out = iter(ended), tmp_path / ended[0]
+        run = lambda *_, results=results: {"ended": next(results), "seconds": 1, "printed": ""}
+        monkeypatch.setattr(gpu, "run_variant", run)
+        gpu.main(settings(out, minutes=4.0))
+        parts = json.loads((out / "gpu.json").read_text())["parts"]
+        assert {name: part["ended"] for name, part in parts.items()} == {"a": ended[0]}
+        again = gpu.due(gpu.steps(), settings(out), parts)
+        assert [variant.name for _, variant in again] == ["b", "a"][: 1 + (ended[0] != "ok")]
+
+
+def test_the_line_of_a_profile():
+    """The table shows the time of an update, not that of its 40th operation."""
+    printed = (
+        "peer  ms\nadaptive_jax  119.0  118.2\n    9.10 ms  fusion_1\n    0.05 ms  fusion_40\n"
+    )
+    assert gpu.result_line(printed) == "adaptive_jax  119.0  118.2"
 
 
 def _names(out, data):
@@ -151,13 +177,17 @@ def test_checks_and_output(tmp_path):
     assert all(each["milliseconds"] > 0 for each in output)
 
 
-def test_a_wrong_number_ends_with_an_error(monkeypatch):
-    """A result that is far from the exact one is told, and the part fails."""
+@pytest.mark.parametrize("wrong", [2.0, float("nan")])
+def test_a_wrong_number_ends_with_an_error(monkeypatch, wrong):
+    """A result that is far from the exact one, or NaN behind others, is told, and the part
+    fails.
+    """
+    ones = gpu_parts.jnp.ones(3)
     monkeypatch.setitem(
         gpu_parts.PARTS,
         "check",
         lambda found, case: gpu_parts._compare(
-            found, "x", [2.0 * gpu_parts.jnp.ones(3)], [gpu_parts.jnp.ones(3)], "float32"
+            found, "x", [ones, wrong * ones], [ones, ones], "float32"
         ),
     )
     with pytest.raises(InputError, match="check found wrong numbers"):
