@@ -42,7 +42,7 @@ def define_workdir(what: str, several_hosts: bool = True) -> None:
     define_allow()
     if not several_hosts:
         return
-    known = "not on TPU pods and under SLURM."
+    known = "not on TPU pods and under SLURM, mpirun or an indexed job of Kubernetes."
     flags.DEFINE_string("coordinator", None, f"HOST:PORT of host 0; {known}")
     flags.DEFINE_integer("hosts", None, f"Number of hosts, or processes; {known}")
     flags.DEFINE_integer("host", None, f"Number of this host, from 0; {known}")

@@ -12,8 +12,7 @@ one word a line in the order of the ids. OUT_WORKDIR is a new directory. DIRECTO
 tokenised like the training text.
 
 The command uses every tensor of the checkpoint exactly once, or writes nothing. train.py cannot
-resume the workdir, because the checkpoint has no corpus; the config keeps the training settings as
-a record.
+resume the workdir, because the checkpoint has no corpus; trained.json records how it was trained.
 """
 
 POSITIONAL = ("CHECKPOINT", "WORDS", "OUT_WORKDIR")
