@@ -68,8 +68,11 @@ class AdaptiveSoftmax(nnx.bridge.ToNNX):
             fields: of the linen layer.
 
         Raises:
-            InputError: as the linen layer, or a table that does not have this source.
+            InputError: as the linen layer, or a table that does not have this source, or is tied
+                without one.
         """
+        if source is None and isinstance(table, TiedTable):
+            raise InputError("a TiedTable needs source=..., the nnx module whose table it shares")
         if source is None:
             super().__init__(softmax.AdaptiveSoftmax(table, **fields))
             self.lazy_init(method="bands", rngs=rngs)

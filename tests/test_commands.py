@@ -62,6 +62,7 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     [
         ({"input.cutoffs": (20, 122)}, ["122", "cutoff", "leave at least one word"]),
         ({"tokens_per_update": 500}, ["tokens_per_update=500", "sequence_length=16", "take 496"]),
+        ({"tokens_per_update": -32}, ["tokens_per_update=-32", "sequence_length=16", "take 16"]),
         ({"tokens_per_device": 8}, ["tokens_per_device=8", "take 16 or more"]),
         ({"data.corpus": "WikiText-103"}, ['Did you mean "wikitext103"']),
         ({"seed": 2**40}, ["seed=1099511627776", "4,294,967,295"]),

@@ -258,8 +258,7 @@ def test_layers_in_nnx():
     table gets a gradient.
     """
     [code] = [code for code in python_blocks(PAGES["docs/layers.md"]) if "NnxModel" in code]
-    tokens, targets = np.array([[5, 300, 7, 2_000]]), np.array([[300, 7, 2_000, 5]])
-    names = {"tokens": tokens, "targets": targets}
+    names = {}
     exec(small(code), names)
     assert np.isfinite(names["loss"])
     gradients = nnx.to_pure_dict(names["gradients"])
@@ -271,9 +270,9 @@ def test_weights_of_torch():
     """The code block computes torch's mean loss, and gives torch its arrays back."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
     [code] = python_blocks(PAGES["docs/torch.md"])
-    hidden, targets = np.ones((4, 512), "f"), np.array([5, 300, 7, 2_000])
-    names = {"hidden": hidden, "targets": targets}
+    names = {}
     exec(small(code), names)
+    hidden, targets = (np.array(names[each]) for each in ("hidden", "targets"))
     with torch.no_grad():
         expected = names["module"](torch.from_numpy(hidden), torch.from_numpy(targets)).loss
     np.testing.assert_allclose(names["loss"], expected, rtol=1e-6)

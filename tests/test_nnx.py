@@ -102,6 +102,13 @@ def test_a_tied_softmax_shares_the_parameters_of_its_input():
     assert sorted(params_of(narrow)["table"]) == ["projection_1", "projection_2", "source"]
     with pytest.raises(InputError, match="table=OwnTable must have the source"):
         AdaptiveSoftmax(OwnTable(40, 8), source=model.embed, rngs=nnx.Rngs(1))
+    with pytest.raises(InputError, match="a TiedTable needs source=..., the nnx module"):
+        AdaptiveSoftmax(TiedTable(model.embed.to_nnx__module), rngs=nnx.Rngs(1))
+    for wrong in (lambda: TiedTable(model.embed), lambda: TiedTable(model.embed, features=8)):
+        with pytest.raises(InputError, match="source must be a linen module, got one of nnx"):
+            wrong()
+    with pytest.raises(InputError, match="table must be a linen module, got one of nnx"):
+        AdaptiveSoftmax(model.embed, rngs=nnx.Rngs(1))
 
 
 def test_weights_of_torch_go_in_and_out():

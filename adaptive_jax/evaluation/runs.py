@@ -1,6 +1,7 @@
 """A trained model, read from its workdir once and handed on."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
-from adaptive_jax.parallel import accelerators, hosts, sharding
+from adaptive_jax.parallel import accelerators, sharding
 from adaptive_jax.planning.plan import choose_fsdp
 from adaptive_jax.workdir.parameters import read_parameters
 from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
@@ -147,14 +148,20 @@ def fits_any_vocabulary(config: dict, words: int) -> bool:
     return parameter_shapes(build(config, words)) == parameter_shapes(build(config, words + 1))
 
 
-def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh) -> dict:
-    """The arrays about words that a model wants, on every device. Says how many words have entries
-    in a lexicon.
+def put_lexicon(
+    model: LanguageModel,
+    vocabulary: Vocabulary,
+    mesh: Mesh,
+    show: Callable[[str], None] = lambda line: None,
+) -> dict:
+    """The arrays about words that a model wants, on every device.
+
+    show: called with a line that says how many words have entries in a lexicon, if there is one.
     """
     arrays, whole = lexicon(vocabulary, model.lexicon_spec()), sharding.replicated(mesh)
     if shares := coverage(arrays):
         said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
-        hosts.log0(f"lexicon      of {len(vocabulary):,} words, {said}")
+        show(f"lexicon      of {len(vocabulary):,} words, {said}")
     # Not device_put, by which several hosts send each other every array to check that they are
     # equal.
     return jax.tree.map(

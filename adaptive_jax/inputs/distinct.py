@@ -119,19 +119,17 @@ def _add_up(static, axis_name, tokens, bands):
             indices_are_sorted=True,
             unique_indices=True,
         )
-        return Band(table, sums.projection + of_projection)
+        return Band(table, sums.projection + of_projection.astype(sums.projection.dtype))
 
-    sums = pvary(jax.tree.map(jnp.zeros_like, bands), axes_of((gradient, ids, bands)))
-    return (
-        (),
-        (),
-        [
-            _each_chunk(words, spans, functools.partial(visit, band=band), zeros)
-            for band, spans, zeros in zip(
-                bands, _spans(words, static, bands, axis_name), sums, strict=True
-            )
-        ],
-    )
+    def zeros(band):
+        total = jnp.zeros(band.projection.shape, sum_dtype(band.projection.dtype))
+        return pvary(Band(jnp.zeros_like(band.table), total), axes_of((gradient, ids, bands)))
+
+    gradients = []
+    for band, spans in zip(bands, _spans(words, static, bands, axis_name), strict=True):
+        sums = _each_chunk(words, spans, functools.partial(visit, band=band), zeros(band))
+        gradients.append(Band(sums.table, sums.projection.astype(band.projection.dtype)))
+    return (), (), gradients
 
 
 def _words(ids, count):

@@ -18,7 +18,7 @@ from jax import lax
 
 from adaptive_jax.numerics.layers import ACTIVATIONS
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
-from adaptive_jax.numerics.products import product
+from adaptive_jax.numerics.products import product, sum_dtype
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
 MOST_KEPT = 2**30
@@ -123,12 +123,16 @@ def _backward(reader, residuals, cotangent):
         )
         kept = lax.split(kept, widths, axis=1) if kept.shape[1] else None
         _, vjp = jax.vjp(lambda w: _vectors(reader, w, rows, spelling, most, kept)[0], weights)
-        return jax.tree.map(jnp.add, gradient, vjp(pull.astype(reader.dtype))[0])
+        of_chunk = vjp(pull.astype(reader.dtype))[0]
+        return jax.tree.map(
+            lambda total, part: total + part.astype(total.dtype), gradient, of_chunk
+        )
 
-    gradient = pvary(jax.tree.map(jnp.zeros_like, weights), axes_of(words))
+    gradient = jax.tree.map(lambda w: jnp.zeros(w.shape, sum_dtype(w.dtype)), weights)
+    gradient = pvary(gradient, axes_of(words))
     for most, begin, end in runs(reader, words, spelling):
         gradient = lax.fori_loop(begin, end, functools.partial(visit, most), gradient)
-    return gradient, None, None
+    return jax.tree.map(lambda g, w: g.astype(w.dtype), gradient, weights), None, None
 
 
 _of_sorted.defvjp(_forward, _backward)

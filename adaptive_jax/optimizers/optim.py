@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import tree_utils
 
@@ -206,6 +207,14 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
     except (TypeError, ValueError) as error:
         wrong = f"optimizer.name={name!r} cannot train a language model: {one_line(error)}"
         raise InputError(wrong) from error
+    if name not in OPTIMIZERS:
+        rates = (make("optimizer", known, settings, learning_rate=rate) for rate in (0.1, 0.2))
+        states = [jax.tree.leaves(each.init(params)) for each in rates]
+        if not all(map(np.array_equal, *states)):
+            raise InputError(
+                f"optimizer.name={name!r} reads its rate before the first update, so no schedule"
+                " can change it: use another"
+            )
     return optimizer
 
 

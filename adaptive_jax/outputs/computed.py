@@ -141,6 +141,8 @@ class MappedTable(ComputedTable):
         check_at_least(0, depth=self.depth)
         check_rates(self, "layer_dropout")
         check_known(f"form={self.form!r}", self.form, ("bilinear", "residual"))
+        if self.form == "bilinear" and self.depth != 1:
+            raise InputError(f"depth={self.depth} must be 1 with form='bilinear', which is one map")
         check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
 
     def setup(self):

@@ -42,6 +42,11 @@ def check_bands(name: str, module, cuts_words: bool = False) -> None:
     if not hasattr(module, "bands"):
         cure = {"table": "OwnTable(...) or TiedTable(...)", "source": "an AdaptiveInput(...)"}
         raise InputError(f"{name}={module!r} has no bands(): use {cure[name]}")
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"{name} must be a linen module, got one of nnx: use"
+            " adaptive_jax.nnx.AdaptiveSoftmax(source=...)"
+        )
     if (axes := axes_of_words(module)) and not cuts_words:
         raise InputError(f"word_axes={axes} of {name} must be (): this layer needs all words")
 

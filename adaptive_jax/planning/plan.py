@@ -144,7 +144,7 @@ def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
     check_layout(batches["break_mode"], batches["layout"])
     check_layout(scored_break_mode(config), batches["layout"], "evaluate_break_mode")
     rows, rest = divmod(config["tokens_per_update"], length)
-    if rest or not rows:
+    if rest or rows < 1:
         raise InputError(
             f"tokens_per_update={config['tokens_per_update']:,} is not a multiple of"
             f" batches.sequence_length={length:,}: take {max(rows, 1) * length:,}"

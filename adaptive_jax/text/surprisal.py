@@ -15,7 +15,13 @@ import numpy as np
 
 from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.layouts import scored_break_mode
-from adaptive_jax.data.batches.windows import ALONE, Windows, check_windows, last_example
+from adaptive_jax.data.batches.windows import (
+    ALONE,
+    Windows,
+    check_windows,
+    ends_example,
+    last_example,
+)
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
@@ -129,7 +135,8 @@ class LineScorer:
         Texts are read as results are taken, up to some thousand lines ahead.
 
         Raises:
-            InputError: as `Lines.encode`; one text instead of several.
+            InputError: as `Lines.encode`; one text instead of several; a text of several sentences
+                or documents that the model reads alone.
         """
         if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
             raise InputError(
@@ -148,7 +155,16 @@ class LineScorer:
         words = self.lines.words(text)
         if not text.endswith("\n"):
             words.append(EOS)
-        return _Parsed(text, words, *self.lines.tokens(words))
+        ids, lengths = self.lines.tokens(words)
+        if self.config.context_from != "previous":
+            ends = ends_example(ids, np.append(self.eos, ids[:-1]), self.eos, self.break_mode)
+            if ends[:-1].any():
+                unit = "sentence" if self.break_mode == "eos" else "document"
+                raise InputError(
+                    f"text={text!r:.40} must be one {unit}, as this run's saw nothing before them"
+                    f" (break_mode={self.break_mode}): pass each as a text of its own"
+                )
+        return _Parsed(text, words, ids, lengths)
 
     def _alone(self, lines):
         """The columns of each of the lines, which see only themselves and what is given."""

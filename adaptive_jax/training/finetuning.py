@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from adaptive_jax.config.keys import General
 from adaptive_jax.data.vocabulary.clusters import in_order
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, SavedRun
@@ -131,8 +132,10 @@ def finetuned(
     """
     run = Run.open(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)
-    ids = {word: i for i, word in enumerate(run.vocabulary.words)}
-    old_ids = np.array([ids.get(word, -1) for word in vocabulary.words])
+    ids = {entry: i for i, entry in enumerate(_entries(run.vocabulary))}
+    if type(run.vocabulary) is not type(vocabulary):  # a sub-word or an id is not a word
+        ids = {}
+    old_ids = np.array([ids.get(entry, -1) for entry in _entries(vocabulary)])
     whole = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
     old, new = map(traverse_util.flatten_dict, whole)
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
@@ -162,6 +165,11 @@ def finetuned(
     return state._replace(
         params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params)
     )
+
+
+def _entries(vocabulary):
+    """What two vocabularies of a kind have in common: an id, whether it ends documents or not."""
+    return vocabulary.ids.tolist() if isinstance(vocabulary, TokenIds) else vocabulary.words
 
 
 def _first_word(arrays, path):

@@ -44,10 +44,11 @@ from adaptive_jax.training.state import (
     shape_of_state,
 )
 from adaptive_jax.training.update import UpdateOptions, make_update
-from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.checkpoints import Checkpoints, steps_in
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import (
     begin,
+    check_same_text,
     check_same_vocabulary,
     write_published,
 )
@@ -76,7 +77,7 @@ def train(
 ) -> None:
     """Trains to `config["steps"]` updates, from the workdir's last checkpoint if there is one.
 
-    published: the arguments of `write_published`, for evaluations to show.
+    published: the last arguments of `write_published`, for evaluations to show.
 
     Raises:
         InputError: anything a user can cure, an update that diverges among it. What was saved
@@ -91,7 +92,9 @@ def train(
     layout = Layout(**config["batches"])
     if vocabulary is not corpus.vocabulary:
         corpus = load(config["data"], vocabulary=vocabulary)
-    check_ends(vocabulary, layout.break_mode)
+    check_ends(vocabulary, layout.break_mode, "batches.break_mode")
+    check_ends(vocabulary, scored_break_mode(config), "evaluate_break_mode")
+    check_same_text(corpus)
     check_same_vocabulary(workdir, vocabulary)
     memory = accelerators.memory()
     plan, _ = plan_update(config, len(vocabulary), jax.devices(), memory)
@@ -106,13 +109,19 @@ def train(
     hosts.log0(f"{unit + 's':<13}of the validation split: {said}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
-    lexicon = put_lexicon(model, vocabulary, mesh)
+    lexicon = put_lexicon(model, vocabulary, mesh, hosts.log0)
     run = Run(model, None, lexicon, mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
+        if (done := max(steps_in(workdir / "checkpoints"), default=0)) > config["steps"]:
+            raise InputError(
+                f"{workdir} has done {done:,} updates, more than steps={config['steps']:,}: use"
+                f" steps={done} or more, or another --workdir"
+            )
         begin(workdir, given, plan._asdict(), vocabulary)
         row, changed = published
         # Resuming needs no flag init_from, so flags do not tell.
-        write_published(workdir, row, [*changed, *["init_from"] * bool(config["init_from"])])
+        changed = [*changed, *["init_from"] * bool(config["init_from"])]
+        write_published(workdir, config, row, changed)
         Training(Job(config, plan, run, corpus, batches, optimizer, stop), workdir).run()
 
 
@@ -142,11 +151,6 @@ class Training:
                     config, self.state, model, job.optimizer, job.corpus.vocabulary, mesh
                 )
         else:
-            if step > config["steps"]:
-                raise InputError(
-                    f"{workdir} has done {step:,} updates, more than steps={config['steps']:,}:"
-                    f" use steps={step} or more, or another --workdir"
-                )
             restore = functools.partial(self.checkpoints.restore, step)
             self.state = restored_state(shapes, step, restore)
             hosts.log0(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")

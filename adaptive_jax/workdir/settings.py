@@ -16,6 +16,7 @@ from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
 from adaptive_jax.config.keys import General, check_allowed, resolve
+from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
@@ -72,19 +73,19 @@ def write_json(path: Path, content) -> None:
         file.write((to_json(content, indent=2) + "\n").encode())
 
 
-def write_published(workdir: Path, row: Mapping | None, changed: Iterable[str]) -> None:
+def write_published(
+    workdir: Path, config: Mapping, row: Mapping | None, changed: Iterable[str]
+) -> None:
     """Records what a paper prints of the row of a run, and the keys in which the run differs from
     that row; nothing without a row.
 
     row: as `config.flags.published` returns it.
-    changed: keys of the config; those of `FREE` are left out, but for how long the run trains.
+    changed: keys of the config; those that change no update are left out, but for how long the run
+        trains.
     """
     if row is not None and hosts.first():
-        kept = [
-            key
-            for key in dict.fromkeys(changed)
-            if key not in FREE - {"steps", "hours", "early_stopping"}
-        ]
+        free = _free(config) - {"steps", "hours", "early_stopping"}
+        kept = [key for key in dict.fromkeys(changed) if key not in free]
         write_json(workdir / PUBLISHED, {**row, "changed": kept})
 
 
@@ -277,7 +278,7 @@ def check_same_run(workdir: Path, config: dict) -> None:
     if old.get("output.clusters") and new.get("output.clusters"):
         # Wherever the file is now: cutoffs and vocabulary say whether its clusters are the same.
         new["output.clusters"] = old["output.clusters"]
-    free = FREE - {"evaluate_every"} if optim.waits(config) else FREE
+    free = _free(config)
     differ = [
         f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
         for key in sorted({*old, *new} - free)
@@ -287,6 +288,26 @@ def check_same_run(workdir: Path, config: dict) -> None:
         raise InputError(
             f"{workdir} holds a run of another config: {'; '.join(differ)}. Use another --workdir"
         )
+
+
+def _free(config):
+    """The settings that may change when this run is resumed."""
+    return FREE - {"evaluate_every"} if optim.waits(config) else FREE
+
+
+def check_same_text(corpus: Corpus) -> None:
+    """Refuses hosts that hold different texts, or give the same words other ids.
+
+    Raises:
+        InputError: what differs.
+    """
+    found = {f"tokens of {split}": len(ids) for split, ids in corpus.ids.items()}
+    for what, value in {"vocabulary": corpus.vocabulary.digest, **found}.items():
+        if not _is_same_on_hosts(value):
+            raise InputError(
+                f"the {what} must be the same on all hosts, got {value} here: prepare the corpus"
+                " from the same text for all"
+            )
 
 
 def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:

@@ -294,6 +294,16 @@ def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
+def test_ends_of_lines_of_its_own(text, load):
+    """Text that has them is refused, in capitals that lower-casing would make the same word, too:
+    half of its words would be ends of lines.
+    """
+    (text / "train.txt").write_text("the cat hat sat <EOS>\n" * 9)
+    assert words(load("text_files", path=str(text)), "test")
+    with pytest.raises(InputError, match=r"train\.txt.* the text has <eos> of its own"):
+        load("text_files", path=str(text), lower=True)
+
+
 def test_a_copy_that_is_not_the_published_text_is_pointed_out(text, load, caplog):
     for codes in 0, 2:
         load("penn_treebank", path=str(text), codes=codes)

@@ -209,7 +209,11 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     run = tmp_path / "run"
     with pytest.raises(InputError, match="break_mode=eos breaks text where documents end: pass"):
         train(resolve(config | {"data": data | {"eos": -1}}), run)
-    train(resolve(config), run)
+    config["evaluate_break_mode"] = "complete"
+    none = config["batches"] | {"break_mode": "none"}
+    with pytest.raises(InputError, match="evaluate_break_mode=complete breaks text where"):
+        train(resolve(config | {"data": data | {"eos": -1}, "batches": none}), run)
+    train(resolve(config | {"evaluate_break_mode": ""}), run)
     assert "tokens       of the validation split: unseen tokens" in capsys.readouterr().out
     result = evaluate(run, Request())
     printed = capsys.readouterr().out

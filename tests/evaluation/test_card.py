@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_jax.config.flags import published_of
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -30,6 +31,7 @@ from adaptive_jax.evaluation.card import (
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import Evaluation
+from adaptive_jax.workdir.settings import write_published
 
 WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
@@ -218,6 +220,14 @@ ROWS = {"small": Row("adp_t", paper=Paper(18.1, None, table="Table 7")), "own": 
 def get_config(row="small"):
     return quickstart.get_config()
 """
+
+
+def test_evaluations_that_change_updates_are_told(tmp_path):
+    """Where updates wait for evaluations, how often they come is a difference from the row."""
+    for name, changed in ("plateau", ["seed", "evaluate_every"]), ("constant", ["seed"]):
+        config = complete({"schedule.name": name})
+        write_published(tmp_path, config, {}, ["seed", "evaluate_every", "log_every"])
+        assert json.loads((tmp_path / "published.json").read_text())["changed"] == changed
 
 
 def test_published_numbers(quick_command, flags, tmp_path):

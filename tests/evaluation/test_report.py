@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import chromium
 import numpy as np
@@ -16,14 +17,14 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.report import charts, runs
+from adaptive_jax.evaluation.report import charts, passage, runs
 from adaptive_jax.evaluation.report.drawing import VARIABLES, look
 from adaptive_jax.evaluation.report.frequency import Words
 from adaptive_jax.evaluation.report.page import sample
 from adaptive_jax.evaluation.report.passage import Token, spelled
 from adaptive_jax.evaluation.report.report import Job, names_of, report
 from adaptive_jax.evaluation.report.runs import read_run
-from adaptive_jax.workdir.settings import write_published
+from adaptive_jax.workdir.settings import read_config, write_published
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
 
@@ -41,6 +42,7 @@ def made(trained, tmp_path_factory):
     shutil.rmtree(directory / "two" / "checkpoints" / "240")
     write_published(
         directory / "two",
+        read_config(directory / "two"),
         {"row": "adp_t", "table": "Table 3", "validation": 19.79, "test": 20.51},
         (),
     )
@@ -164,6 +166,15 @@ def test_the_passage(made):
             assert token.text not in likely and 2**-bits <= min(likely.values())
     assert {token.rank for token in tokens} != {1}
     assert len(lines_of(directory / "page_files" / "sample.csv")) == 60
+
+
+def test_a_passage_that_no_example_holds(made, monkeypatch):
+    """Such as the empty line with which a text of documents begins: shown, and not scored."""
+    _, (one, _), _ = made
+    none = SimpleNamespace(at=np.zeros(0, int), hidden=np.zeros((0, 8), "f"))
+    monkeypatch.setattr(passage, "scores", lambda *_: [none])
+    [token] = passage.read_passage(one, 20, 1)
+    assert token.text == one.vocabulary.words[one.ids[20]] and math.isnan(token.bits)
 
 
 def test_scores_are_kept(made, monkeypatch):

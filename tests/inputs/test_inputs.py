@@ -110,3 +110,16 @@ def test_each_word_once_is_every_token_in_every_band(way, dtype, cutoffs, monkey
         np.testing.assert_allclose(a, b, atol=far * np.nanmax(abs(b)), rtol=0)
 
     jax.tree.map(check, found, want)
+
+
+def test_projections_of_few_bits():
+    """The gradient of one in bfloat16 is a sum over chunks in float32: in bfloat16 it stopped to
+    grow at 256 ones.
+    """
+    model = AdaptiveInput(3_000, 2, (1,), factor=1)
+    tokens = jnp.arange(3_000)[None]
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    ones = jax.tree.map(lambda a: jnp.ones(a.shape, jnp.bfloat16), params)
+    gradient = jax.jit(jax.grad(lambda p: model.apply(p, tokens).astype("float32").sum()))(ones)
+    found = gradient["params"]["projection_1"].astype("float32")
+    np.testing.assert_allclose(found, 2_999, rtol=0.01)

@@ -7,9 +7,17 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
+from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.outputs.computed import MappedTable
+
+
+def test_a_bilinear_map_is_one():
+    """A depth of it would have no effect."""
+    with pytest.raises(InputError, match="depth=2 must be 1 with form='bilinear'"):
+        MappedTable(Lookup(5, 8), 8, form="bilinear", depth=2)
 
 
 def test_an_update_shares_one_mask_a_layer():

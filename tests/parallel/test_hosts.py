@@ -14,7 +14,7 @@ import pytest
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.parallel import hosts
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir import settings as workdirs
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -103,9 +103,20 @@ def test_flags_that_differ_between_hosts(config, tmp_path, monkeypatch):
     """Those that a resume may change, too: hosts with other hours waited for each other for
     ever.
     """
-    monkeypatch.setattr(sharding, "sum_over_hosts", lambda count: count + (count > 1))
+    monkeypatch.setattr(workdirs, "_is_same_on_hosts", lambda value: type(value) in (str, int))
     with pytest.raises(InputError, match=" hours=0.* must be the same on all hosts"):
         train(config(), tmp_path / "run")
+
+
+def test_texts_that_differ_between_hosts(config, tmp_path, monkeypatch):
+    """Hosts may prepare copies of a text; with one that is stale, the same word had two ids."""
+    for what, kind in (("vocabulary", str), ("tokens of train", int)):
+        monkeypatch.setattr(
+            workdirs, "_is_same_on_hosts", lambda value, kind=kind: not isinstance(value, kind)
+        )
+        with pytest.raises(InputError, match=f"the {what} must be the same on all hosts, got "):
+            train(config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_hosts_that_nobody_meets(quick_command, free_port):

@@ -12,6 +12,7 @@ import pytest
 from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
@@ -111,6 +112,23 @@ def vectors(model, params, vocabulary):
         which = [i for i, b in enumerate(made) for _ in b.table]
         found[group] = {word: (words[i], which[i]) for i, word in enumerate(vocabulary.words)}
     return found
+
+
+def test_ids_keep_their_vectors(tmp_path):
+    """The id that ends documents has its vector with and without data.eos; words that are spelt as
+    ids are other entries.
+    """
+    counts = np.arange(25)
+    ids, ending = (TokenIds.of_counts(counts, eos) for eos in (-1, 3))
+    config = config_of("bands")
+    words = Vocabulary(("7", "<eos>", *(f"w{n}" for n in range(23))), counts)
+    for i, old in enumerate((ids, words)):
+        saved_run(tmp_path / str(i), config, old)
+        run = Run.open(tmp_path / str(i))
+        _, fresh, params = started(config | {"init_from": str(tmp_path / str(i))}, ending)
+        expected = run.params if old is ids else fresh | {"body": run.params["body"]}
+        for name in ("table_0", "table_1"):
+            np.testing.assert_array_equal(params["input"][name], expected["input"][name])
 
 
 def clusters_for(tmp_path, vocabulary, seed):

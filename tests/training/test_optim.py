@@ -14,7 +14,9 @@ from optax.tree_utils import tree_get
 
 from adaptive_jax.config.keys import complete, keys_of
 from adaptive_jax.errors import InputError
-from adaptive_jax.optimizers import optim, schedules
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.optimizers import layerwise, optim, schedules
+from adaptive_jax.training import sparse
 from adaptive_jax.training.state import State
 from adaptive_jax.training.update import _either
 
@@ -79,6 +81,44 @@ def test_an_optimizer_of_optax_is_that_of_optax(name):
             ends[i] = optax.apply_updates(ends[i], changes)
     jax.tree.map(np.testing.assert_array_equal, *ends)
     assert optim.params_to_evaluate(states[0], params) is params
+
+
+@pytest.mark.parametrize("name", ["muon", "lamb", "lion"])
+def test_layers_in_a_stack_are_layers(name):
+    """An optimizer that treats an array as a layer changes blocks that a body stacks in one array
+    as it would change them apart; muon would take their biases for a matrix and their matrices for
+    nothing that it knows.
+    """
+    config = complete(
+        {"optimizer.name": name, "schedule.name": "constant", "schedule.warmup_steps": 0}
+        | {"body.layers": 3, "body.features": 8, "body.heads": 2, "body.feed_forward": 16}
+        | {"input.cutoffs": (20,), "input.width": 8, "output.table.cutoffs": (20,)}
+    )
+    model = build(config, 40)
+    whole, alone = sparse.optimizer(config, model), optim.from_config(config)
+    assert layerwise.by_array(alone) == (name != "lion")
+    params, gradients = (random_like(parameter_shapes(model), seed) for seed in (0, 1))
+
+    def apart(tree):
+        blocks = [jax.tree.map(lambda a, i=i: a[i], tree["body"]["blocks"]) for i in range(3)]
+        return tree | {"body": tree["body"] | {"blocks": blocks}}
+
+    changes, _ = whole.update(gradients, whole.init(params), params)
+    expected, _ = alone.update(apart(gradients), alone.init(apart(params)), apart(params))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
+    jax.tree.map(close, apart(changes), expected)
+
+
+def random_like(shapes, seed):
+    bits = np.random.default_rng(seed)
+    return jax.tree.map(lambda a: jnp.asarray(bits.normal(size=a.shape), a.dtype), shapes)
+
+
+def test_a_state_that_no_checkpoint_holds():
+    """Told before the first update, and not at the first save, which would lose the run."""
+    config = complete({"optimizer.name": "galore"})
+    with pytest.raises(InputError, match="'galore' keeps arrays without numbers for this model"):
+        sparse.optimizer(config, build(config, 40))
 
 
 def test_the_inverse_square_root():
@@ -218,6 +258,7 @@ def test_settings_out_of_range(optimizer, schedule, setting, value, must):
         ({"optimizer.name": "chain"}, "is not one of nag, "),
         ({"optimizer.name": "schedule_free_sgd"}, "is not one of nag, "),
         ({"optimizer.name": "optax:scale_by_adam"}, "must take a learning_rate"),
+        ({"optimizer.name": "rprop"}, "'rprop' reads its rate before the first update, so no"),
         ({"optimizer.name": "lbfgs"}, "'lbfgs' cannot train a language model: .*'value_fn'"),
         (
             {"optimizer.name": "nt_asgd", "optimizer.form": "papr"},

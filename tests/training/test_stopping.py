@@ -125,9 +125,10 @@ def test_steps_below_those_done(config, stopped):
     workdir, _, _ = stopped
     step = max(saved(workdir))
     says = rf"has done {step:,} updates, more than steps=5: use steps={step} or more"
+    before = (workdir / "config.json").read_text()
     with pytest.raises(InputError, match=says):
         train(config(**LONG | {"steps": 5}), workdir)
-    assert max(saved(workdir)) == step
+    assert max(saved(workdir)) == step and (workdir / "config.json").read_text() == before
 
 
 def test_a_finished_run_says_so(trained, config, capsys):

@@ -65,7 +65,9 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
     assert len(kept) == 72 and {tuple(entry["relations"])[-1:] for entry in kept} == {
         (f"t{i}w0",) for i in range(12)
     }
+    capsys.readouterr()
     run = Run.open(workdir, "latest")
+    assert not capsys.readouterr().out  # where `score` writes its columns
     assert rows(run, "relations").sum() == rows(run, "definitions").sum() == 72 and run.step == 2
     assert "input.lexicon" not in caplog.text
     more = Vocabulary((*run.vocabulary.words, "zebra"), np.append(run.vocabulary.counts, 0))

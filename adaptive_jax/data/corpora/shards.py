@@ -72,9 +72,13 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[tuple[bytes, float]]:
         yield bytes(buffer), 1.0
 
 
-def fault_of(data: bytes) -> str:
-    """Returns why a line or a piece of text cannot be trained on; "" if it can."""
-    own_eos = 2 * data.count(EOS.encode()) > data.count(NEWLINE)
+def fault_of(data: bytes, lower: bool = False) -> str:
+    """Returns why a line or a piece of text cannot be trained on; "" if it can.
+
+    lower: whether it will be lower-cased.
+    """
+    ends = (data.lower() if lower else data).count(EOS.encode())
+    own_eos = 2 * ends > data.count(NEWLINE)
     return encoding_fault(data) or (OWN_EOS if own_eos else "")
 
 
@@ -88,7 +92,7 @@ class _Numbering(dict[str, int]):
 
 def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> None:
     """Writes the shard of a piece in one step. Raises FaultyText."""
-    if fault := fault_of(piece):
+    if fault := fault_of(piece, lower):
         raise FaultyText(fault)
     text = piece.decode("utf-8")
     if tokeniser_name != "none" or lower:
@@ -147,7 +151,7 @@ class Shards:
                     show(done)
         except FaultyText as error:
             fault = str(error)
-            for _ in text.lines(lambda line: fault if fault_of(line) == fault else ""):
+            for _ in text.lines(lambda line: fault if fault_of(line, lower) == fault else ""):
                 pass  # reads the text again, up to the line with this fault, which it names
             raise InputError(f"{text.files[0]}: {fault}") from error
         if not words:

@@ -29,7 +29,7 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 CHUNK = 1 << 20
 OWN_EOS = (
     f"the text has {EOS} of its own, and every end of a line becomes one: remove them, as by"
-    f" `sed 's/ *{EOS}//g'`"
+    f" `sed 's/ *{EOS}//gI'`"
 )
 
 

@@ -104,10 +104,10 @@ def holds_ids(names: Mapping[str, int]) -> bool:
     return ids == list(range(len(ids)))
 
 
-def check_ends(vocabulary: Vocabulary, break_mode: str) -> None:
+def check_ends(vocabulary: Vocabulary, break_mode: str, key: str = "break_mode") -> None:
     """Checks that a vocabulary says where the examples of a break mode end. Raises InputError."""
     if break_mode != "none" and EOS not in vocabulary.index:
         raise InputError(
-            f"break_mode={break_mode} breaks text where documents end: pass"
-            " --config.data.eos=ID, the id that ends one, or break_mode none"
+            f"{key}={break_mode} breaks text where documents end: pass --config.data.eos=ID, the id"
+            f" that ends one, to training, or {key}=none"
         )

@@ -107,5 +107,7 @@ def _distributions(run, begin, end):
         at.append(scored.at[inside])
         hidden.append(scored.hidden[inside])
     at, hidden = np.concatenate(at), np.concatenate(hidden)
+    if not len(at):
+        return {"at": at}
     found = expected(opened, composed(opened, ids)[0], hidden, ids[at], ALTERNATIVES)
     return {"at": at} | found._asdict()
