@@ -2,11 +2,43 @@
 layers in one array.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.optimizers import optim
+
+
+def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransformationExtraArgs:
+    """A config's optimizer for a model.
+
+    Raises:
+        InputError: as `optim.from_config`; an optimizer that treats arrays as layers, over stacked
+            layers with sparse updates; one whose state no checkpoint can hold.
+    """
+    found, name = optim.from_config(config), config["optimizer"]["name"]
+    if name in optim.OPTIMIZERS:
+        return found
+    groups = getattr(model.body, "parameter_groups", ())
+    stacks = [each for group in groups if group.stacked for each in group.names]
+    if stacks and by_array(found):
+        if (share := config["compose_share"]) != 1:
+            raise InputError(
+                f"compose_share={share:g} must be 1 with optimizer.name={name!r} and a body of"
+                " stacked layers: use another optimizer"
+            )
+        found = on_each_layer(found, stacks)
+    state = jax.eval_shape(found.init, parameter_shapes(model))
+    if any(a.size == 0 for a in jax.tree.leaves(state)):
+        raise InputError(
+            f"optimizer.name={name!r} keeps arrays without numbers for this model, which no"
+            " checkpoint can hold: use another"
+        )
+    return found
 
 
 def by_array(optimizer: optax.GradientTransformation) -> bool:

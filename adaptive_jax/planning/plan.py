@@ -21,7 +21,7 @@ from adaptive_jax.model.language_model import (
     parameter_shapes,
     variable_shapes,
 )
-from adaptive_jax.optimizers import optim
+from adaptive_jax.optimizers.layerwise import optimizer_of
 from adaptive_jax.parallel.sharding import (
     abstract_mesh,
     accumulation,
@@ -90,7 +90,7 @@ def make_plan(
     length = config["batches"]["sequence_length"]
     model = build(config, vocabulary_size)
     shapes = parameter_shapes(model)
-    state = shapes, jax.eval_shape(optim.from_config(config).init, shapes)
+    state = shapes, jax.eval_shape(optimizer_of(config, model).init, shapes)
 
     stored = encoded_shapes(model) if config["compose_share"] < 1 else {}
     stored = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(stored))  # on every device

@@ -15,7 +15,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes, encoders
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.optimizers import optim
-from adaptive_jax.optimizers.layerwise import by_array, on_each_layer
+from adaptive_jax.optimizers.layerwise import optimizer_of
 
 STREAM = 5  # of random bits, see `philox`
 
@@ -35,15 +35,13 @@ def composes(seed: int, step: int, share: float) -> bool:
 
 
 def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransformationExtraArgs:
-    """A config's optimizer for the layers of a model; with sparse updates, `sparse` around it.
+    """A config's optimizer for a model; with sparse updates, `sparse` around it.
 
     Raises:
-        InputError: a share out of range, or of a model that does not compose all words; an
-            optimizer whose state cannot be saved.
+        InputError: as `optimizer_of`; a share out of range, or of a model that does not compose all
+            words.
     """
-    whole, share = optim.from_config(config), config["compose_share"]
-    if (name := config["optimizer"]["name"]) not in optim.OPTIMIZERS:
-        whole = _of_others(name, whole, model, share)
+    whole, share = optimizer_of(config, model), config["compose_share"]
     if not 0 < share <= 1:
         raise InputError(
             f"compose_share={share:g} must be above 0 and at most 1: the share of updates that"
@@ -53,26 +51,6 @@ def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransforma
         return whole
     encoded_shapes(model)
     return sparse(whole, encoders(model, parameter_shapes(model)))
-
-
-def _of_others(name, whole, model, share):
-    """An optimizer that this project does not know, for the layers of a model."""
-    groups = getattr(model.body, "parameter_groups", ())
-    stacks = [each for group in groups if group.stacked for each in group.names]
-    if stacks and by_array(whole):
-        if share != 1:
-            raise InputError(
-                f"compose_share={share:g} must be 1 with optimizer.name={name!r} and a body of"
-                " stacked layers: use another optimizer"
-            )
-        whole = on_each_layer(whole, stacks)
-    state = jax.eval_shape(whole.init, parameter_shapes(model))
-    if any(a.size == 0 for a in jax.tree.leaves(state)):
-        raise InputError(
-            f"optimizer.name={name!r} keeps arrays without numbers for this model, which no"
-            " checkpoint can hold: use another"
-        )
-    return whole
 
 
 def sparse(
