@@ -121,7 +121,7 @@ def _lstm(layers, test):
 
 
 ROWS = {
-    "sm": Row("sm"),  # section 5.1 defines SM and SM-T; the appendix calls them intractable here
+    "sm": Row("sm"),  # section 5.2 defines SM and SM-T; 5.4 calls them intractable here
     "sm_t": Row("sm_t"),
     "bpe_t": Row("bpe_t", BPE, Paper(27.44, 27.51, 234.7, 34, "Table 4")),
     "bpe": Row("bpe", BPE, Paper(27.02, 27.13, 267.8, 35, "Table 4")),

@@ -5,9 +5,9 @@ They are scored on texts of other domains.
 
 docs/corpora.md says how to make `DIR` and the directories of the other texts. The paper names no
 settings of these models, so they are those of the Penn Treebank in Table 8; the output network of
-`groc_out` is that of WikiText-2, whose vocabulary is nearer in size. Words that the training text
-has once become `<unk>`, which stands for unseen words in validation; the paper's vocabulary has all
-words. No row has been trained to the end here yet.
+`groc_out` is that of WikiText-2, whose vocabulary is nearer in size. The paper's vocabulary has all
+words, 81K; here the rarest become `<unk>`, which stands for unseen words in validation, so that
+80,000 entries are left. No row has been trained to the end here yet.
 
     python train.py --config=configs/news_crawl.py:groc --workdir=runs/news \\
         --config.data.path=DIR --config.input.lexicon=DIR
@@ -23,8 +23,8 @@ SETTINGS = {
     "data.corpus": "text_files",
     "data.tokeniser": "moses",
     "data.lower": True,
-    "data.threshold": 2,
-    "data.vocabulary_size": 81_000,
+    "data.limit": 80_000,
+    "data.vocabulary_size": 80_000,
 }
 LAYERS = papers.groc_layers(300, (16_000, 57_000))
 GROC = {  # table, layers, changes, perplexity on valid and test of News Crawl 2007

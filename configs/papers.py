@@ -145,8 +145,8 @@ LSTM = {  # Grave et al. 2017, section 5; accumulators from 0, as in Torch, are 
     "schedule.warmup_steps": 0,
 }
 
-# Pappas et al. 2020, appendix B.1, which names dropout "of hidden units": here after the input and
-# after each layer
+# Pappas et al. 2020, appendix B.1, with dropout "of hidden units": here after each layer. Appendix
+# B.5 says that there is none of weights and none after the input.
 GROC = {
     "dtype": "float32",
     "early_stopping": 8,
@@ -155,7 +155,7 @@ GROC = {
     "input.name": "lookup",
     "input.init_range": 0.05,
     "body.name": "awd_lstm",
-    "body.input_dropout": 0.65,
+    "body.input_dropout": 0.0,
     "body.hidden_dropout": 0.65,
     "body.dropout": 0.65,
     "body.weight_drop": 0.0,
@@ -257,15 +257,19 @@ def groc_layers(width: int, cutoffs) -> dict[str, dict]:
 def groc_rows(words: int, rows: Mapping[str, tuple]) -> dict[str, Row]:
     """Rows of Pappas et al. 2020 for a text of so many words.
 
-    rows: row to (table, layers, changes, perplexity on valid, on test, millions of parameters,
-        which the paper cuts: 13.8 to 13).
+    rows: row to (number of the table, or another place; layers, changes, perplexity on valid, on
+        test, millions of parameters, which the paper cuts: 13.8 to 13).
     """
     epochs = streams(20, words, epochs=100, window=35)  # at most, see early_stopping
     return {
         name: Row(
-            layers, epochs | changes, Paper(*numbers, table=f"Pappas et al. 2020, Table {number}")
+            layers,
+            epochs | changes,
+            Paper(
+                *numbers, table=f"Pappas et al. 2020, {f'Table {at}' if at in range(99) else at}"
+            ),
         )
-        for name, (number, layers, changes, *numbers) in rows.items()
+        for name, (at, layers, changes, *numbers) in rows.items()
     }
 
 

@@ -28,7 +28,11 @@ Where paper and released code differ, the configs follow the paper: 16 heads (re
 dropout alone (the released code also drops the output's whole input at that rate:
 `--config.output.input_dropout=0.2`). As in the released code, the last hidden states are not
 normalised. An update of `best` has 73,728 tokens, 3 batches of 3072 on 8 devices, as in the
-released recipe.
+released recipe; the paper names 65K for all, which 3072 does not divide.
+
+The paper marks `sm` and `sm_t`: they held 1,024 tokens on a GPU and added up four batches, which
+are 32,768 tokens an update, or, if four times the usual two are meant, the 65,536 that they have
+here.
 
 Table 6 calls its rows ADP, but its 21.23 is that of `asm` in Tables 3 and 7. Table 8 lists the
 bands 20K/40K/200K twice, with 19.79 (`adp_t`) and 19.99. The published counts of parameters are

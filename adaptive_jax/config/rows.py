@@ -36,7 +36,7 @@ class Paper(NamedTuple):
     """Published numbers of a row, None where the paper gives none.
 
     valid, test: perplexity. parameters: millions, to the last digit printed. hours: training time,
-    on the devices that the file's docstring names. table: where they are printed.
+    on the devices that the file's docstring names. table: where the perplexities are printed.
     """
 
     valid: float | None = None

@@ -46,10 +46,9 @@ class GroC(CharacterCNN):
             definitions; see docs/words.md.
         relations: most related words that are read; 0: no relations.
         definition: most words of a definition that are read; 0: no definitions.
-        form: "paper": WordNet gives synonyms, hyponyms and the definitions of all senses, and means
-            are over the words that there are. "code", as the public code: synonyms and the
-            definition of the first sense, and means divide by `relations` or `definition`. See
-            docs/words.md.
+        form: "paper": WordNet gives synonyms, hyponyms and the definition of the first sense, and
+            means are over the words that there are. "code", as the public code: synonyms and the
+            definition, and means divide by `relations` or `definition`. See docs/words.md.
         share: of the vocabulary's words, those that may have relations, and those that may have a
             definition (the paper's Table 4).
         combine: "concat", the linear map of the paper, or "add", the sum of the three, as the

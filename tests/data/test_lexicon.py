@@ -165,7 +165,7 @@ def test_json_lines_say_the_same(wordnet, tmp_path):
 
 
 def test_json_lines_in_another_language(tmp_path):
-    """A definition is one text, or one for each sense; what is left out is empty; words not in
+    """A definition is one text, or that of the first sense; what is left out is empty; words not in
     the vocabulary are passed over.
     """
     dog = {"relations": ["Köter", "Dogge", "Tier"], "definition": "ein Tier, das bellt"}
@@ -184,7 +184,7 @@ def test_json_lines_in_another_language(tmp_path):
         "Köter": ["Hund"],
     }
     defined = words_of(definitions(vocabulary, str(path), 9), vocabulary)
-    assert defined == {"Hund": ["ein", "Tier"], "Köter": ["Hund", "ein", "Tier"]}
+    assert defined == {"Hund": ["ein", "Tier"], "Köter": ["Hund"]}
     assert coverage(
         lexicon(vocabulary, {"input": {"relations": {"path": str(path), "most": 2}}})
     ) == {"relations": 0.4}
@@ -266,10 +266,10 @@ def test_files_that_are_not_wordnets(wordnet, tmp_path):
 @pytest.mark.parametrize(
     "corpus, shares",
     [
-        ("ptb", {"code": [78.04, 85.79], "paper": [78.45, 86.06]}),
+        ("ptb", {"code": [78.04, 85.79], "paper": [78.45, 85.85]}),
         pytest.param(
             "wikitext-2",
-            {"code": [73.39, 76.25], "paper": [73.80, 76.28]},
+            {"code": [73.39, 76.25], "paper": [73.80, 76.26]},
             marks=pytest.mark.slow,
         ),
     ],

@@ -252,17 +252,14 @@ def definitions(
     """The first `most` words of each word's definition, as `relations`. Which words lose theirs is
     decided independently.
 
-    form: "paper", the definitions of all senses, without punctuation; or "code", as the public
-        code: that of the first sense, split at white space, so that a word with a comma after it is
-        another word.
+    form: "paper", the definition of the first sense, without punctuation; or "code", as the public
+        code: the same, split at white space, so that a word with a comma after it is another word.
     """
     check_known(f"form={form!r}", form, FORMS)
     found = {}
     for word, entry in read_entries(vocabulary, path).items():
-        if form == "code":
-            text = " ".join(entry.definitions[:1]).split()
-        else:
-            text = WORDS.findall("; ".join(entry.definitions))
+        text = " ".join(entry.definitions[:1])
+        text = text.split() if form == "code" else WORDS.findall(text)
         found[word] = [each for each in text if each in vocabulary.index]
     return _first(vocabulary, found, "definitions", most, share)
 
