@@ -4,6 +4,7 @@ others. It needs no config, so it also runs beside an installed wheel.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,14 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}".strip()
 def hasty_jit(function, **how):
     """`jax.jit` of a slow twin, which is compiled in haste even where tests compile as users do."""
     return jax.jit(function, compiler_options=None if HASTE else HASTY, **how)
+
+
+def dtypes_of_products(program: str) -> set[tuple[str, ...]]:
+    """Those of both factors and of the result of every product in the text of a lowered program:
+    on a CPU XLA keeps float32 where it is asked to round.
+    """
+    shape = r"tensor<[0-9x]+x(\w+)>"
+    return set(re.findall(rf"dot_general.*: \({shape}, {shape}\) -> {shape}", program))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -500,13 +500,6 @@ def test_a_target_of_weight_0_may_be_any_number():
     )  # known targets: nothing is refused
 
 
-def test_without_weights_every_target_counts_once():
-    """Weights of None are all ones."""
-    run = functools.partial(softmax().apply, output_variables(), HIDDEN, IDS, method="loss")
-    ones, none = jax.jit(lambda: (run(W), run()))()
-    jax.tree.map(np.testing.assert_array_equal, ones, none)
-
-
 def test_numpy_arrays_and_lists_are_arrays():
     """Whatever a model takes, in a function that is compiled and differentiated, parameters of
     numpy among it.

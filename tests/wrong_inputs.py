@@ -167,7 +167,6 @@ PLACES = rows(  # found before the text is looked for
     ("--config.data.path=foo://x", "foo://x", "use a URL"),
     ("--config.data.path=file:///nowhere", "file:///nowhere", "write it"),
     ("--config.data.corpus=europarl --config.data.path=", "europarl", "--config.data.path=DIR"),
-    ("--config.metrics.wandb=true", "config.metrics.wandb", "pip install wandb"),
 )
 
 EVALUATE = rows(
@@ -284,7 +283,6 @@ OTHERS = [
         ("", "CHECKPOINT is missing"),
         ("{checkpoint}", "WORDS is missing"),
         ("{checkpoint} {dict}", "OUT_WORKDIR is"),
-        ("/nowhere {dict} {run}", "/nowhere", "use the path"),
         ("{dict} {checkpoint} {run}", "dict.txt", "not a file of torch.save"),
         ("{checkpoint} {checkpoint} {run}", "not UTF-8", "use the dict.txt"),
         ("{awd_lstm} {dict} {run}", "line 1", "is not one word", "one word a line"),
@@ -345,11 +343,6 @@ RUNS = [
         (b"[]", CONFIG),
         (b'{"name": "a package"}', CONFIG),
         (NOTHING, "checkpoints and no config.json", "another"),
-        (
-            other(b'"layers": 1,', b'"layers": 2,'),
-            "body.layers was 2 and is now 1",
-            "another --workdir",
-        ),
     ),
     *damaged(EVAL, "run/vocabulary.txt", (NOTHING, "vocabulary.txt", "restore")),
     *damaged(HERE, "run/vocabulary.txt", (NOTHING, "vocabulary.txt", "restore")),

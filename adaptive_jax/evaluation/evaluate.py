@@ -26,6 +26,7 @@ from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.plan import rows_to_score
+from adaptive_jax.workdir.settings import check_same_flags, check_same_text
 
 WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
 DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the run's corpus."
@@ -99,6 +100,8 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
     ids = corpus.ids[split]
+    check_same_text(corpus)
+    check_same_flags(request._asdict() | {"data_path": "", "contexts": list(contexts)})
     if request.window > len(ids):
         raise InputError(
             f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"

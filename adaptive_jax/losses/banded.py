@@ -170,12 +170,31 @@ def _loss_forward(static, hidden, softmax, weights, targets, probs, seeds):
     hidden, softmax, weights, probs = without_derivative((hidden, softmax, weights, probs), ONCE)
     tokens = Tokens(hidden, targets, weights, seeds, probs)
     (each, *others), *gradients = _computed(static, tokens, softmax, with_gradients=True)
-    return (jnp.sum(weights * each), *others), (*gradients, each)
+    given = (tokens, softmax) if static.settings.gathers else None
+    return (jnp.sum(weights * each), *others), ((*gradients, each), given)
 
 
-def _loss_backward(static, gradients, cotangents):
-    times = functools.partial(long_tables.times, cotangents[0])
-    return *jax.tree.map(times, gradients), None, None, None
+def _loss_backward(static, saved, cotangents):
+    (gradients, given), scale = saved, cotangents[0]
+
+    def scaled():
+        # Without sizes, a mesh may cut the arrays.
+        times = functools.partial(long_tables.times, scale, in_place=bool(static.sizes))
+        return jax.tree.map(times, gradients)
+
+    def anew():
+        tokens, softmax = given
+        weighted = tokens._replace(weight=scale * tokens.weight)
+        _, *changed = _computed(static, weighted, softmax, with_gradients=True)
+        return *changed, scale * gradients[-1]
+
+    if given is None:
+        return *scaled(), None, None, None
+    # The gradient of the softmax is of the tokens of all devices, whose losses may be scaled each
+    # by itself, as a mean of its own tokens is.
+    axes = static.settings.axis_name
+    alike = lax.pmax(scale, axes) == lax.pmin(scale, axes)
+    return *lax.cond(alike, scaled, anew), None, None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)

@@ -209,15 +209,17 @@ def _gradients(tiles, kept, found, sums, narrow):
     return gradients.of_states(d_x), sums
 
 
-def times(scale, array):
+def times(scale, array, in_place: bool = True):
     """`scale · array` in the array's dtype. A long one is multiplied in place, where nothing else
     reads it, a tile of rows at a time.
+
+    in_place: false for arrays that a mesh may cut: rows that are read at a time would be gathered.
     """
 
     def multiplied(factor, part):
         return (factor * part.astype(scale.dtype)).astype(part.dtype)
 
-    if array.size < LONG or array.ndim != 2:
+    if not in_place or array.size < LONG or array.ndim != 2:
         return multiplied(scale, array)
     rows = min(len(array), max(1, TILE_NUMBERS // array.shape[1]))
 

@@ -70,8 +70,8 @@ def for_all(function: Callable, axes: str | Sequence[str], tokens, softmax, dim:
 
 
 def same_axes(axis_name: str | None, hidden, softmax, *by_token):
-    """Casts all arrays to vary over the same axes of `shard_map`, but those `by_token` not over the
-    axis that cuts the words.
+    """Casts all arrays to vary over the same axes of `shard_map`, but those `by_token`, and the
+    numbers at the end of `softmax`, not over the axis that cuts the words.
 
     It changes nothing outside `shard_map`, or where `check_vma` is off. Its transpose sums
     gradients over devices.
@@ -92,9 +92,10 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
                 " its check_vma on"
             )
     axes = tokens | tables
+    *tables, numbers = softmax
     return (
         pvary(hidden, axes),
-        pvary(softmax, axes),
+        (*pvary(tables, axes), pvary(numbers, axes - {axis_name})),
         *(pvary(array, axes - {axis_name}) for array in by_token),
     )
 
@@ -129,7 +130,10 @@ def is_first(axis_name: str):
 
 
 def sum_over(axis_name: str | None, *vectors):
-    """The sums over all devices of vectors `[tokens]`, or numbers, in one all-reduce."""
+    """The sums over all devices of vectors `[tokens]`, or numbers, in one all-reduce and the dtype
+    of the first.
+    """
     if axis_name is None:
         return vectors
+    vectors = [jnp.asarray(vector, vectors[0].dtype) for vector in vectors]
     return tuple(lax.psum(jnp.stack(jnp.broadcast_arrays(*vectors)), axis_name))

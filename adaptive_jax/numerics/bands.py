@@ -3,6 +3,7 @@ own.
 """
 
 import itertools
+import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -203,8 +204,13 @@ def own_rows(words: int, axes: Sequence[str]) -> int:
 
 def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":
     """An array's rows as several arrays of so many; their gradients are put together in one
-    operation.
+    operation. Explicit axes that cut the rows and do not divide all sizes give them up.
     """
-    from jax import lax  # processes that only read text should not wait for JAX
+    import jax  # processes that only read text should not wait for JAX
 
-    return lax.split(array, sizes)
+    mesh, (rows, *others) = (cut := jax.typeof(array).sharding).mesh, (*cut.spec, None)
+    names = (rows,) if isinstance(rows, str) else rows or ()
+    if any(size % math.prod(mesh.shape[name] for name in names) for size in sizes):
+        whole = jax.sharding.PartitionSpec(None, *others[:-1])
+        array = jax.sharding.reshard(array, jax.sharding.NamedSharding(mesh, whole))
+    return jax.lax.split(array, sizes)

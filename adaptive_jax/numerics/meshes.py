@@ -5,6 +5,7 @@ and functions of tokens on axes that are Explicit, the default of `jax.make_mesh
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -51,7 +52,8 @@ def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
 
     Args:
         function: returns an array with the axes of tokens first.
-        tokens: `[...]`, cut over any axes.
+        tokens: ids `[...]` or hidden states `[..., features]`, cut over any axes; features are
+            gathered.
         shared: a tree of arrays that every token reads: each device gathers them whole, and their
             gradients are summed.
     """
@@ -61,6 +63,8 @@ def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
         return function(tokens, shared)
     own = jax.typeof(tokens).sharding
     spec = P() if own.mesh.empty else own.spec
+    if jnp.issubdtype(tokens.dtype, jnp.floating):
+        spec = P(*spec[: tokens.ndim - 1])
 
     def local(tokens, shared):
         return function(tokens, pvary(shared, axes_of(tokens)))

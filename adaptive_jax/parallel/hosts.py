@@ -13,6 +13,7 @@ A single process never waits in any of these functions.
 import atexit
 import contextlib
 import importlib.util
+import itertools
 import logging
 import os
 import re
@@ -32,6 +33,7 @@ ENDING = 10  # seconds in which all hosts must have ended
 WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
 BY_FLAGS = "pass --coordinator=HOST:PORT, --hosts=N and --host=I to each"
+ASKED = itertools.count(1)  # how often this process asks whether to stop, as often as the others
 # All that jax reads of SLURM's variables
 SLURM = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
 
@@ -216,7 +218,12 @@ def stopping(first: str = "") -> Iterator[Stop]:
         Ctrl-C and SIGTERM act in a single process as they did before.
     """
     several = jax.distributed.is_initialized()
-    stop = Stop(multihost_utils.reached_preemption_sync_point if several else None)
+
+    def reached(_):
+        # JAX stops all at one number, and a resumed run would be beyond that of its first step.
+        return multihost_utils.reached_preemption_sync_point(next(ASKED))
+
+    stop = Stop(reached if several else None)
     # Only the main thread receives signals.
     if not (several or first) or threading.current_thread() is not threading.main_thread():
         yield stop

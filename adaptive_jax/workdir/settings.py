@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
+import numpy as np
 from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
@@ -296,17 +297,22 @@ def _free(config):
 
 
 def check_same_text(corpus: Corpus) -> None:
-    """Refuses hosts that hold different texts, or give the same words other ids.
+    """Refuses hosts that hold different texts, give the same words other ids, or have other numbers
+    of devices.
 
     Raises:
         InputError: what differs.
     """
+    devices = {"number of devices": jax.local_device_count()}
     found = {f"tokens of {split}": len(ids) for split, ids in corpus.ids.items()}
-    for what, value in {"vocabulary": corpus.vocabulary.digest, **found}.items():
+    if jax.process_count() > 1:  # ids in a store are the same for all
+        local = {split: ids for split, ids in corpus.ids.items() if isinstance(ids, np.ndarray)}
+        found |= {f"checksum of {split}": zlib.crc32(ids) for split, ids in local.items()}
+    for what, value in (devices | {"vocabulary": corpus.vocabulary.digest} | found).items():
         if not _is_same_on_hosts(value):
+            cure = "start hosts that are alike" if what in devices else "prepare the same text"
             raise InputError(
-                f"the {what} must be the same on all hosts, got {value} here: prepare the corpus"
-                " from the same text for all"
+                f"the {what} must be the same on all hosts, got {value} here: {cure} for all"
             )
 
 
@@ -356,12 +362,12 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
             raise InputError(f"{workdir} is not the same on all hosts: {cure}")
         time.sleep(1)
     check_same_run(workdir, config)
-    _check_same_on_hosts(config)
+    check_same_flags(config)
 
 
-def _check_same_on_hosts(config):
-    """Refuses hosts that differ in keys of `FREE`: they would evaluate, save or end at different
-    updates, and wait for each other for ever.
+def check_same_flags(config: Mapping) -> None:
+    """Refuses hosts that differ in any of these: they would evaluate, save or end at different
+    updates, and wait for each other for ever. Raises InputError.
     """
     own = {key: value for key, value in sorted(flat(config).items()) if key not in OF_A_HOST}
     if _is_same_on_hosts(own):

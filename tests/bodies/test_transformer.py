@@ -206,6 +206,24 @@ def test_each_dropout_acts_in_training_alone(rate):
     )
 
 
+def test_where_dropout_acts():
+    """With a rate of a half, what is kept is doubled: vectors that enter, what a block adds and,
+    under another rate, nothing else; attention's rate leaves both.
+    """
+
+    def hidden(added, **rates):
+        body = make(layers=1, final_norm=False, positions="none", **rates)
+        params = jax.tree.map(jnp.zeros_like, random_params(body))
+        params["params"]["blocks"]["outer"]["bias"] += added
+        return apply(body, params, VECTORS, train=True, rngs={"dropout": jax.random.key(0)})[0]
+
+    entered = VECTORS * FEATURES**0.5
+    assert set(np.unique((hidden(0, dropout=0.5) / entered).round(4))) == {0.0, 2.0}
+    added = hidden(1, dropout=0.5) - hidden(0, dropout=0.5)
+    assert set(np.unique(added.round(4))) == {0.0, 2.0}
+    np.testing.assert_allclose(hidden(1, attention_dropout=0.5), entered + 1, rtol=1e-6)
+
+
 def test_layers_draw_their_own_dropout():
     """Two layers of one scan do not share a mask.
 

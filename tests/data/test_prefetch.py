@@ -27,12 +27,15 @@ def test_results_come_in_order_and_no_further_than_depth_ahead(depth, count):
     assert made == [k for k, _ in read]
 
 
-def test_it_works_while_the_loop_does():
-    """The second is made before the loop asks for it: otherwise this would wait for ever."""
-    done = {number: threading.Event() for number in range(4)}
-    with Prefetcher(lambda number: done[number].set(), range(4)) as results:
+@pytest.mark.parametrize("depth", [1, 3])
+def test_it_works_while_the_loop_does(depth):
+    """As many as its depth are made before the loop asks for them: otherwise this would wait for
+    ever.
+    """
+    done = {number: threading.Event() for number in range(6)}
+    with Prefetcher(lambda number: done[number].set(), range(6), depth) as results:
         for number, _ in results:
-            assert done[min(number + 1, 3)].wait(60)
+            assert done[min(number + depth, 5)].wait(60)
 
 
 def test_waiting_is_measured(monkeypatch):

@@ -88,9 +88,6 @@ def test_words_that_the_model_does_not_know(
     "request_, says",
     [
         (Request(window=10_000), "window=10000 is longer than the test split, 426 tokens"),
-        (Request(window=-4), "window=-4 must be greater than context=0"),
-        (Request(context=-1), "window=16 must be greater than context=-1, and context 0 or more"),
-        (Request(window=32, context=32), "window=32 must be greater than context=32"),
         (Request(context=16), "window=16 must be greater than context=16"),
         (
             Request(context=4, break_mode="eos"),

@@ -378,14 +378,16 @@ evaluate(pathlib.Path(sys.argv[1]), Request(window=10, context=6, checkpoint="la
 
 
 @pytest.mark.parametrize("words", [{}, {"fsdp": 4, "shard_words": True}])
-def test_eight_devices_score_alike(ask, trained_copy, eight, words):
+def test_eight_devices_score_alike(trained_copy, eight, words, tmp_path):
     """8 devices give the losses that 1 device gives, also where each has its own words."""
-    path = trained_copy / "config.json"
+    workdir = shutil.copytree(trained_copy, tmp_path / "run")
+    path, result = workdir / "config.json", workdir / "eval" / "test-10-6-240.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | words))
-    one = ask(window=10, context=6)
-    done = eight(EVALUATE, trained_copy)
+    one = evaluate(workdir, Request(window=10, context=6, checkpoint="latest"))
+    result.unlink()
+    done = eight(EVALUATE, workdir)
     assert done.returncode == 0, done.stderr
-    found = json.loads((trained_copy / "eval" / "test-10-6-240.json").read_text())
+    found = json.loads(result.read_text())
     assert found["nll"] == pytest.approx(one["nll"], rel=1e-6)
     rounded = dict.fromkeys(("nll", "perplexity", "seconds", "bands", "bits_per_character"))
     assert found | rounded == json.loads(json.dumps(one)) | rounded

@@ -145,6 +145,12 @@ def test_numbers_that_the_program_knows():
     run = jax.value_and_grad(loss)
     numbers = 0.7, 0.05, 1.5
     check(jax.jit(run)(hidden, numbers), jax.jit(lambda h: run(h, numbers))(hidden))
+    scaled_by_hand = [band._replace(bias=0.7 * band.bias) for band in (*bands, clusters)]
+    how = {"weights": weights, "z_loss": 0.05, "soft_cap": 1.5}
+    by_hand = lambda h: adaptive_cross_entropy(
+        0.7 * h, scaled_by_hand[:-1], scaled_by_hand[-1], targets, **how
+    )
+    check(jax.jit(run)(hidden, numbers), jax.jit(jax.value_and_grad(by_hand))(hidden))
 
     def scaled(scale):
         return loss(hidden, (scale, *numbers[1:]))
@@ -245,6 +251,12 @@ def test_the_scale_of_logits_ignores_what_counts_for_nothing():
         how = {"weights": weights, "logit_scale": scale}
         return adaptive_cross_entropy(hidden, bands, clusters, targets, **how)
 
+    plain = {"weights": weights, "bias": 1.5 * table[:, 0]}
+    np.testing.assert_allclose(
+        of_full(1.5, hidden),
+        linear_cross_entropy(1.5 * hidden, table, targets % 31, **plain),
+        rtol=1e-5,
+    )
     for loss in of_full, of_bands:
         slope = jax.jit(jax.grad(loss))
         np.testing.assert_allclose(slope(1.5, broken), slope(1.5, hidden), rtol=1e-5)

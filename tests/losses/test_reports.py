@@ -92,7 +92,7 @@ def test_every_report_and_gradients_by_token(tiled, options, soft):
     fast = jax.jit(lambda *v: pulled(functools.partial(ours, **options), *v))(*values)
     slow = in_float64(lambda *v: pulled(functools.partial(dense, **options), *v), *values)
     check(fast, slow)
-    assert fast[0][1][1][2][3] or options["label_smoothing"] is None  # one of them is right
+    assert fast[0][1][1][2][3]  # one of them is right
 
 
 def test_reports_beside_a_mean(tiled):

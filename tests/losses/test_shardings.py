@@ -25,7 +25,10 @@ MANY = """
 import itertools, json
 import jax, jax.numpy as jnp, numpy as np
 from tests.losses import shardings
+from adaptive_jax.losses import long_tables
 from tests.losses.shardings import apart, arrange, arrays, loss, mapped, with_gradients
+
+long_tables.LONG = 6_000  # as long as a table whose gradient is multiplied in place
 
 def reported(*arrays):
     names = "nll", "predicted", "entropy"
@@ -130,6 +133,64 @@ found["precise"] = text["highest"] > 0 == text[None]
 print(json.dumps(found))
 """
 
+OWN = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, OwnTable, linear_cross_entropy
+
+rng, found = np.random.default_rng(0), {}
+hidden, table = (rng.standard_normal((n, 4)).astype("f") for n in (16, 12))
+targets = np.where(np.arange(16) % 5, np.arange(16) % 12, -100).astype(np.int32)
+targets[8:11] = -100
+mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+far = lambda a, b: max(float(jnp.abs(x - y).max()) for x, y in zip(*map(jax.tree.leaves, (a, b))))
+
+def sharded(cut, factor, **options):
+    def loss(hidden, table, targets):
+        how = options | {"axis_name": "data" if cut else None}
+        own = linear_cross_entropy(hidden, table, targets, **how)
+        return jax.lax.pmean(own * (1 + factor * jax.lax.axis_index("data")), "data")
+
+    specs = P("data"), P("data") if cut else P(), P("data")
+    mapped = jax.shard_map(loss, mesh=mesh, in_specs=specs, out_specs=P())
+    return jax.jit(jax.value_and_grad(mapped, (0, 1)))(hidden, table, targets)
+
+for factor, reduction in (0, "mean"), (0, "sum"), (1, "sum"):
+    both = [sharded(cut, factor, reduction=reduction) for cut in (True, False)]
+    found[f"{factor}, {reduction}"] = far(*both)
+
+def by_words(hidden, table, targets, numbers):
+    loss = lambda *a: linear_cross_entropy(*a[:3], axis_name="data", words=10, label_smoothing=0.1,
+                                           z_loss=a[3])
+    specs = P(), P("data"), P(), P()
+    return jax.shard_map(loss, mesh=mesh, in_specs=specs, out_specs=P())(
+        hidden, table, targets, numbers)
+
+known = np.where(targets > 9, 9, targets)
+with jax.numpy_dtype_promotion("strict"):
+    one = jax.jit(by_words)(hidden, table, known, jnp.float32(0.1))
+found["array of z_loss"] = far(
+    one, linear_cross_entropy(hidden, table[:10], known, label_smoothing=0.1, z_loss=0.1))
+
+explicit = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+put = lambda array, *spec: jax.device_put(array, NamedSharding(explicit, P(*spec)))
+model = AdaptiveSoftmax(OwnTable(12, 4, (5,), bias=True), input_dropout=0.5)
+params = model.init(jax.random.key(0), hidden, method="log_probs")
+log_probs = jax.jit(lambda p, h: model.apply(p, h, method="log_probs"))
+found["features"] = far(log_probs(params, put(hidden, "data", "model")), log_probs(params, hidden))
+words = AdaptiveInput(36, 4, tuple(range(9, 36, 9)), factor=1)
+given = words.init(jax.random.key(0), np.arange(36))
+cut = jax.tree.map(lambda a: put(a, "model") if len(a) % 2 == 0 and a.ndim > 1 else put(a), given)
+vectors = jax.jit(words.apply)
+found["uneven bands"] = far(vectors(cut, put(np.arange(36), "data")), vectors(given, np.arange(36)))
+drawn = jax.jit(lambda h, y, i: model.apply(
+    params, h, y, None, i, train=True, rngs={"dropout": jax.random.key(1)}, method="loss").total)
+rows = hidden.reshape(8, 2, 4), np.maximum(targets, 0).reshape(8, 2), np.arange(8)
+found["rows"] = far(drawn(*(put(a, "data") for a in rows)), drawn(*rows)) / 100
+print(json.dumps(found))
+"""
+
 
 def numbers(eight, code, *arguments):
     done = eight(code, *arguments)
@@ -192,3 +253,12 @@ def test_other_calls_of_shardings(eight):
         assert "\n" not in line
     assert found.pop("precise")
     check(found, 17)
+
+
+def test_what_each_device_scales_by_itself(eight):
+    """Where one axis cuts words and tokens, a mean of each device's own tokens: without it, the
+    gradient of the table was a sum of other means. Settings that are arrays, strict promotion with
+    rows of padding; and on Explicit axes features that are cut, bands that an axis does not divide,
+    and numbers of rows.
+    """
+    check(numbers(eight, OWN), 7)

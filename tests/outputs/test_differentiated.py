@@ -8,6 +8,7 @@ import pytest
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.tables import OwnTable
 from tests.losses.test_banded import in_float64
+from tests.programs import dtypes_of_products
 from tests.toys import params_of_output
 
 FEATURES, TOKENS = 12, 6
@@ -105,7 +106,9 @@ def test_logits_exist_for_a_chunk_and_run_in_bfloat16(monkeypatch):
     text = run.lower(params, hidden).as_text()
     assert "2x5007xf32" in text and f"{TOKENS}x5007x" not in text
     exact, gradient = run(params, hidden)
-    near, other = run(params, hidden.astype(jnp.bfloat16))
+    half = hidden.astype(jnp.bfloat16)
+    assert ("bf16", "bf16", "f32") in dtypes_of_products(run.lower(params, half).as_text())
+    near, other = run(params, half)
     assert near == pytest.approx(float(exact), rel=0.02)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=0.05 * float(jnp.abs(b).max())),

@@ -92,15 +92,6 @@ def test_every_class_of_a_cut_table_has_a_projection():
     assert sum(a.size for a in jax.tree.leaves(shapes)) == 10_000 * 401 + 3 * 400**2 + 3 * 401
 
 
-def test_bfloat16_is_near_float32():
-    """Products run in bfloat16, sums and logarithms in float32."""
-    model = model_of("10,007 words, by cluster")
-    hidden, targets, _ = given(10_007)
-    params = params_of_output(model, FEATURES)
-    nll = jax.jit(lambda hidden: model.apply({"params": params}, hidden, targets, method="nll"))
-    np.testing.assert_allclose(nll(hidden.astype(jnp.bfloat16)), nll(hidden), rtol=0.02)
-
-
 def test_work_is_that_of_the_classes_visited():
     """With classes of equal words every token pays for the classes and for one of them."""
     bands = [Band(np.zeros((0, 16))), *[Band(np.zeros((100, 16)))] * 100]

@@ -13,6 +13,7 @@ from adaptive_jax.outputs import sampled
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
 from tests.losses.test_banded import in_float64
+from tests.programs import dtypes_of_products
 from tests.toys import params_of_output
 
 FEATURES, TOKENS, SAMPLES = 8, 4, 9
@@ -187,9 +188,10 @@ def test_training_sees_candidates_only_and_runs_in_bfloat16(case):
     )
     assert f"{TOKENS}x{CASES[case][1]}x" not in text and f"{TOKENS}x{SAMPLES}xf32" in text
     run = jax.jit(loss)
-    (_, exact), (_, near) = (
-        run(variables["params"], variables, h) for h in (hidden, hidden.astype(jnp.bfloat16))
-    )
+    half = hidden.astype(jnp.bfloat16)
+    text = run.lower(variables["params"], variables, half).as_text()
+    assert dtypes_of_products(text) == {("bf16", "bf16", "f32")}
+    (_, exact), (_, near) = (run(variables["params"], variables, h) for h in (hidden, half))
     np.testing.assert_allclose(near, exact, rtol=0.03)
 
 

@@ -7,14 +7,16 @@ import json
 import re
 import signal
 import time
+import zlib
 
+import jax
 import numpy as np
 import pytest
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.parallel import hosts
+from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir import settings as workdirs
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -106,6 +108,15 @@ def test_flags_that_differ_between_hosts(config, tmp_path, monkeypatch):
     monkeypatch.setattr(workdirs, "_is_same_on_hosts", lambda value: type(value) in (str, int))
     with pytest.raises(InputError, match=" hours=0.* must be the same on all hosts"):
         train(config(), tmp_path / "run")
+
+
+def test_what_is_the_same_on_all_hosts(monkeypatch):
+    """A value is compared with those of the others."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for other, same in ({"a": [1, 2.5]}, True), ({"a": [1, 3]}, False):
+        digest = zlib.crc32(json.dumps(other).encode())
+        monkeypatch.setattr(sharding, "sum_over_hosts", lambda own, d=digest: own + d)
+        assert workdirs._is_same_on_hosts({"a": [1, 2.5]}) == same
 
 
 def test_texts_that_differ_between_hosts(config, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
@@ -283,6 +284,9 @@ def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path
     assert float(heard.last) == pytest.approx(losses[-1], rel=1e-6)
     own = evaluate(tmp_path / "run", Request("validation", checkpoint="latest"))
     assert own["nll"] == pytest.approx(losses[-1], rel=1e-3)
+    raw = state_of(tmp_path / "run", settings).params
+    chosen = Run.open(tmp_path / "run", "latest").params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 0.5 * b, rtol=1e-6), chosen, raw)
 
 
 def test_an_optimizer_of_optax_trains_by_name_and_resumes_exactly(config, tmp_path):

@@ -51,20 +51,6 @@ def descent(rate):
     return scheduled(optax.sgd, optax.constant_schedule(rate))
 
 
-def test_one_batch_is_learned_by_heart(config):
-    """The same 64 random words over and over cost almost nothing in the end, which no wrong
-    gradient would reach.
-    """
-    _, state, update = start_update(config(**{"input.factor": 1, "schedule.cycle_steps": 280}))
-    batch = random_batch(1, 4, 16)._replace(weights=np.ones((1, 4, 16), np.float32))
-    losses = []
-    for _ in range(250):
-        state, metrics = update(state, batch)
-        losses.append(float(metrics["nll"]))
-    assert losses[0] > 4
-    assert losses[-1] < 0.02
-
-
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_an_update_weighs_every_token_alike(config, microbatches):
     """The gradient is that of the sum over all tokens divided by the sum of weights, in one batch
