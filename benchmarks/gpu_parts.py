@@ -39,7 +39,7 @@ from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
-from adaptive_jax.losses.groups import Band
+from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks import layers
 from benchmarks.outputs import Case, arguments, banded_loss, masked_dense, torch_peer

@@ -27,6 +27,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from adaptive_jax.files import absolute, path_of
+
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).with_name("published")
 LINES = 500  # of metrics that are kept of a row
@@ -142,7 +144,7 @@ def start(target: Target) -> None:
     file, row = target.row.split(":")
     arguments = [f"--config=configs/{file}.py:{row}", f"--workdir={target.workdir}"]
     if DATA.value:
-        arguments.append(f"--config.data.path={Path(DATA.value).absolute()}")
+        arguments.append(f"--config.data.path={absolute(path_of(DATA.value))}")
     arguments += FLAGS.value
     train = ["nice", "-n", "19", *command(target.home, "train.py", *arguments)]
     with target.log.open("a") as log:
@@ -160,7 +162,7 @@ def evaluate(target: Target) -> float:
     """The test perplexity of a row that has ended, of all its split in one stream, with `<eos>`."""
     arguments = [f"--workdir={target.workdir}", "--split=test"]
     if DATA.value:
-        arguments.append(f"--data_path={Path(DATA.value).absolute()}")
+        arguments.append(f"--data_path={absolute(path_of(DATA.value))}")
     subprocess.run(
         command(target.home, "evaluate.py", *arguments), cwd=target.home / "code", check=True
     )

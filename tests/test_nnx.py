@@ -105,9 +105,9 @@ def test_a_tied_softmax_shares_the_parameters_of_its_input():
     with pytest.raises(InputError, match="a TiedTable needs source=..., the nnx module"):
         AdaptiveSoftmax(TiedTable(model.embed.to_nnx__module), rngs=nnx.Rngs(1))
     for wrong in (lambda: TiedTable(model.embed), lambda: TiedTable(model.embed, features=8)):
-        with pytest.raises(InputError, match="source must be a linen module, got one of nnx"):
+        with pytest.raises(InputError, match="source must be a linen module, got "):
             wrong()
-    with pytest.raises(InputError, match="table must be a linen module, got one of nnx"):
+    with pytest.raises(InputError, match="table must be a linen module, got "):
         AdaptiveSoftmax(model.embed, rngs=nnx.Rngs(1))
 
 

@@ -91,6 +91,7 @@ def evaluate(workdir: Path, request: Request) -> dict:
 def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) -> list[dict]:
     """As `evaluate`, once for each context in place of the request's."""
     score = _check_request(request)
+    check_same_flags(request._asdict() | {"data_path": "", "contexts": list(contexts)})
     saved = SavedRun.read(workdir)
     config, split = saved.config, request.split
     requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
@@ -101,7 +102,6 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
     ids = corpus.ids[split]
     check_same_text(corpus)
-    check_same_flags(request._asdict() | {"data_path": "", "contexts": list(contexts)})
     if request.window > len(ids):
         raise InputError(
             f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"

@@ -100,12 +100,14 @@ def loss_and_report(
     settings: Settings = PLAIN,
     seeds=None,
     probs=None,
+    mean=False,
 ):
     """The loss, what `settings.reports` asks for of each token, and the sum of the weights.
 
     Args:
         probs: `[..., k]`, probabilities of as many targets `[..., k]`, for one band; see
             `adaptive_jax.losses.cross_entropy.linear_cross_entropy`.
+        mean: divide by the sum of the weights.
 
     Returns:
         `(loss, report, count)`: as `loss`, a `reports.Report` without gradient, and the sum of the
@@ -124,7 +126,13 @@ def loss_and_report(
         seeds = whole_numbers("seeds", seeds, call.weights.size, 2).reshape(*call.shape, 2)
     else:
         seeds = None
-    total, each, reported = _loss(call.static, *call.arrays(call.weights), seeds)
+    weights, divisor = call.weights, jnp.where(call.count == 0, 1, call.count)
+    if first := mean and call.static.settings.gathers:
+        # Devices have other divisors, and the gradient of the softmax is of the tokens of all.
+        weights = weights / divisor.astype(weights.dtype)
+    total, each, reported = _loss(call.static, *call.arrays(weights), seeds)
+    if mean and not first:
+        total = total / divisor.astype(total.dtype)
     report = lax.stop_gradient(call.report(each, reported))
     return total, report, call.count
 
@@ -170,31 +178,25 @@ def _loss_forward(static, hidden, softmax, weights, targets, probs, seeds):
     hidden, softmax, weights, probs = without_derivative((hidden, softmax, weights, probs), ONCE)
     tokens = Tokens(hidden, targets, weights, seeds, probs)
     (each, *others), *gradients = _computed(static, tokens, softmax, with_gradients=True)
-    given = (tokens, softmax) if static.settings.gathers else None
-    return (jnp.sum(weights * each), *others), ((*gradients, each), given)
+    return (jnp.sum(weights * each), *others), (*gradients, each)
 
 
-def _loss_backward(static, saved, cotangents):
-    (gradients, given), scale = saved, cotangents[0]
+def _loss_backward(static, gradients, cotangents):
+    d_hidden, d_softmax, d_weights = gradients
+    scale = of_softmax = cotangents[0]
+    if static.settings.gathers:
+        # The gradient of the softmax is of the tokens of all devices, and has one scale.
+        axes = static.settings.axis_name
+        alike = lax.pmax(scale, axes) == lax.pmin(scale, axes)
+        of_softmax = jnp.where(alike, scale, jnp.nan)
 
-    def scaled():
+    def times(scale, tree):
         # Without sizes, a mesh may cut the arrays.
-        times = functools.partial(long_tables.times, scale, in_place=bool(static.sizes))
-        return jax.tree.map(times, gradients)
+        scaled = functools.partial(long_tables.times, scale, in_place=bool(static.sizes))
+        return jax.tree.map(scaled, tree)
 
-    def anew():
-        tokens, softmax = given
-        weighted = tokens._replace(weight=scale * tokens.weight)
-        _, *changed = _computed(static, weighted, softmax, with_gradients=True)
-        return *changed, scale * gradients[-1]
-
-    if given is None:
-        return *scaled(), None, None, None
-    # The gradient of the softmax is of the tokens of all devices, whose losses may be scaled each
-    # by itself, as a mean of its own tokens is.
-    axes = static.settings.axis_name
-    alike = lax.pmax(scale, axes) == lax.pmin(scale, axes)
-    return *lax.cond(alike, scaled, anew), None, None, None
+    changed = times(scale, d_hidden), times(of_softmax, d_softmax), times(scale, d_weights)
+    return *changed, None, None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)

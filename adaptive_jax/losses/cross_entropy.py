@@ -86,7 +86,8 @@ def linear_cross_entropy(
         axis_name: an axis of `jax.shard_map` over which table and bias are cut by words: device i
             holds rows `i · rows` to `(i + 1) · rows - 1`. Where tokens are the same on each of its
             devices, so is the loss; where the axis cuts them, too, each computes those of all, and
-            returns the loss of its own. Gradients of rows stay. Needs `check_vma` of `shard_map`.
+            returns the loss of its own, which all must scale alike: else gradients of the table
+            are NaN. Gradients of rows stay. Needs `check_vma` of `shard_map`.
         words: words of the vocabulary, where the table, on all devices, has more rows: those behind
             are padding. None: all rows.
         reports: names of `adaptive_jax.losses.reports.Report` to return beside the loss, from the
@@ -236,7 +237,8 @@ def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
             )
         each, report = banded.losses_and_report(*given, probs)
         return (each, report) if settings.reports else each
-    total, report, count = banded.loss_and_report(*given, seeds, probs)
+    own_mean = reduction == "mean" and not axes
+    total, report, count = banded.loss_and_report(*given, seeds, probs, own_mean)
     if axes:
         if not set(axes) <= axes_of((hidden, targets)):
             raise InputError(
@@ -249,6 +251,6 @@ def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
         else:
             count = lax.psum(pvary(count, frozenset(axes)), axes)
     loss = total
-    if reduction == "mean":
+    if reduction == "mean" and axes:
         loss = total / jnp.where(count == 0, 1, count).astype(total.dtype)
     return (loss, report) if settings.reports else loss

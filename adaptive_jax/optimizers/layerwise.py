@@ -32,6 +32,11 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
                 " stacked layers: use another optimizer"
             )
         found = on_each_layer(found, stacks)
+        if optim.params_to_evaluate(jax.eval_shape(found.init, parameter_shapes(model)), None):
+            raise InputError(
+                f"optimizer.name={name!r} must keep no averages if it treats arrays as layers: use"
+                " another"
+            )
     state = jax.eval_shape(found.init, parameter_shapes(model))
     if any(a.size == 0 for a in jax.tree.leaves(state)):
         raise InputError(

@@ -210,12 +210,18 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
     if name not in OPTIMIZERS:
         rates = (make("optimizer", known, settings, learning_rate=rate) for rate in (0.1, 0.2))
         states = [jax.tree.leaves(each.init(params)) for each in rates]
-        if not all(map(np.array_equal, *states)):
+        if not all(map(_is_equal, *states)):
             raise InputError(
                 f"optimizer.name={name!r} reads its rate before the first update, so no schedule"
                 " can change it: use another"
             )
     return optimizer
+
+
+def _is_equal(a, b):
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        a, b = map(jax.random.key_data, (a, b))
+    return np.array_equal(a, b)
 
 
 def after_evaluation(state: Any, nll: float) -> Any:

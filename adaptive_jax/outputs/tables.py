@@ -44,7 +44,7 @@ def check_bands(name: str, module, cuts_words: bool = False) -> None:
         raise InputError(f"{name}={module!r} has no bands(): use {cure[name]}")
     if not isinstance(module, nn.Module):
         raise InputError(
-            f"{name} must be a linen module, got one of nnx: use"
+            f"{name} must be a linen module, got {module!r:.40}: for one of nnx, use"
             " adaptive_jax.nnx.AdaptiveSoftmax(source=...)"
         )
     if (axes := axes_of_words(module)) and not cuts_words:

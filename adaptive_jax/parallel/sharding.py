@@ -143,9 +143,12 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
 
 
 def is_stacked(path: tuple, model: Any) -> bool:
-    """Whether the first axis of the parameter at a tree's `path` stacks blocks of the body."""
-    name = _name_in_body(path)
-    return any(group.stacked and name in group.names for group in _groups(model))
+    """Whether the first axis of the parameter at a tree's `path` stacks blocks of the body, which a
+    list of blocks, as `on_each_layer` has for optimizers, does not.
+    """
+    keys, name = _keys(path), _name_in_body(path)
+    listed = name and keys[keys.index("body") + 2 :][:1] == (None,)
+    return not listed and any(group.stacked and name in group.names for group in _groups(model))
 
 
 def _cut(shape, mesh):

@@ -161,8 +161,8 @@ class LineScorer:
             if ends[:-1].any():
                 unit = "sentence" if self.break_mode == "eos" else "document"
                 raise InputError(
-                    f"text={text!r:.40} must be one {unit}, as this run's saw nothing before them"
-                    f" (break_mode={self.break_mode}): pass each as a text of its own"
+                    f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
+                    f" nothing before them (break_mode={self.break_mode}): pass each by itself"
                 )
         return _Parsed(text, words, ids, lengths)
 

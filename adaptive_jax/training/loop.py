@@ -44,7 +44,7 @@ from adaptive_jax.training.state import (
     shape_of_state,
 )
 from adaptive_jax.training.update import UpdateOptions, make_update
-from adaptive_jax.workdir.checkpoints import Checkpoints, steps_in
+from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import (
     begin,
@@ -93,7 +93,8 @@ def train(
     if vocabulary is not corpus.vocabulary:
         corpus = load(config["data"], vocabulary=vocabulary)
     check_ends(vocabulary, layout.break_mode, "batches.break_mode")
-    check_ends(vocabulary, scored_break_mode(config), "evaluate_break_mode")
+    if not (workdir / "config.json").exists():  # a run that has begun cannot change it
+        check_ends(vocabulary, scored_break_mode(config), "evaluate_break_mode")
     check_same_text(corpus)
     check_same_vocabulary(workdir, vocabulary)
     memory = accelerators.memory()
@@ -112,7 +113,7 @@ def train(
     lexicon = put_lexicon(model, vocabulary, mesh, hosts.log0)
     run = Run(model, None, lexicon, mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
-        if (done := max(steps_in(workdir / "checkpoints"), default=0)) > config["steps"]:
+        if (done := last_intact(workdir / "checkpoints", config["steps"])) > config["steps"]:
             raise InputError(
                 f"{workdir} has done {done:,} updates, more than steps={config['steps']:,}: use"
                 f" steps={done} or more, or another --workdir"

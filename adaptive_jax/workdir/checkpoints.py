@@ -48,6 +48,14 @@ def steps_in(directory: Path) -> list[int]:
     return sorted((int(name) for name in names_in(directory) if name.isdecimal()), reverse=True)
 
 
+def last_intact(directory: Path, enough: int) -> int:
+    """The latest step that is intact, 0 if there is none; or any, if it is at most `enough`."""
+    steps = steps_in(directory)
+    if in_store(directory) or max(steps, default=0) <= enough:
+        return max(steps, default=0)
+    return next((step for step in steps if not _problem(directory / str(step), ITEMS)), 0)
+
+
 class _WithChecksums:
     """A directory that Orbax is about to finish; STEP with checksums of its items."""
 
@@ -71,7 +79,8 @@ class Checkpoints:
     """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
     Items are those of `ITEMS` that have arrays in them. Opening a run to resume it renames damaged
-    checkpoints that are newer than the last intact one to STEP.damaged, with a warning.
+    checkpoints that are newer than the last intact one, and older ones whose loss is damaged, to
+    STEP.damaged, with a warning.
 
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
@@ -108,7 +117,7 @@ class Checkpoints:
         try:
             self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
         except ValueError as error:  # it reads the validation losses
-            cure = f"delete the checkpoint whose {LOSS} is damaged"
+            cure = f"delete the folder of the step whose {LOSS} is no JSON"
             if not in_store(self.directory):
                 cure = "resume the run with train.py, which renames damaged checkpoints"
             raise InputError(f"{self.directory} cannot be read ({error}): {cure}") from error

@@ -235,7 +235,9 @@ def test_what_sentences_see(model):
             model.score(LINES, given=given), model.score(LINES, given=seen), strict=True
         ):
             np.testing.assert_array_equal(one.log_probs, other.log_probs)
-    with pytest.raises(InputError, match="must be one sentence, as this run's saw nothing before"):
+    with pytest.raises(
+        InputError, match="must be one sentence, got several, and this run's sentences saw"
+    ):
         list(model.score(["7\n0 ab1"]))
 
 

@@ -16,6 +16,7 @@ from adaptive_jax.config.keys import complete, keys_of
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.optimizers import layerwise, optim, schedules
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training import sparse
 from adaptive_jax.training.state import State
 from adaptive_jax.training.update import _either
@@ -103,6 +104,12 @@ def test_layers_in_a_stack_are_layers(name):
         blocks = [jax.tree.map(lambda a, i=i: a[i], tree["body"]["blocks"]) for i in range(3)]
         return tree | {"body": tree["body"] | {"blocks": blocks}}
 
+    state = jax.eval_shape(whole.init, params)
+    specs = sharding.parameter_specs(state, sharding.abstract_mesh(4, 4), model)
+    sizes = {True: 0, False: 0}  # numbers that every device has, and those that are shared
+    for array, spec in zip(*map(jax.tree.leaves, (state, specs)), strict=True):
+        sizes[not any(spec)] += array.size
+    assert sizes[True] < 0.5 * sizes[False]
     changes, _ = whole.update(gradients, whole.init(params), params)
     expected, _ = alone.update(apart(gradients), alone.init(apart(params)), apart(params))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)

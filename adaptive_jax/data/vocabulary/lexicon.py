@@ -94,9 +94,12 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
 
 
 def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Writes entries as JSON lines, which `read_entries` reads, and their checksum beside them."""
+    """Writes entries as JSON lines, which `read_entries` reads, and their checksum beside them; of
+    the definitions, that of the first sense.
+    """
     with replacing(path) as file:
         for word, entry in entries.items():
+            entry = entry._replace(definitions=entry.definitions[:1])
             names = ("word", "relations", "hyponyms", "definition")
             line = dict(zip(names, (word, *entry), strict=True))
             file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
@@ -115,6 +118,11 @@ def _read_lines(path):
                 if word in known:
                     raise InputError(f"{where}: {word!r} has a line before: join the two")
                 known.add(word)
+                if sums.exists() and len(entry[-1]) > 1:
+                    raise InputError(
+                        f"{path} is of an earlier version, whose runs read the definitions of all"
+                        " senses: train anew"
+                    )
                 yield word, *entry
     except OSError as error:
         raise InputError(
