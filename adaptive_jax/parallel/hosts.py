@@ -33,7 +33,6 @@ ENDING = 10  # seconds in which all hosts must have ended
 WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
 BY_FLAGS = "pass --coordinator=HOST:PORT, --hosts=N and --host=I to each"
-ASKED = itertools.count(1)  # how often this process asks whether to stop, as often as the others
 # All that jax reads of SLURM's variables
 SLURM = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
 
@@ -217,11 +216,12 @@ def stopping(first: str = "") -> Iterator[Stop]:
     first: what a single process does before it stops, for the line that it prints. Without it,
         Ctrl-C and SIGTERM act in a single process as they did before.
     """
-    several = jax.distributed.is_initialized()
+    several, asked = jax.distributed.is_initialized(), itertools.count(1)
 
     def reached(_):
-        # JAX stops all at one number, and a resumed run would be beyond that of its first step.
-        return multihost_utils.reached_preemption_sync_point(next(ASKED))
+        # JAX stops all at a number that follows the last one asked for, 0 before the first: steps
+        # of a resumed run would be beyond it.
+        return multihost_utils.reached_preemption_sync_point(next(asked))
 
     stop = Stop(reached if several else None)
     # Only the main thread receives signals.

@@ -121,10 +121,9 @@ def test_what_is_the_same_on_all_hosts(monkeypatch):
 
 def test_texts_that_differ_between_hosts(config, tmp_path, monkeypatch):
     """Hosts may prepare copies of a text; with one that is stale, the same word had two ids."""
-    for what, kind in (("vocabulary", str), ("tokens of train", int)):
-        monkeypatch.setattr(
-            workdirs, "_is_same_on_hosts", lambda value, kind=kind: not isinstance(value, kind)
-        )
+    for number, what in enumerate(("number of devices", "vocabulary", "tokens of train")):
+        left = iter([True] * number + [False])
+        monkeypatch.setattr(workdirs, "_is_same_on_hosts", lambda _, left=left: next(left))
         with pytest.raises(InputError, match=f"the {what} must be the same on all hosts, got "):
             train(config(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
