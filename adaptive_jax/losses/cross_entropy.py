@@ -82,12 +82,11 @@ def linear_cross_entropy(
         token_axes: the axis, or axes, of `jax.shard_map` over which tokens are cut: "mean" and
             "sum" are then those of all devices, the same on each, and so are their gradients,
             whether `jax.grad` stands inside or outside `shard_map`. Without it, a mean inside
-            `shard_map` is that of the device's own tokens. Needs `check_vma` of `shard_map`.
+            `shard_map` is that of the device's own tokens. It and axis_name need its `check_vma`.
         axis_name: an axis of `jax.shard_map` over which table and bias are cut by words: device i
-            holds rows `i · rows` to `(i + 1) · rows - 1`. Where tokens are the same on each of its
-            devices, so is the loss; where the axis cuts them, too, each computes those of all, and
-            returns the loss of its own, which all must scale alike: else gradients of the table
-            are NaN. Gradients of rows stay. Needs `check_vma` of `shard_map`.
+            holds rows `i · rows` to `(i + 1) · rows - 1`, and their gradients stay. Where tokens
+            are the same on its devices, so is the loss; where the axis cuts them, too, each returns
+            the loss of its own, to be scaled alike by all, or gradients of the table are NaN.
         words: words of the vocabulary, where the table, on all devices, has more rows: those behind
             are padding. None: all rows.
         reports: names of `adaptive_jax.losses.reports.Report` to return beside the loss, from the

@@ -75,6 +75,8 @@ def test_an_interruption_while_a_process_starts():
     parent prints a traceback.
     """
     over, ended = threading.Event(), False
+    # A shell has its programs in the background ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=over.wait)
     thread.start()
     try:
@@ -86,6 +88,7 @@ def test_an_interruption_while_a_process_starts():
                 time.sleep(0.001)
             ended = True
     finally:
+        signal.signal(signal.SIGINT, before)
         over.set()
         thread.join()
     assert ended

@@ -22,6 +22,7 @@ from adaptive_jax.data.vocabulary.lexicon import (
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import write_checksums
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 
@@ -155,13 +156,23 @@ def test_an_exception_of_wordnet_ends_the_search(wordnet):
 
 
 def test_json_lines_say_the_same(wordnet, tmp_path):
-    """Entries that were written and read again."""
+    """Entries that were written and read again, with the definition that is read of each; a run of
+    a version that read all is refused.
+    """
     path = tmp_path / "own.jsonl"
     entries = read_entries(VOCABULARY, str(wordnet))
     write_entries(path, entries)
-    assert read_entries(VOCABULARY, str(path)) == entries and list(entries) == [
-        w for w in WORDS if w in entries
-    ]
+    first = {
+        word: each._replace(definitions=each.definitions[:1]) for word, each in entries.items()
+    }
+    assert read_entries(VOCABULARY, str(path)) == first != entries
+    assert list(entries) == [w for w in WORDS if w in entries]
+    line = {"word": "dog", "definition": ["a tame animal", "a sausage"]}
+    path.write_text(json.dumps(line))
+    assert read_entries(VOCABULARY, str(path))["dog"].definitions == ("a tame animal", "a sausage")
+    write_checksums(path.with_suffix(".sha256"), [path])
+    with pytest.raises(InputError, match="is of an earlier version, .* all senses: train anew"):
+        read_entries(VOCABULARY, str(path))
 
 
 def test_json_lines_in_another_language(tmp_path):
