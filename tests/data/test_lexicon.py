@@ -168,8 +168,10 @@ def test_json_lines_say_the_same(wordnet, tmp_path):
     assert read_entries(VOCABULARY, str(path)) == first != entries
     assert list(entries) == [w for w in WORDS if w in entries]
     line = {"word": "dog", "definition": ["a tame animal", "a sausage"]}
-    path.write_text(json.dumps(line))
-    assert read_entries(VOCABULARY, str(path))["dog"].definitions == ("a tame animal", "a sausage")
+    for path in tmp_path / "given.jsonl", tmp_path / "old.jsonl":
+        path.write_text(json.dumps(line))
+    given = read_entries(VOCABULARY, str(tmp_path / "given.jsonl"))
+    assert given["dog"].definitions == ("a tame animal", "a sausage")
     write_checksums(path.with_suffix(".sha256"), [path])
     with pytest.raises(InputError, match="is of an earlier version, .* all senses: train anew"):
         read_entries(VOCABULARY, str(path))
