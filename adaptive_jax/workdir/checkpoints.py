@@ -321,9 +321,11 @@ def _python_int(step):
 
 
 def _mismatch(error):
-    """Orbax's line about an array that has another shape than the model's, in plain words; None
-    for any other line.
+    """Orbax's line about arrays of other names or another shape than the model's, in plain words;
+    None for any other line.
     """
+    if "structures do not match" in error or "tructure mismatch" in error:
+        return "its arrays are not those of config.json: an earlier version may have saved it"
     found = re.search(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))", error)
     return (
         found

@@ -249,6 +249,15 @@ def test_a_loss_that_cannot_be_read(tmp_path, caplog):
     assert "checkpoint 1 is damaged (metrics/metrics is missing or has changed)" in caplog.text
 
 
+def test_a_state_of_an_earlier_version(tmp_path):
+    """Arrays under other names, such as those of an optimizer that now has layers one by one."""
+    saved_run(tmp_path)
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    with pytest.raises(InputError, match="are not those of config.json: an earlier version may"):
+        checkpoints.restore(2, {"params": {"b": [jnp.zeros(9)]}})
+    checkpoints.close()
+
+
 def test_a_list_of_checksums_that_lacks_a_file(tmp_path):
     """It hides no damage."""
     saved_run(tmp_path)
