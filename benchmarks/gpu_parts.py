@@ -122,11 +122,16 @@ def _check_lstm(found):
     [case] = layers.lstm_cases([4, 70, 400, 1150], "float32")
     pull = jax.random.normal(jax.random.key(9), (4, 70, 1150))
     with jax.default_matmul_precision("highest"):  # as in training
-        for path, peer in case.peers.items():
-            results = jax.jit(functools.partial(layers.both, peer))(case.arguments, pull)
-            if path == "scan":
-                exact = results
-            _compare(found, f"LSTM {path}, float32", results, exact, "float32")
+        runs = {
+            path: jax.jit(functools.partial(layers.both, peer)) for path, peer in case.peers.items()
+        }
+        exact = runs.pop("scan")(case.arguments, pull)
+        for path, run in runs.items():  # none on a CPU
+            name = f"LSTM {path}, float32"
+            try:
+                _compare(found, name, run(case.arguments, pull), exact, "float32")
+            except Exception as error:  # as of attention
+                note(found, name, passed_over=first_line(error))
 
 
 def _gradients(loss):

@@ -55,7 +55,7 @@ ROWS |= {
     ),
 }
 # The paper gives no sizes: these have 2.9M and 3.0M parameters, and adaptive inputs, a tied softmax
-# and dropout, which its models lack. Dropout and epochs of the GCNN, 9.9, were chosen on the
+# and dropout, which it does not name. Dropout and epochs of the GCNN, 9.9, were chosen on the
 # validation split (115.4; 115.7 with dropout 0.35 and 13 epochs).
 SENTENCES = {
     "batches.layout": "packed",

@@ -107,11 +107,12 @@ def loss_and_report(
     Args:
         probs: `[..., k]`, probabilities of as many targets `[..., k]`, for one band; see
             `adaptive_jax.losses.cross_entropy.linear_cross_entropy`.
-        mean: divide by the sum of the weights.
+        mean: whether the loss will be divided by the sum of this device's weights.
 
     Returns:
         `(loss, report, count)`: as `loss`, a `reports.Report` without gradient, and the sum of the
-        weights of targets that are not ignored, an int where all are 1.
+        weights of targets that are not ignored, an int where all are 1; 1 where the loss is divided
+        already.
 
     Raises:
         InputError: as `loss`.
@@ -126,15 +127,13 @@ def loss_and_report(
         seeds = whole_numbers("seeds", seeds, call.weights.size, 2).reshape(*call.shape, 2)
     else:
         seeds = None
-    weights, divisor = call.weights, jnp.where(call.count == 0, 1, call.count)
-    if first := mean and call.static.settings.gathers:
-        # Devices have other divisors, and the gradient of the softmax is of the tokens of all.
-        weights = weights / divisor.astype(weights.dtype)
+    weights, count = call.weights, call.count
+    if mean and call.static.settings.gathers:
+        # Devices have other counts, and the gradient of the softmax is of the tokens of all.
+        weights, count = weights / jnp.where(count == 0, 1, count).astype(weights.dtype), 1
     total, each, reported = _loss(call.static, *call.arrays(weights), seeds)
-    if mean and not first:
-        total = total / divisor.astype(total.dtype)
     report = lax.stop_gradient(call.report(each, reported))
-    return total, report, call.count
+    return total, report, count
 
 
 def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN):

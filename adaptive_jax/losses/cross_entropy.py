@@ -250,6 +250,6 @@ def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
         else:
             count = lax.psum(pvary(count, frozenset(axes)), axes)
     loss = total
-    if reduction == "mean" and axes:
+    if reduction == "mean":
         loss = total / jnp.where(count == 0, 1, count).astype(total.dtype)
     return (loss, report) if settings.reports else loss
