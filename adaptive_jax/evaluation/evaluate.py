@@ -33,8 +33,8 @@ DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the ru
 BREAK_MODE = "none, complete, complete_doc or eos; default: that of the run."
 CONTEXT = "Tokens of each window that are given and not scored."
 ROWS = (
-    "Rows of a batch; 0: as many as a device holds, or 1 for layout streams and --method=dynamic,"
-    " which scores exactly; N rows are faster."
+    "Rows of a batch; 0: as many as a device holds, or 1 for layout streams and dynamic evaluation,"
+    " which one row scores exactly; N rows are faster."
 )
 VOCABULARY = "Words to score over: train, union (and those of the split), or a file's."
 UNIFORM_SHARE = (

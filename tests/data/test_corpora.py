@@ -196,8 +196,8 @@ def test_prepared_ids_do_without_large_packages(text, tmp_path, load):
 
 def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
     good = (text / "test.txt.gz").read_bytes()
-    (text / "test.txt.gz").write_bytes(good[:-9])
-    for _ in range(2):
+    for damaged in good[:-9], b"":
+        (text / "test.txt.gz").write_bytes(damaged)
         with pytest.raises(InputError, match=r"cannot read .*test\.txt\.gz after 0 bytes of text"):
             load("text_files", path=str(text))
     assert not list((tmp_path / "cache").rglob("*.npy"))

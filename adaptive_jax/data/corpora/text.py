@@ -126,6 +126,8 @@ def _split_lines(parts):
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
     """Name and text of the file itself, or of each member of an archive."""
     if not members:
+        if file.suffix == ".gz" and not file.stat().st_size:  # which gzip takes for an empty text
+            raise OSError("it has no bytes")
         decompress = {".xz": lzma.open, ".gz": gzip.open}.get(file.suffix, contextlib.nullcontext)
         with decompress(raw) as stream:
             yield str(file), stream
