@@ -171,17 +171,22 @@ def test_wrong_files_are_told_in_one_line(data, tmp_path):
     for content, says in (
         (b"", "cannot read train.bin: cannot mmap an empty file; write the ids again"),
         (b"\1\0\2", "cannot read train.bin: Size of available data is not a multiple"),
-        (ids_of("train").astype("<u4").tobytes(), "as uint16 has 0 as every second id: use"),
+        (ids_of("train").astype("<u4").tobytes(), "as uint16, has the zeros of ids of 4 bytes: "),
+        (ids_of("train").astype("<i8").tobytes(), "of 8 bytes: use data.ids_dtype=int64, or a"),
+        (np.array([20240520, 1, 9], "<i4").tobytes(), "it has 0 ids and its header says 9; write"),
         (
-            np.array([20240520, 1, 9], "<i4").tobytes(),
-            "cannot read train.bin: mmap length is greater than file size",
+            np.array([20240520, 1, 2, *[0] * 253, 7, 8], "<i4").tobytes(),
+            "cannot read train.bin: it has 4 ids and its header says 2; write the ids again",
         ),
     ):
         file.write_bytes(content)
         assert says in told()
     np.save(tmp_path / "train.npy", np.zeros(3))
     assert "has both train.npy and train.bin; keep one" in told()
+    np.save(tmp_path / "train.npy", np.tile(np.array([9, 0], np.uint16), 5))
     file.unlink()
+    assert load(wrong, splits=("train",)).ids["train"][:].tolist() == [1, 0] * 5  # it says uint16
+    np.save(tmp_path / "train.npy", np.zeros(3))
     assert (
         "train.npy must be one integer or more in one dimension, got float64 of shape (3,)"
         in told()

@@ -30,7 +30,8 @@ DTYPES = ("", "uint8", "uint16", "uint32", "int32", "int64")
 SUFFIXES = (".npy", ".bin")
 HEADER = 1024  # bytes of llm.c's
 LLM_C = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}  # by its first 4 bytes
-SOME = 1000  # ids that are looked at to see whether a file has twice as many bytes an id
+SOME = 1000  # ids that are looked at to see whether a file has more bytes an id
+WIDTHS = {8: "int64", 4: "uint32", 2: "uint16"}  # bytes to dtypes
 
 
 class Files(NamedTuple):
@@ -64,6 +65,8 @@ class Files(NamedTuple):
         """
         try:
             ids = np.load(path, mmap_mode="r") if path.suffix == ".npy" else self._bin(path)
+        except InputError:
+            raise
         except (OSError, ValueError, EOFError) as error:
             raise InputError(
                 f"cannot read {path}: {one_line(error)[:150]}; write the ids again"
@@ -75,21 +78,24 @@ class Files(NamedTuple):
                 f"{path} must be one integer or more in one dimension, got {ids.dtype} of shape"
                 f" {ids.shape}: write the ids of the tokenizer, one text after the other"
             )
-        some = ids[: 2 * SOME]
-        if ids.itemsize < 4 and len(some) > 3 and not some[1::2].any() and some[::2].any():
-            raise InputError(
-                f"{path} read as {ids.dtype.name} has 0 as every second id: use data.ids_dtype="
-                f"uint{16 * ids.itemsize}, or a .npy file"
-            )
         return ids
 
     def _bin(self, path):
         header = np.fromfile(path, "<i4", 3)
         if len(header) == 3 and (dtype := LLM_C.get(int(header[0]))) is not None:
-            return np.memmap(path, dtype, "r", HEADER, (int(header[2]),))
+            found = max(0, path.stat().st_size - HEADER) // dtype.itemsize
+            if found != header[2]:
+                raise ValueError(f"it has {found:,} ids and its header says {header[2]:,}")
+            return np.memmap(path, dtype, "r", HEADER)
         small = self.vocabulary_size <= 1 << 16
         dtype = np.dtype(self.dtype or ("uint16" if small else "uint32"))
-        return np.memmap(path, dtype.newbyteorder("<"), "r")
+        ids = np.memmap(path, dtype.newbyteorder("<"), "r")
+        if width := _true_width(ids):
+            raise InputError(
+                f"{path}, read as {dtype.name}, has the zeros of ids of {width} bytes: use"
+                f" data.ids_dtype={WIDTHS[width]}, or a .npy file"
+            )
+        return ids
 
     def counts(self, path: Path, cache: Path) -> np.ndarray:
         """How often each id occurs in a file, int64 `[vocabulary_size]`; counted once, and cached.
@@ -119,6 +125,18 @@ class Files(NamedTuple):
             return np.load(file)
         except (OSError, ValueError, EOFError) as error:
             raise damaged(file, error) from error
+
+
+def _true_width(ids):
+    """Bytes of an id, if each is followed by zeros that belong to it; else None."""
+    for width in WIDTHS:
+        share = width // ids.itemsize
+        some = ids[: SOME * share]
+        if share > 1 and len(some) >= 2 * share:
+            some = some[: len(some) // share * share].reshape(-1, share)
+            if some[:, 0].any() and not some[:, 1:].any():
+                return width
+    return None
 
 
 def corpus_of(
