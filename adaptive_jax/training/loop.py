@@ -48,8 +48,8 @@ from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import (
     begin,
+    check_same_corpus,
     check_same_text,
-    check_same_vocabulary,
     write_published,
 )
 
@@ -96,7 +96,7 @@ def train(
     if not (workdir / "config.json").exists():  # a run that has begun cannot change it
         check_ends(vocabulary, scored_break_mode(config), "evaluate_break_mode")
     check_same_text(corpus)
-    check_same_vocabulary(workdir, vocabulary)
+    check_same_corpus(workdir, corpus)
     memory = accelerators.memory()
     plan, _ = plan_update(config, len(vocabulary), jax.devices(), memory)
     check_memory(plan, memory or accelerators.installed())
@@ -118,7 +118,7 @@ def train(
                 f"{workdir} has done {done:,} updates, more than steps={config['steps']:,}: use"
                 f" steps={done} or more, or another --workdir"
             )
-        begin(workdir, given, plan._asdict(), vocabulary)
+        begin(workdir, given, plan._asdict(), corpus)
         row, changed = published
         # Resuming needs no flag init_from, so flags do not tell.
         changed = [*changed, *["init_from"] * bool(config["init_from"])]

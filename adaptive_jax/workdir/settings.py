@@ -1,5 +1,5 @@
-"""What a run is: config.json, plan.json, the vocabulary and the lexicon of its words in its
-workdir.
+"""What a run is: config.json, plan.json, text.json, the vocabulary and the lexicon of its words in
+its workdir.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
+import numpy as np
 from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
@@ -21,7 +22,7 @@ from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import absolute, in_store, names_in, path_of, replacing
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import hosts, sharding
@@ -55,7 +56,8 @@ OF_A_HOST = {"data.path", "data.cache", "input.lexicon", "output.clusters"}
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
 # Beginnings of the names that a dry run leaves, or a run that ended before it wrote config.json
-BEFORE_CONFIG = ".", "plan.", "vocabulary.", "subwords.", "lexicon."
+BEFORE_CONFIG = ".", "plan.", "vocabulary.", "subwords.", "lexicon.", "text."
+ENDS = 1 << 16  # tokens at each end of a text that its checksum reads
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
 
@@ -295,6 +297,18 @@ def _free(config):
     return FREE - {"evaluate_every"} if optim.waits(config) else FREE
 
 
+def text_of(corpus: Corpus) -> dict[str, dict]:
+    """What tells the text of each split from others: its tokens, and a checksum of those at its
+    ends.
+    """
+
+    def about(ids):
+        ends = np.concatenate([ids[:ENDS], ids[max(0, len(ids) - ENDS) :]])
+        return {"tokens": len(ids), "crc32": zlib.crc32(ends.astype("<i4").tobytes())}
+
+    return {split: about(ids) for split, ids in corpus.ids.items()}
+
+
 def check_same_text(corpus: Corpus) -> None:
     """Refuses hosts that hold different texts, give the same words other ids, or have other numbers
     of devices.
@@ -303,31 +317,49 @@ def check_same_text(corpus: Corpus) -> None:
         InputError: what differs.
     """
     devices = {"number of devices": jax.local_device_count()}
-    found = {f"tokens of {split}": len(ids) for split, ids in corpus.ids.items()}
+    found = {f"{split} text": about for split, about in text_of(corpus).items()}
     for what, value in (devices | {"vocabulary": corpus.vocabulary.digest} | found).items():
         if not _is_same_on_hosts(value):
             cure = "start equal hosts" if what in devices else "prepare the same text for all"
             raise InputError(f"the {what} must be the same on all hosts, got {value} here: {cure}")
 
 
-def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
-    """Refuses to resume a run on a corpus whose words have got other ids.
+def check_same_corpus(workdir: Path, corpus: Corpus) -> None:
+    """Refuses to resume a run on another text, or one whose words have got other ids.
 
     Raises:
-        InputError: with the sizes of both vocabularies; or that of the run is missing or damaged.
+        InputError: what differs; or the vocabulary or text.json of the run is missing or damaged.
     """
-    path = workdir / "vocabulary.txt"
-    if (workdir / "config.json").exists() and (
-        old := read_words(workdir)
-    ).digest != vocabulary.digest:
+    if not (workdir / "config.json").exists():
+        return
+    old, words = read_words(workdir), corpus.vocabulary
+    if old.digest != words.digest:
         raise InputError(
-            f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the"
-            " same ones in the same order: restore the corpus, and the clusters if the run has"
-            " some, or use another --workdir"
+            f"{workdir / 'vocabulary.txt'} has {len(old):,} words and the corpus now gives"
+            f" {len(words):,}, not the same ones in the same order: restore the corpus, and the"
+            " clusters if the run has some, or use another --workdir"
+        )
+    path, now = workdir / "text.json", text_of(corpus)
+    if not path.exists():  # a run from before there was one
+        return
+    try:
+        differ = [
+            f"the {split} text had {old['tokens']:,} tokens and now has {now[split]['tokens']:,}"
+            for split, old in json.loads(path.read_text()).items()
+            if old != now.get(split, old)
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is damaged ({one_line(error)[:80]}): remove it to resume without its check"
+        ) from error
+    if differ:
+        raise InputError(
+            f"{workdir} holds a run on another text: {'; '.join(differ)}, not the same ones in the"
+            " same order. Restore the corpus, or use another --workdir"
         )
 
 
-def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> None:
+def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
     """Writes what the run is; the first host does, and the others wait until they see it.
 
     Raises:
@@ -335,17 +367,18 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
             flags differ.
     """
     check_same_run(workdir, config)
-    check_same_vocabulary(workdir, vocabulary)
+    check_same_corpus(workdir, corpus)
     hosts.barrier("before the workdir")  # all have checked for another run there
     if hosts.first():
         if not in_store(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
-        write_with_checksums(vocabulary, workdir / "vocabulary.txt")
+        write_with_checksums(corpus.vocabulary, workdir / "vocabulary.txt")
         if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
             write_entries(
                 workdir / "lexicon.jsonl",
-                read_entries(vocabulary, lexicon),
+                read_entries(corpus.vocabulary, lexicon),
             )
+        write_json(workdir / "text.json", text_of(corpus))
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
     hosts.barrier("the workdir")

@@ -121,7 +121,7 @@ def test_what_is_the_same_on_all_hosts(monkeypatch):
 
 def test_texts_that_differ_between_hosts(config, tmp_path, monkeypatch):
     """Hosts may prepare copies of a text; with one that is stale, the same word had two ids."""
-    for number, what in enumerate(("number of devices", "vocabulary", "tokens of train")):
+    for number, what in enumerate(("number of devices", "vocabulary", "train text")):
         left = iter([True] * number + [False])
         monkeypatch.setattr(workdirs, "_is_same_on_hosts", lambda _, left=left: next(left))
         with pytest.raises(InputError, match=f"the {what} must be the same on all hosts, got "):

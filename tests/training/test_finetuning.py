@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.config.keys import complete
+from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
@@ -69,7 +70,7 @@ def config_of(name, clusters="", **changes):
 
 def saved_run(workdir, config, vocabulary):
     """A workdir with a checkpoint of random parameters."""
-    begin(workdir, config, {}, vocabulary)
+    begin(workdir, config, {}, Corpus(vocabulary, {}))
     checkpoints = Checkpoints(workdir)
     checkpoints.save(5, {"params": random_params(build(config, len(vocabulary)), 3)}, 1.0)
     checkpoints.close()

@@ -1,0 +1,34 @@
+"""What a run refuses before its first update."""
+
+import numpy as np
+import pytest
+
+from adaptive_jax.config.keys import complete
+from adaptive_jax.data.corpora.corpus import Corpus, LazyIds
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus
+
+
+def test_a_run_resumes_on_its_text_alone(tmp_path):
+    """The same words with the same counts may stand in another order; then the best checkpoint was
+    chosen on another text, and the updates are others.
+    """
+    vocabulary = Vocabulary.build({"a": 3, "b": 2, "<eos>": 2})
+    ids = np.arange(3 * ENDS, dtype=np.int32) % 7
+
+    def corpus(train, validation=ids[:9]):
+        return Corpus(vocabulary, {"train": train, "validation": validation})
+
+    begin(tmp_path, complete({}), {}, corpus(ids))
+    check_same_corpus(tmp_path, corpus(LazyIds(lambda index: ids[index], len(ids))))
+    check_same_corpus(tmp_path, Corpus(vocabulary, {"train": ids}))
+    for other, says in (
+        (corpus(ids[::-1]), r"train text had 196,608 tokens and now has 196,608, not the same"),
+        (corpus(ids, ids[:8]), r"validation text had 9 tokens and now has 8, .* another --workdir"),
+    ):
+        with pytest.raises(InputError, match=f"{tmp_path} holds a run on another text: the {says}"):
+            check_same_corpus(tmp_path, other)
+    (tmp_path / "text.json").write_text('{"train": 5}')
+    with pytest.raises(InputError, match=r"text.json is damaged .*: remove it to resume without"):
+        check_same_corpus(tmp_path, corpus(ids[::-1]))
