@@ -285,7 +285,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     if in_store(path):
         yield path
         return
-    path = path.absolute()
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
         if time.time() - left.stat().st_mtime > DAY:

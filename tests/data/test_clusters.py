@@ -56,7 +56,7 @@ def test_files_of_vectors(name, write, tmp_path):
     """
     text = "the 1 2 3\nÉté 4 5 6\nnew york 7 8 9\ncat 7 8 -9e-1\n\n"
     words = ("The", "the", "dog", "cat", "Été")
-    for given in text, f"4 3\n{text}":
+    for given in text, f"4 3\n{text}", f"\ufeff{text}":
         write(tmp_path / name, given.encode())
         ids, vectors, lower = read_vectors(tmp_path / name, words)
         assert ids.tolist() == [0, 1, 3, 4] and lower == 1 and vectors.dtype == np.float32

@@ -168,7 +168,7 @@ def test_json_lines_say_the_same(wordnet, tmp_path):
     assert read_entries(VOCABULARY, str(path)) == first != entries
     assert list(entries) == [w for w in WORDS if w in entries]
     line = {"word": "dog", "definition": ["a tame animal", "a sausage"]}
-    for path in tmp_path / "given.jsonl", tmp_path / "old.jsonl":
+    for path in tmp_path / "given.jsonl", tmp_path / "lexicon.jsonl":
         path.write_text(json.dumps(line))
     given = read_entries(VOCABULARY, str(tmp_path / "given.jsonl"))
     assert given["dog"].definitions == ("a tame animal", "a sausage")
@@ -233,6 +233,7 @@ LINE = '{"word": "dog"}\n'
         (LINE + LINE, ["line 2: 'dog' has a line before: join the two"]),
         ('{"word": "dog", "relations": "cur"}', ["line 1", "must be like"]),
         ('{"word": "dog", "definition": [3]}', ["line 1", "must be like"]),
+        ('{"word": "dog", "definition": "\\ud83d"}', ["line 1", "must be like"]),
         (None, ["cannot read input.lexicon=", "No such file", "docs/words.md"]),
     ],
 )

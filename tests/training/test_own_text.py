@@ -79,6 +79,8 @@ def test_a_file_is_split_in_order(lines, expected, compress, tmp_path):
     assert directory.parent.parent == cache
     assert {path.name for path in folder.iterdir()} == {".hidden", file.name}
     assert split_lines(file, cache) == (directory, counts)
+    (link := tmp_path / file.name).symlink_to(file.rename(tmp_path / "blob"))  # as hubs keep files
+    assert split_lines(single_file(str(link)), cache).lines == counts
     file.write_bytes(compress.compress(text + b" x") if compress else text + b" x")
     assert split_lines(file, cache).directory != directory
 

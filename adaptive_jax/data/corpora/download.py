@@ -16,7 +16,7 @@ CHUNK, TRIES, TIMEOUT = 1 << 20, 3, 60  # bytes, times, seconds without an answe
 
 def download(address: str, folder: Path, sha256: str = "") -> Path:
     """The file at an address, downloaded into a folder once. An interrupted download is kept as
-    NAME.part and resumed.
+    NAME.part and resumed, unless the server has another file by then.
 
     sha256: the hash that the file must have, in hex; empty: any.
 
@@ -24,7 +24,7 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
         InputError: an address that names no file; the server does not answer, or not with this
             file, or the folder cannot be written.
     """
-    name = address.rsplit("/", 1)[-1]
+    name = address.partition("?")[0].rsplit("/", 1)[-1]
     if not name:
         raise InputError(f"{address} names no file: use the address of one")
     path = folder / name
@@ -47,6 +47,7 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
                     " copy, for a corpus by --config.data.path=DIR"
                 )
         os.replace(part, path)
+        part.with_suffix(".version").unlink(missing_ok=True)
 
     try:
         make_once(path, make)
@@ -61,18 +62,31 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
 
 
 def _fetch(address, part):
-    """Appends to `part` what it lacks of the file."""
-    begin = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(address, headers={"Range": f"bytes={begin}-"} if begin else {})
+    """Appends to `part` what it lacks of the file, or writes all of it where the file is no longer
+    the one that `part` began with; NAME.version says which that was.
+    """
+    version = part.with_suffix(".version")
+    begin = part.stat().st_size if part.exists() and version.exists() else 0
+    headers = {"Range": f"bytes={begin}-"} if begin else {}
+    if begin and (before := version.read_text()):
+        headers["If-Range"] = before
+    request = urllib.request.Request(address, headers=headers)
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         complete = error.headers.get("Content-Range", "") == f"bytes */{begin}"
         if begin and error.code == 416 and complete:
             return
+        if error.code == 416:
+            part.unlink(missing_ok=True)  # of a longer file
         raise
     with contextlib.closing(answer), bar(f"downloading {part.stem}") as show:
-        done = begin if answer.status == 206 else 0  # a server without ranges sends all of it
+        # A server that has another version, or no ranges, sends all of it.
+        done = begin if answer.status == 206 else 0
+        if not done:
+            part.unlink(missing_ok=True)
+            named = answer.headers.get("ETag", "W/"), answer.headers.get("Last-Modified", "")
+            version.write_text(named[named[0].startswith("W/")])  # a weak one names no bytes
         whole = done + int(answer.headers.get("Content-Length", 0))
         with part.open("ab" if done else "wb") as file:
             while data := answer.read(CHUNK):

@@ -35,6 +35,7 @@ from adaptive_jax.data.vocabulary.on_disk import (
     read_with_checksums,
     write_with_checksums,
 )
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.files import replacing
@@ -50,7 +51,8 @@ class Settings(NamedTuple):
 
     corpus: one of `CORPORA`.
     path: a local copy (see `local_texts`; for ids, `token_files`); empty for the published copy; or
-        the URL of a prepared corpus (see `stored`), for which the settings below have no effect.
+        the URL of a prepared corpus (see `stored`). Then the settings below must be those that it
+        was prepared with: they read lines that the trained model scores.
     cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
         are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
@@ -100,7 +102,7 @@ def load(
     settings = checked_settings(data)
     splits = [split for split in SPLITS if split in splits]
     if "://" in settings.path:
-        return _stored(settings.path, vocabulary, splits)
+        return _stored(settings, vocabulary, splits)
     if settings.corpus == "ids":
         directory, cache = home_of(settings.path, "data.path"), cache_of(settings.cache)
         files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
@@ -303,10 +305,17 @@ class PreparedText:
         return read_ids(path, len(vocabulary)), words, unseen
 
 
-def _stored(url, vocabulary, splits):
+def _stored(settings, vocabulary, splits):
     from adaptive_jax.data.corpora import stored  # tensorstore, which text on a disk does not need
 
+    url = settings.path
     corpus = stored.open(url, splits)
+    if isinstance(corpus.vocabulary, TokenIds) != (settings.corpus == "ids"):
+        kind = "text, not ids" if settings.corpus == "ids" else "ids of another tokenizer"
+        raise InputError(
+            f"data.path={url} holds {kind}, and data.corpus={settings.corpus}: use the corpus that"
+            " it was prepared from"
+        )
     if vocabulary is None or vocabulary.digest == corpus.vocabulary.digest:
         return corpus
     if not vocabulary.same_words(corpus.vocabulary):

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from adaptive_jax.data.corpora.cached import make_once
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, OWN_EOS, Text
 from adaptive_jax.data.vocabulary.words import EOS
@@ -29,7 +30,7 @@ def single_file(path: str) -> Path | None:
     """The only file of the directory `path`, hidden ones aside, or the file `path`; None for
     anything else, archives too.
     """
-    place = Path(os.path.expanduser(path)).resolve()
+    place = Path(os.path.expanduser(path)).absolute()  # a link may point to another suffix
     if place.is_dir():
         entries = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
         place = entries[0] if len(entries) == 1 else place
@@ -63,7 +64,8 @@ def split_lines(file: Path, cache: Path) -> Split:
     counts = total - 2 * few, few, few
     directory = cache / "split" / hashlib.sha256(repr(text.identity).encode()).hexdigest()[:16]
     paths = [directory / f"{NAMES[name][0]}.txt" for name in SPLITS]
-    if not all(path.exists() for path in paths):
+
+    def copy():
         lines = text.lines()
         for path, count in zip(paths, counts, strict=True):
             words = False
@@ -76,4 +78,6 @@ def split_lines(file: Path, cache: Path) -> Split:
                         f"{file} has no words in the {count:,} lines of {path.name}: remove empty"
                         " lines at its beginning and end"
                     )
+
+    make_once(paths[-1], copy)
     return Split(directory, counts)

@@ -169,7 +169,7 @@ def local_texts(
     Raises:
         InputError: a split in `needed` is missing, or a split is found twice.
     """
-    place = place.resolve()
+    place = place.absolute()  # a link may point to another suffix
     if place.is_file() and place.name.endswith(ARCHIVES) and all(patterns):
         return archived_texts(place, patterns)
     if not place.is_dir():

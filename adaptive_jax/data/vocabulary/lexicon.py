@@ -107,8 +107,9 @@ def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
 
 
 def _read_lines(path):
-    sums = path.with_suffix(".sha256")  # which a lexicon of the user's does not have
-    if sums.exists() and changed_file(sums):
+    sums = path.with_suffix(".sha256")
+    of_run = path.name == "lexicon.jsonl" and sums.exists()
+    if of_run and changed_file(sums):
         raise InputError(f"{path} is damaged: its checksum differs; restore it, or train anew")
     known = set()
     try:
@@ -118,7 +119,7 @@ def _read_lines(path):
                 if word in known:
                     raise InputError(f"{where}: {word!r} has a line before: join the two")
                 known.add(word)
-                if sums.exists() and len(entry[-1]) > 1:
+                if of_run and len(entry[-1]) > 1:
                     raise InputError(
                         f"{path} is of an earlier version, whose runs read the definitions of all"
                         " senses: train anew"
@@ -136,8 +137,10 @@ def _parse(line, where):
         parts = [entry.get(name) or [] for name in ("relations", "hyponyms", "definition")]
         if isinstance(parts[2], str):
             parts[2] = [parts[2]]
-        texts = itertools.chain([entry["word"]], *parts)
-        if all(isinstance(part, list) for part in parts) and all(isinstance(t, str) for t in texts):
+        if all(isinstance(part, list) for part in parts):
+            "".join(
+                [entry["word"], *itertools.chain(*parts)]
+            ).encode()  # fails for half a character
             return entry["word"], *parts
     except (ValueError, AttributeError, KeyError, TypeError):
         pass

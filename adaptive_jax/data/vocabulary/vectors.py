@@ -74,7 +74,7 @@ def _vector(values, width, where):
 def _lines(path) -> Iterator[str]:
     import fsspec
 
-    how = {"encoding": "utf-8", "errors": "replace", "newline": "\n"}
+    how = {"encoding": "utf-8-sig", "errors": "replace", "newline": "\n"}
     try:
         with fsspec.open(str(path), "rb") as file:
             yield from io.TextIOWrapper(unpacked(file, str(path)), **how)
