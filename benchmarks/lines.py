@@ -15,13 +15,8 @@ CORPORA = {
     "wikitext103": wikitext103,
     "billion_word": billion_word,
 }
-WORDS = {
-    "penn_treebank": 929_589,
-    "wikitext2": 2_088_628,
-    "europarl": 57_700_000,
-    "wikitext103": 103_227_021,
-    "billion_word": 799_000_000,
-}
+WORDS = {name: CORPORA[name].WORDS for name in ("penn_treebank", "wikitext2", "wikitext103")}
+WORDS |= {"europarl": 57_700_000, "billion_word": 799_000_000}
 # The first two million words of News Crawl 2007, and of Europarl, as Pappas et al. 2020, section
 # C.2, cut them: docs/corpora.md.
 CORPORA |= {"news_crawl": news_crawl, "europarl_2m": news_crawl}

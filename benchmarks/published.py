@@ -27,6 +27,7 @@ from pathlib import Path
 
 from absl import app, flags
 
+from adaptive_jax.config import rows
 from adaptive_jax.files import absolute, path_of
 
 ROOT = Path(__file__).parents[1]
@@ -189,7 +190,7 @@ def keep(target: Target) -> dict:
     for name in "config.json", "plan.json":
         text = (target.workdir / name).read_text()
         (directory / name).write_text(text.replace(str(target.home), "HOME"))
-    plan = json.loads((directory / "plan.json").read_text())
+    config = json.loads((directory / "config.json").read_text())
     steps = [0, *(line["step"] for line in updates)]
     seconds = [
         line["train/step_seconds"] * (step - before)
@@ -201,7 +202,7 @@ def keep(target: Target) -> dict:
         "published": target.paper.test,
         "published_validation": target.paper.valid,
         "valid_perplexity": min((e["validation/perplexity"] for e in evaluations), default=None),
-        "epochs": round(lines[-1]["step"] * plan["tokens_per_update"] / target.words, 1),
+        "epochs": round(rows.epochs(config, lines[-1]["step"], target.words), 1),
         "updates": lines[-1]["step"],
         "hours": round(sum(seconds) / 3600, 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, beside other work",

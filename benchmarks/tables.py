@@ -26,7 +26,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax.config import commands
+from adaptive_jax.config import commands, rows
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.evaluate import evaluate
 from adaptive_jax.evaluation.scoring import perplexity
@@ -66,7 +66,8 @@ def measure(name: str, line: Line, settings) -> dict:
     if settings.lexicon and "lexicon" in config["input"]:
         config["input"]["lexicon"] = settings.lexicon
     train(config, workdir)
-    tests = scored(workdir)
+    earlier = earlier_numbers(workdir)
+    tests = earlier.get("test", {})
     for each in table.lines[settings.size]:
         if each.run == line.run and each.scored not in tests:
             directory = None if each.target == line.corpus else texts.get(each.target)
@@ -79,6 +80,7 @@ def measure(name: str, line: Line, settings) -> dict:
         for split, key in (("training", "train"), ("validation", "validation"))
     }
     device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    peak = device or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     plan = json.loads((workdir / "plan.json").read_text())
     return {
         "test": tests,
@@ -87,16 +89,16 @@ def measure(name: str, line: Line, settings) -> dict:
         "hours": checkpoints.hours(checkpoints.latest()),
         "parameters": plan["parameters"]["total"],
         "operations": plan["flops_per_token"] * plan["tokens_per_update"],
-        "peak_bytes": device or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "peak_bytes": max(peak, earlier.get("peak_bytes", 0)),  # this process may only evaluate
     }
 
 
-def scored(workdir: Path) -> dict:
-    """What a finished run was scored on already, by `Line.scored`: a table may have got new
-    lines since.
+def earlier_numbers(workdir: Path) -> dict:
+    """What `measure` returned of a finished run before; {} if it did not. A table may have got
+    new lines since, to score.
     """
     result = workdir / "row.json"
-    return json.loads(result.read_text())["test"] if result.exists() else {}
+    return json.loads(result.read_text()) if result.exists() else {}
 
 
 def directories(corpora: list[str]) -> dict[str, str]:
@@ -152,7 +154,7 @@ def numbers_of(name: str, line: Line, settings) -> dict:
     and scores it. Raises InputError if that fails.
     """
     workdir = runs_of(name, settings) / line.run
-    if line.scored not in scored(workdir):
+    if line.scored not in earlier_numbers(workdir).get("test", {}):
         print(f"{line.run}:", flush=True)
         same = [f"--{key}={value}" for key in PASSED if (value := getattr(settings, key))]
         same += [f"--corpora={','.join(settings.corpora)}"] if settings.corpora else []
@@ -199,11 +201,11 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
     for corpus in dict.fromkeys(line.corpus for line, _ in found):
         inside = [(line, numbers) for line, numbers in found if line.corpus == corpus]
         config = config_of(table, inside[0][0], size)
-        body, tokens = config["body"], config["steps"] * config["tokens_per_update"]
+        body, epochs = config["body"], rows.epochs(config, config["steps"], WORDS[corpus])
         lines += [
             (
                 f"\nOurs: {corpus}, {config['steps']:,} updates of {config['tokens_per_update']:,}"
-                f" tokens, {tokens / WORDS[corpus]:.1f} epochs; {body['name']} of width"
+                f" tokens, {epochs:.1f} epochs; {body['name']} of width"
                 f" {body.get('widths', body['features'])}. One run each.\n"
             ),
             TITLE,

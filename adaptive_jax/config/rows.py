@@ -103,12 +103,26 @@ def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, 
     epoch.
 
     words: of the text, `<eos>` included.
-    window: words that an update reads of each stream; 0.975 times that on average, less half a
-        word: 1 window in 20 is half as long and lengths are cut to whole words.
+    window: words that an update reads of each stream; see `mean_window`.
     """
-    updates, tokens = round(words / count / (0.975 * window - 0.5)), window * count
+    updates, tokens = round(words / count / mean_window(window)), window * count
     runs = {"steps": epochs * updates, "evaluate_every": updates, "checkpoint_every": updates}
     return runs | {"tokens_per_update": tokens, "tokens_per_device": tokens}
+
+
+def mean_window(window: int) -> float:
+    """Words of a stream that an update reads on average: 1 window in 20 is half as long, and
+    lengths are cut to whole words.
+    """
+    return 0.975 * window - 0.5
+
+
+def epochs(config: Mapping, updates: int, words: int) -> float:
+    """How often so many updates of a config read a text of so many words, `<eos>` included."""
+    tokens, window = config["tokens_per_update"], config["batches"]["sequence_length"]
+    if config["batches"]["layout"] == "streams":
+        tokens *= mean_window(window) / window
+    return updates * tokens / words
 
 
 def table(rows: Mapping[str, Row]) -> str:

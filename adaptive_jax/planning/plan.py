@@ -49,6 +49,7 @@ class Plan(NamedTuple):
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.parallel.sharding`.
         shard_words: whether each of them computes the words that it holds.
         flops_per_token: FLOPs to train on a token, see `training_flops`.
+        composes: which words an update composes, beside these FLOPs: "none", "inputs" or "all".
         state_bytes: bytes of parameters and the optimizer's state on each device.
         gathered_bytes: the most bytes of other devices' shares, and its own, that a device has as
             whole matrices at once: all tables, but for `shard_words`, and the largest layer; 0
@@ -68,6 +69,7 @@ class Plan(NamedTuple):
     fsdp: int
     shard_words: bool
     flops_per_token: float
+    composes: str
     state_bytes: int
     gathered_bytes: int
     vector_bytes: int
@@ -117,6 +119,7 @@ def make_plan(
         fsdp=fsdp,
         shard_words=model.shard_words,
         flops_per_token=training_flops(model, length),
+        composes=model.composed_words(),
         state_bytes=state_bytes(fsdp),
         gathered_bytes=gathered_bytes(shapes, abstract_mesh(devices, fsdp), model),
         vector_bytes=4 * per_device * length * model.body.features,
@@ -162,12 +165,13 @@ def training_flops(model: LanguageModel, length: int) -> float:
 
     So 6 for each number that a token is multiplied with in input and body (Kaplan et al. 2020), 12
     · layers · length · features in a transformer (Chowdhery et al. 2022, appendix B), and what the
-    output says of its loss. A character CNN counts as if words had one letter.
+    output says of its loss. What composes words depends on their spelling, and is left out.
     """
     shapes = variable_shapes(model)
     bands = jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.bands()), shapes)
     attention = getattr(model.body, "attention_flops", lambda length: 0)(length)
-    layers = {name: shapes["params"].get(name, {}) for name in ("input", "body")}
+    names = ("body",) if hasattr(model.input, "compose") else ("input", "body")
+    layers = {name: shapes["params"].get(name, {}) for name in names}
     return 3 * (2 * multiplied(model, layers) + attention + model.output.flops(bands))
 
 
@@ -219,13 +223,14 @@ def describe(plan: Plan) -> str:
         f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output")
     )
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
+    beside = "" if plan.composes == "none" else ", beside composing words"
     lines = (
         f"parameters   {parameters['total'] / 1e6:,.1f}M  ({parts})\n"
         f"vocabulary   {plan.vocabulary_size:,} words\n"
         f"update       {plan.tokens_per_update:,} tokens = {plan.accumulation} x"
         f" {plan.rows_per_device} rows x {plan.devices} device(s){shared}\n"
         f"work         {plan.flops_per_token / 1e6:,.1f} MFLOP a token to train,"
-        f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update\n"
+        f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update{beside}\n"
         f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer"
     )
     if plan.fsdp > 1:

@@ -34,6 +34,7 @@ UNKNOWN = (
     "unknown      parameters, work and memory: they depend on data.vocabulary_size, which is 0. Set"
     " it, or train: the plan is printed once the corpus is read"
 )
+CHOSEN = "rows         on each device are chosen when training starts, as many as its memory holds"
 TARGET = "memory       of a whole update: --target=h100 asks the compiler, see docs/hosts.md"
 
 
@@ -61,6 +62,8 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
             check_memory(plan, memory)
         written = plan._asdict()
         hosts.log0(f"{describe(plan)}\n{TARGET}")
+        if memory and not config["tokens_per_device"]:
+            hosts.log0(CHOSEN)
     if hosts.first() and not (workdir / "config.json").exists():  # a run that has begun has its own
         write_json(workdir / "plan.json", written)
 

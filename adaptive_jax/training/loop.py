@@ -53,6 +53,8 @@ from adaptive_jax.workdir.settings import (
     write_published,
 )
 
+MEET = 100  # updates after which several hosts ask for the hours, also where they log less often
+
 
 class Job(NamedTuple):
     """What a run works with."""
@@ -221,7 +223,7 @@ class Training:
                     self._read(step - 1, unread)
                 unread, stopped, last = (metrics, words), job.stop(step), step == steps
                 log = any(validates(config, step, last)) or due(step, config["log_every"], last)
-                late = self.clock.over(together=log)
+                late = self.clock.over(together=log or step % MEET == 0)
                 evaluate, save = validates(config, step, last or late)
                 if log or evaluate or stopped:
                     self._read(step, unread)

@@ -138,7 +138,7 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
         ("bin", statistic, "low", "high", "words", "least", "most"),
         lines,
         f"frequency in training; below, {scores.unit}s of the text",
-        scores.nats,
+        f"difference in {scores.nats}" if figure == "difference" else scores.nats,
         {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
     )
 
