@@ -89,7 +89,8 @@ def check_known(
     close = {_plain(alias): meant for alias, meant in (aliases or {}).items()}.get(_plain(name))
     close = close or next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
     raise InputError(
-        f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close}"?' if close else "")
+        f"{what} is not one of {', '.join(each or repr(each) for each in known)}"
+        + (f'. Did you mean "{close}"?' if close else "")
     )
 
 

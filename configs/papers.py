@@ -134,6 +134,7 @@ LSTM = {  # Grave et al. 2017, section 5; accumulators from 0, as in Torch, are 
     "batches.sequence_length": 20,
     "input.name": "lookup",
     "body.name": "lstm",
+    "body.dropout": 0.0,
     "output.name": "adaptive",
     "output.table.name": "own",
     "optimizer.name": "adagrad",

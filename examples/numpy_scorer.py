@@ -35,7 +35,10 @@ def load(folder):  # the parameters by name, the config, and the id of each word
     ]
     layers = ["transformer", "adaptive", "adaptive", "sinusoidal"]
     if kind != [*layers, False, False, False, False, True, False, True]:
-        sys.exit(f"this example does not read such a model: {kind}")
+        sys.exit(
+            "this example reads models like the quickstart's, whose words are in several bands. It"
+            f" does not read such a model: {kind}"
+        )
     bands = [
         p[f"input.table_{i}"] @ p[f"input.projection_{i}"]
         for i in range(len(config["input"]["cutoffs"]) + 1)

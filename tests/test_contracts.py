@@ -162,7 +162,7 @@ COMPUTED = [
     (("lookup", {}), ("softmax", {}), ("mapped", TABLE["mapped"][0])),
     *((("lookup", {}), ("softmax", {}), ("composed", fields)) for fields in TABLE["composed"]),
     (
-        (BANDS[0], BANDS[1] | {"scaled": True}),
+        BANDS,
         ("softmax", {}),
         ("assembled", TABLE["assembled"][0]),
     ),

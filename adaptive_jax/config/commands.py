@@ -221,7 +221,8 @@ def _parse(argv, positional):
     found, needed = len(rest) - 1, len(positional) - last.endswith("...]")
     if found < needed:
         raise InputError(
-            f"{positional[found]} is missing: use {' '.join(positional)}; --help explains them"
+            f"{positional[found].rstrip('.')} is missing: use {' '.join(positional)}; --help"
+            " explains them"
         )
     if found > needed and not last.endswith(("...", "...]")):
         raise InputError(

@@ -283,7 +283,8 @@ def _tuple(path, value, default):
         isinstance(item, int) and not isinstance(item, bool) for row in rows for item in row
     )
     if not right:
-        what = f"a tuple {'of pairs ' if nested else ''}of whole numbers, such as {default!r}"
+        parts = "pairs" if nested and len(default[0]) == 2 else "tuples"
+        what = f"a tuple {f'of {parts} ' if nested else ''}of whole numbers, such as {default!r}"
         raise InputError(f"{path}={_short(value)} must be {what}")
     return tuple(map(tuple, found)) if nested else tuple(found)
 
@@ -318,7 +319,9 @@ def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str
             continue
         known = {*keys_of(group, name), "name", "table"}
         drops = [key for key in settings if key not in known]
-        keeps = [f"{key}={v}" for key, v in settings.items() if key in known - {"name", "table"}]
+        given = {key for key in known if f"{group}.{key}" in flags}
+        kept = known - given - {"name", "table"}
+        keeps = [f"{key}={value}" for key, value in settings.items() if key in kept]
         for key in drops:
             del settings[key]
         if name == "softmax" and settings.get("table", {}).pop("cutoffs", ()):

@@ -50,7 +50,7 @@ class Dynamic(NamedTuple):
     """The options of --method=dynamic."""
 
     rule: Annotated[str, Option("rule of the update", among=RULES)] = "rms"
-    rate: Annotated[float | None, Option(RATE, "[0, inf]")] = None
+    rate: Annotated[float | None, Option(RATE, "[0, inf)")] = None
     decay: Annotated[float, Option("decay towards the trained parameters", "[0, 1)")] = 0.002
     epsilon: Annotated[float, Option("ε of rms", "(0, inf)", only=("rule", "rms"))] = 1e-5
     statistics: Annotated[int, Option(STATISTICS, "[1, inf)", only=("rule", "rms"))] = 2_000

@@ -86,6 +86,8 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
         config = job.run.config
         rows = config["tokens_per_update"] // config["batches"]["sequence_length"]
         windows = windows._replace(rows=max(1, min(rows, len(text) // (4 * windows.window))))
+        if windows.rows == 1:  # which remembers all that it has read
+            windows = windows._replace(context=0)
     name = "datastore"
     if options.datastore:
         name += f"-{hashlib.sha256(options.datastore.encode()).hexdigest()[:8]}"

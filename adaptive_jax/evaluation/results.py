@@ -26,7 +26,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     """
     for line in result.get("grid", ()):
         tried = {key: value for key, value in line.items() if key not in MEASURED}
-        hosts.log0(f"perplexity {line['perplexity']:10.2f}  {', '.join(_labels(tried))}")
+        hosts.log0(f"perplexity {line['perplexity']:10,.2f}  {', '.join(_labels(tried))}")
     if "open" in result:
         words = f"<unk> {result['unknown']:.1%}"
         for name, part in result["open"].items():
@@ -39,15 +39,17 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
         rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
         context = rows if settings.rows > 1 else "each token after all before it"
     parts = [
-        f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a"
+        f"{result['split']}: perplexity {result['perplexity']:,.2f} ({result['nll']:.4f} nats a"
         f" {unit}) over {result['words']:,} {unit}s"
-        + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
+        + (f", unigram perplexity {unigram:,.2f}" if math.isfinite(unigram) else ""),
         *([words] if words else []),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"
         f" {context}",
     ]
     if method != "plain":
-        parts.append(", ".join([f"method {method}", *_labels(chosen)]))
+        given = result["settings"].get("options", {})
+        one = {key: v[0] if isinstance(v, list | tuple) else v for key, v in given.items()}
+        parts.append(", ".join([f"method {method}", *_labels(one | chosen)]))
     hosts.log0("; ".join(parts))
     for line in card.lines(result):
         hosts.log0(f"  {line}")

@@ -11,7 +11,12 @@ from jax.sharding import Mesh, NamedSharding
 from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
+from adaptive_jax.model.language_model import (
+    LanguageModel,
+    build,
+    parameter_shapes,
+    variable_shapes,
+)
 from adaptive_jax.parallel import accelerators, sharding
 from adaptive_jax.planning.plan import choose_fsdp
 from adaptive_jax.workdir.parameters import read_parameters
@@ -142,10 +147,17 @@ class SavedRun(NamedTuple):
 
 
 def fits_any_vocabulary(config: dict, words: int) -> bool:
-    """Whether the parameters of a config's model, of so many words, are those of a model of
-    more words.
+    """Whether a config's model of so many words has the parameters of a model of more words, and
+    all bands but the last have the same words: not so where an output cuts all words evenly.
     """
-    return parameter_shapes(build(config, words)) == parameter_shapes(build(config, words + 1))
+
+    def shared(words):
+        model = build(config, words)
+        shapes = variable_shapes(model)
+        bands = jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.bands()), shapes)
+        return shapes["params"], [len(band.table) for band in bands[:-1]]
+
+    return shared(words) == shared(2 * words)
 
 
 def put_lexicon(

@@ -62,8 +62,8 @@ class GroC(CharacterCNN):
         highway_layers: highway layers.
         length: letters of a word that are read, the marks of its beginning and end among them; at
             least the span of the longest filter.
-        init_range: filters, highway layers and projection start uniform between -init_range and
-            init_range; the rest as in torch.
+        init_range: filters start uniform between -init_range and init_range, and with the letters
+            "elmo" highway layers and projection, too; the rest as in torch.
         dtype: dtype of the matrix products; parameters are float32.
 
     Raises:
@@ -95,6 +95,8 @@ class GroC(CharacterCNN):
         super().__post_init__()
         check_at_least(0, relations=self.relations, definition=self.definition)
         check_not_negative(init_range=self.init_range)
+        if not self.init_range:
+            raise InputError("init_range=0 must be above 0: use 0.05, as GroC's public code")
         check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))
         check_known(f"form={self.form!r}", self.form, ("paper", "code"))
         if not isinstance(self.share, int | float) or not 0 <= self.share <= 1:

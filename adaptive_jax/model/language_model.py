@@ -296,6 +296,11 @@ def _check_word_tables(model, config):
 
 def _check(model, output):
     """Runs the layers' own checks, which raise one-line errors, before anything is compiled."""
+    if getattr(model.input, "scaled", False) and getattr(model.body, "scaled", False):
+        raise InputError(
+            "config.input.scaled=True and config.body.scaled=True would both multiply vectors by"
+            " sqrt(features): use config.input.scaled=False"
+        )
     bands = jax.eval_shape(
         lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0]
     )

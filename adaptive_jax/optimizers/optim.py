@@ -164,7 +164,7 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
         return find("optimizer", OPTIMIZERS, name)
     places = [*inspect.getmembers(optax), *inspect.getmembers(optax.contrib)]
     known = {key: function for key, function in places if _is_optimizer(key, function)}
-    check_known(f"config.optimizer.name={name!r}", name, [*OPTIMIZERS, *known])
+    check_known(f"config.optimizer.name={name!r}", name, {**OPTIMIZERS, **known})
     function = known[name]
 
     @functools.wraps(function)

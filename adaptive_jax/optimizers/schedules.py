@@ -260,7 +260,8 @@ def _check_warm_up(learning_rate, warmup_from, warmup_steps):
     check_at_least(0, **{"schedule.warmup_steps": warmup_steps})
     finite = "above 0 and finite, such as 1.0"
     check(0 < learning_rate < math.inf, "optimizer.learning_rate", learning_rate, finite)
-    check(0 <= warmup_from < math.inf, "schedule.warmup_from", warmup_from, "0 or more, and finite")
+    upwards = f"from 0 to learning_rate={learning_rate:g}"
+    check(0 <= warmup_from <= learning_rate, "schedule.warmup_from", warmup_from, upwards)
 
 
 SCHEDULES = {

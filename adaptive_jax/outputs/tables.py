@@ -59,7 +59,7 @@ def one_band(bands: list[Band]) -> list[Band]:
     """
     if len(bands) > 1:
         raise InputError(
-            f"this output takes a table of one band, and this one has {len(bands)}: use"
+            f"this output takes a table of one band, and its table has {len(bands)}: use"
             " config.output.name='adaptive', config.output.table.name='own' without cutoffs, or"
             " 'assembled'"
         )
@@ -199,9 +199,10 @@ class TiedTable(nn.Module):
         for i, projection in shared.items():
             if projection is not None and projection.shape[1] != self.features:
                 raise InputError(
-                    f"features={self.features} does not fit the source, whose band {i} has"
-                    f" projections to {projection.shape[1]}: use features={projection.shape[1]},"
-                    " or share_projections=False"
+                    f"hidden states of width {self.features} do not fit the projections of band"
+                    f" {i} of the input, to {(width := projection.shape[1])}: use a body that ends"
+                    f" in {width}, as by the last of body.widths or body.blocks, or"
+                    " output.table.share_projections=False"
                 )
         tables = [band.table for band in bands]
         self.shared = list(map(Band, tables, projections, _biases(self, tables)))

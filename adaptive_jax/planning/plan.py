@@ -219,13 +219,11 @@ def rows_to_score(config: Mapping, window: int) -> int:
 def describe(plan: Plan) -> str:
     """The plan in a few lines."""
     parameters = plan.parameters
-    parts = ", ".join(
-        f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output")
-    )
+    parts = ", ".join(f"{name} {_short(parameters[name])}" for name in ("input", "body", "output"))
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
     beside = "" if plan.composes == "none" else ", beside composing words"
     lines = (
-        f"parameters   {parameters['total'] / 1e6:,.1f}M  ({parts})\n"
+        f"parameters   {_short(parameters['total'])}  ({parts})\n"
         f"vocabulary   {plan.vocabulary_size:,} words\n"
         f"update       {plan.tokens_per_update:,} tokens = {plan.accumulation} x"
         f" {plan.rows_per_device} rows x {plan.devices} device(s){shared}\n"
@@ -242,6 +240,10 @@ def describe(plan: Plan) -> str:
     elif plan.shard_words:
         lines += "\nwords        all on each device: shard_words has no effect without fsdp"
     return lines
+
+
+def _short(number):
+    return f"{number / 1e6:,.1f}M" if number >= 5e4 or not number else f"{number / 1e3:,.1f}K"
 
 
 def _count(shapes):

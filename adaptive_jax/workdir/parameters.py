@@ -10,6 +10,7 @@ model.sha256                    its checksum, as `sha256sum --check` reads it
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,6 +80,8 @@ def write_tensors(
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(arrays, path, dict(metadata))  # without a second copy in memory
+        os.umask(mask := os.umask(0))
+        path.chmod(0o666 & ~mask)  # the package makes files for their owner alone
     write_checksums(path.with_suffix(".sha256"), [path])
 
 

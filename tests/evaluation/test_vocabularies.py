@@ -161,12 +161,13 @@ def test_a_composed_input_under_a_table_of_words(config, other):
         (COMPOSED | {"output.table.bias": True}, False),
         (CNN | {"output.name": "softmax"}, False),
         (COMPOSED | {"output.name": "adaptive", "output.table.cutoffs": (20,)}, True),
+        (COMPOSED | {"output.name": "hierarchical", "output.classes": 5}, False),
         (GROC, True),
         ({"input.name": "lookup"}, False),
     ],
 )
 def test_which_models_fit_any_vocabulary(config, changes, fits):
-    """Those all of whose parameters words share."""
+    """Those all of whose parameters words share, and whose words stay in their bands."""
     assert fits_any_vocabulary(config() | layers(changes), 122) == fits
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from adaptive_jax.data.corpora.cached import make_once
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, OWN_EOS, Text
+from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, OWN_EOS, SPLIT, Text
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
@@ -47,9 +47,14 @@ def split_lines(file: Path, cache: Path) -> Split:
     file: UTF-8 text, plain, .xz or .gz.
 
     Raises:
-        InputError: fewer than three lines, a part without words, a file that cannot be read, is
-            not UTF-8 or has `<eos>` of its own.
+        InputError: JSON, fewer than three lines, a part without words, a file that cannot be read,
+            is not UTF-8 or has `<eos>` of its own.
     """
+    if file.suffix == ".jsonl":
+        raise InputError(
+            f"{file} holds JSON, not text: write its texts line by line, or the ids of a tokenizer"
+            " as .npy, see docs/own_data.md"
+        )
     text, total, ends = Text((file,)), 0, 0
     for line in text.lines():
         total, ends = total + 1, ends + line.count(EOS.encode())
@@ -62,7 +67,7 @@ def split_lines(file: Path, cache: Path) -> Split:
         )
     few = max(1, min(total // SHARE, MOST))
     counts = total - 2 * few, few, few
-    directory = cache / "split" / hashlib.sha256(repr(text.identity).encode()).hexdigest()[:16]
+    directory = cache / SPLIT / hashlib.sha256(repr(text.identity).encode()).hexdigest()[:16]
     paths = [directory / f"{NAMES[name][0]}.txt" for name in SPLITS]
 
     def copy():

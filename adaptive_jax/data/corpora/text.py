@@ -23,9 +23,11 @@ from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError, one_line
 
-NAMES = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
+NAMES = {"train": ("train",), "validation": ("valid", "validation", "val"), "test": ("test",)}
 SUFFIXES = ("", ".xz", ".gz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+PACKED = (".bz2", ".zst", ".lz4", ".lzma", ".Z", ".7z", ".rar")  # which nothing here unpacks
+SPLIT = "split"  # the directory of a cache that holds parts of files
 CHUNK = 1 << 20
 OWN_EOS = (
     f"the text has {EOS} of its own, and every end of a line becomes one: remove them, as by"
@@ -126,6 +128,8 @@ def _split_lines(parts):
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
     """Name and text of the file itself, or of each member of an archive."""
     if not members:
+        if file.suffix in PACKED:
+            raise OSError("only .gz and .xz are unpacked here")
         if file.suffix == ".gz" and not file.stat().st_size:  # which gzip takes for an empty text
             raise OSError("it has no bytes")
         decompress = {".xz": lzma.open, ".gz": gzip.open}.get(file.suffix, contextlib.nullcontext)
@@ -174,10 +178,11 @@ def local_texts(
         return archived_texts(place, patterns)
     if not place.is_dir():
         archive = ", or the published archive" if all(patterns) else ""
-        raise InputError(
-            f"data.path={place} is not a directory; use one with train.txt, valid.txt and"
-            f" test.txt{archive}"
-        )
+        cure = f"use a directory with train.txt, valid.txt and test.txt{archive}"
+        if place.parent.name == SPLIT:
+            cure = "it held copies of a file that was split: train again to make them, or " + cure
+        what = "is not a directory" if place.exists() else "does not exist"
+        raise InputError(f"data.path={place} {what}; {cure}")
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):
         names = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]

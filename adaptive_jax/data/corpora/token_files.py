@@ -47,11 +47,15 @@ class Files(NamedTuple):
 
     def find(self, split: str) -> Path:
         """The file of a split. Raises InputError: none, or more than one."""
-        names = (*NAMES[split], *(["val"] if split == "validation" else []))
-        choice = [f"{name}{suffix}" for name in names for suffix in SUFFIXES]
+        choice = [f"{name}{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
         found = [name for name in choice if (self.directory / name).is_file()]
         if len(found) == 1:
             return self.directory / found[0]
+        if not self.directory.is_dir():
+            raise InputError(
+                f"data.path={self.directory} is not a directory: use the one that holds the files"
+                " of train, valid and test"
+            )
         wrong = f"no {split} split; add one of {', '.join(choice)}"
         if found:
             wrong = f"both {' and '.join(found[:2])}; keep one of them"

@@ -164,10 +164,10 @@ def _read_wordnet(
     directory: Path, words: Iterable[str]
 ) -> Iterator[tuple[str, dict[str, None], dict[str, None], list[str]]]:
     """Yields (word, synonyms, hyponyms, definitions) for every one of `words` that WordNet has,
-    those of frequent senses first.
+    in its order of senses: nouns, verbs, adjectives, adverbs, frequent ones first among each.
 
     A word is among its own synonyms: the coverage that Pappas et al. 2020 print rests on that. A
-    word is looked up in lower case; if it is not there, rules remove its endings until it is.
+    word is looked up in lower case, as it is and as rules that remove its endings make it.
     """
     wordnet = _open_wordnet(directory)
     for word in words:

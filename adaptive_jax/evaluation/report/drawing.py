@@ -74,7 +74,7 @@ def draw(chart: Chart, numbers: Mapping[str, int], png: Path) -> str:
         matplotlib.rcdefaults()  # whatever the user's own settings
         matplotlib.rcParams.update(STYLE | {"svg.hashsalt": chart.name})
         runs = {line.run for line in chart.lines}
-        rows = -(-len(runs) // 2) if len(runs) > 1 else 0
+        rows = -(-len(runs) // 2) if len(numbers) > 1 else 0
         figure = Figure((SIZE[0], SIZE[1] + LEGEND * rows), layout="constrained")
         axes = figure.subplots()
         for order, line in enumerate(chart.lines):

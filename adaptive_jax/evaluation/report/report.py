@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 import jax
 
+from adaptive_jax.data.corpora.text import SPLIT
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request
 from adaptive_jax.evaluation.options import Option
@@ -20,7 +21,7 @@ from adaptive_jax.evaluation.report.passage import Token, read_passage
 from adaptive_jax.evaluation.report.runs import RunReport, check_same_text, read_run
 from adaptive_jax.files import in_store, path_of, replacing
 
-OUTPUT = "The page to write; its files go to report_files beside it."
+OUTPUT = "The page to write; its files go to NAME_files beside it, report_files."
 NAMES = "What to call the runs; default: the names of their directories."
 SAMPLE = (
     "The stronger the colour, the less the model expected the token. Point at one, or tap it, to"
@@ -65,10 +66,13 @@ def report(
     if in_store(job.output):
         raise InputError(f"output={job.output} must be on a disk: write it there, then copy it")
     output = path_of(job.output)
-    files, names = _files(output), names_of(workdirs, job.names)
+    names = names_of(workdirs, job.names)
+    if output.suffix not in (".html", ".htm"):
+        raise InputError(f"output={output} must be the name of a page, such as report.html")
     pairs = zip(workdirs, names, strict=True)
     runs = [read_run(workdir, name, request) for workdir, name in pairs]
     check_same_text(runs)
+    files = _files(output)
     passages = {run.name: read_passage(run, job.sample_from, job.sample_words) for run in runs}
     lines = [run.about() for run in runs]
     _write_csv(files / "runs.csv", lines)
@@ -121,7 +125,8 @@ def _title(runs, request):
     """The title of the page and the line below it."""
     data = runs[0].config["data"]
     place = request.data_path or (data["path"] if data["corpus"] == "text_files" else "")
-    corpus, words = path_of(place).name or data["corpus"], runs[0].result["words"]
+    path, words = path_of(place), runs[0].result["words"]
+    corpus = "text of one file" if path.parent.name == SPLIT else path.name or data["corpus"]
     names = ", ".join(run.name for run in runs)
     if len(runs) > 3:
         names = f"{runs[0].name} and {len(runs) - 1} other runs"
@@ -139,10 +144,8 @@ def _files(output):
     """The directory of a page's files, made if it is not there.
 
     Raises:
-        InputError: no name of a page, or nothing can be written there.
+        InputError: nothing can be written there.
     """
-    if output.suffix not in (".html", ".htm"):
-        raise InputError(f"output={output} must be the name of a page, such as report.html")
     files = output.with_name(f"{output.stem}_files")
     try:
         files.mkdir(parents=True, exist_ok=True)
