@@ -105,7 +105,7 @@ CONFIGS = rows(
 OWN = rows(
     "{own}",
     ("", "--config.data.path=DIR"),
-    ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
+    ("--config.data.path=/nowhere", "/nowhere", "does not exist"),
     ("--config.data.path=~nosuchuser/x", "~nosuchuser/x", "must be a directory"),
     (
         "--config.data.path={text}/train.txt --config.data.cache=~nosuchuser",
@@ -159,7 +159,7 @@ PLACES = rows(  # found before the text is looked for
     ),
     ("--config.data.cache=~nosuchuser", "~nosuchuser", "use the path"),
     ("--config.data.cache=foo://b", "foo://b", "a path"),
-    ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
+    ("--config.data.path=/nowhere", "/nowhere", "does not exist"),
     ("--config.data.path=/proc", "/proc", "no train split"),
     ("--config.data.path=~nosuchuser", "~nosuchuser", "use the path"),
     (f"--config.data.path={5000 * 'x'}", "xxx", "use a directory"),

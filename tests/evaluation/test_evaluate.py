@@ -172,7 +172,7 @@ def test_words_that_the_model_does_not_know(
             Request(vocabulary="/nowhere"),
             "cannot read --vocabulary=/nowhere: No such file or directory; use train, union, or",
         ),
-        (Request(data_path="/nowhere"), "data.path=/nowhere is not a directory"),
+        (Request(data_path="/nowhere"), "data.path=/nowhere does not exist"),
     ],
 )
 def test_a_wrong_request(trained, request_, says, monkeypatch):
