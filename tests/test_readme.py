@@ -15,7 +15,7 @@ from adaptive_jax.workdir.settings import FREE
 from tests.pages import PAGES, PYTHON, ROOT, commands, reads_quickstart
 
 # What commands make, and files of a user; metrics begin with train/.
-MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/", "docs/_build"
+MADE = "runs/", "eval/", "wandb/", "checkpoints/", "shards/", "train/", "clusters/", "docs/_build"
 MADE += "train.txt", "valid.txt", "test.txt", "dict.txt", "vocabulary.txt", "clusters.txt"
 
 

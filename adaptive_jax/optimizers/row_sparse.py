@@ -18,6 +18,8 @@ from adaptive_jax.inputs.letters import distinct
 from adaptive_jax.numerics import arrays
 from adaptive_jax.numerics.products import sum_dtype
 
+LATE = 10**6  # updates, after which a schedule has reached its end
+
 
 def update_rows(
     optimizer: optax.GradientTransformation,
@@ -70,14 +72,17 @@ def update_rows(
     tables = jax.tree.map(lambda a: _table(jnp.asarray(a)), table)
     state = jax.tree.map(jnp.asarray, state)  # which may come from a file
     rows, shapes = _checked(tables, state)
-    if not lazy and _moves_all_rows(optimizer):
+    leaves, structure = jax.tree.flatten(tables)
+    kinds = tuple((a.shape[1:], a.dtype) for a in leaves)
+    if not lazy and _moves_other_rows(optimizer, structure, kinds):
         raise InputError(
             "this optimizer also moves rows without a gradient, by momentum, decayed averages or"
-            " weight decay: use lazy=True for the method that leaves them, such as lazy Adam, or"
-            " optax.sgd or optax.adagrad"
+            " weight decay, or reads whole arrays: use lazy=True for the method that leaves them,"
+            " such as lazy Adam, or optax.sgd or optax.adagrad"
         )
     ids = arrays.ids("ids", ids, rows, ...)
-    words, place = distinct(jnp.where(arrays.exists(ids, rows), ids, rows).ravel(), rows, 1)
+    known = arrays.exists(ids, rows)
+    words, place = distinct(jnp.where(known, ids, rows).ravel(), rows, 1)
     number = jnp.arange(len(words), dtype=words.dtype)
     words = jnp.where(words < rows, words, rows + number)  # padding: rows beyond, each another one
     how = {"indices_are_sorted": True, "unique_indices": True}
@@ -85,6 +90,7 @@ def update_rows(
     def summed(table, gradient):
         row = table.shape[1:]
         gradient = arrays.floats("gradient", gradient, *ids.shape, *row).reshape(ids.size, *row)
+        gradient = jnp.where(known.reshape(-1, *[1] * len(row)), gradient, 0)
         zeros = jnp.zeros((len(words), *row), sum_dtype(table.dtype))
         return zeros.at[place].add(gradient.astype(zeros.dtype)).astype(table.dtype)
 
@@ -122,17 +128,45 @@ def _checked(tables, state):
 
 
 @functools.lru_cache(maxsize=64)
-def _moves_all_rows(optimizer):
-    """Whether a gradient of 0 changes a row or what the optimizer keeps of it."""
+def _moves_other_rows(optimizer, structure, kinds):
+    """Whether an update that has a gradient for one row changes another, or what the optimizer
+    keeps of it, or depends on that other row; in its second update or a late one.
+
+    structure: of the tree of tables; kinds: shape of a row, and dtype, of each.
+    """
+
+    def filled(rows, other):
+        return structure.unflatten(
+            [jnp.ones((rows, *shape), dtype).at[1:].set(other) for shape, dtype in kinds]
+        )
+
+    def updated(rows, done, first=0):
+        table = filled(rows, 1)
+        _, state = optimizer.update(filled(rows, first), optimizer.init(table), table)
+        state = jax.tree.map(lambda a: _counted(jnp.asarray(a), done), state)
+        changes, after = optimizer.update(filled(rows, 0), state, table)
+        trees = changes, state, after
+        return [[a for a in jax.tree.leaves(tree) if jnp.shape(a)] for tree in trees]
+
+    def differs(done):
+        changes, before, after = updated(2, done, first=1)
+        moved = [(a[1] != 0).any() for a in changes]
+        moved += [(a[1] != b[1]).any() for a, b in zip(before, after, strict=True)]
+        pairs = zip(updated(2, done)[0], updated(1, done)[0], strict=True)
+        read = [~jnp.allclose(a[0], b[0], 1e-5) for a, b in pairs]
+        return any(map(bool, moved + read))
+
     with jax.ensure_compile_time_eval():
-        row, none = jnp.ones(1), jnp.zeros(1)
-        _, before = optimizer.update(row, optimizer.init(row), row)
-        changes, after = optimizer.update(none, before, row)
         try:
-            kept = jax.tree.map(lambda a, b: not a.shape or bool((a == b).all()), before, after)
-            return bool((changes != 0).any()) or not all(jax.tree.leaves(kept))
+            return differs(1) or differs(LATE)
         except jax.errors.ConcretizationTypeError as error:
             raise InputError(
                 "the optimizer has a number that is not known yet: make it outside jax.jit, with a"
                 " schedule or optax.inject_hyperparams for a rate that changes"
             ) from error
+
+
+def _counted(array, done):
+    """A number of updates becomes `done`; anything else stays."""
+    counts = not array.shape and jnp.issubdtype(array.dtype, jnp.integer)
+    return jnp.full_like(array, done) if counts else array

@@ -261,7 +261,8 @@ def _check_warm_up(learning_rate, warmup_from, warmup_steps):
     finite = "above 0 and finite, such as 1.0"
     check(0 < learning_rate < math.inf, "optimizer.learning_rate", learning_rate, finite)
     upwards = f"from 0 to learning_rate={learning_rate:g}"
-    check(0 <= warmup_from <= learning_rate, "schedule.warmup_from", warmup_from, upwards)
+    most = learning_rate if warmup_steps else math.inf  # without a warm-up it has no effect
+    check(0 <= warmup_from <= most, "schedule.warmup_from", warmup_from, upwards)
 
 
 SCHEDULES = {

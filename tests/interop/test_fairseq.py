@@ -112,7 +112,7 @@ def test_the_commands(conversion, quick_command, home):
     ).group(1)
     done = quick_command(*line.replace("DIRECTORY", str(FIXTURES)).split(), env=home)
     assert done.returncode == 0, done.stderr
-    assert "test: perplexity 1043.64 (6.9505 nats a word) over 684 words" in done.stdout
+    assert "test: perplexity 1,043.64 (6.9505 nats a word) over 684 words" in done.stdout
     assert sorted(path.name for path in workdir.iterdir()) == [
         "checkpoints",
         "config.json",

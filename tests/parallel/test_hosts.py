@@ -105,7 +105,12 @@ def test_flags_that_differ_between_hosts(config, tmp_path, monkeypatch):
     """Those that a resume may change, too: hosts with other hours waited for each other for
     ever.
     """
-    monkeypatch.setattr(workdirs, "_is_same_on_hosts", lambda value: type(value) in (str, int))
+    same = workdirs._is_same_on_hosts
+
+    def differs_in_hours(value):
+        return same(value) and value != 0.0 and not (isinstance(value, dict) and "hours" in value)
+
+    monkeypatch.setattr(workdirs, "_is_same_on_hosts", differs_in_hours)
     with pytest.raises(InputError, match=" hours=0.* must be the same on all hosts"):
         train(config(), tmp_path / "run")
 

@@ -139,6 +139,10 @@ def test_lazy_adam_and_lazy_momentum():
         *(optax.adam(0.1), optax.sgd(0.1, momentum=0.9), optax.rmsprop(0.1)),
         *(optax.adamw(0.1), optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1))),
         optax.sgd(optax.linear_schedule(0.0, 0.1, 10), momentum=0.9),
+        # Decay of matrices alone, from a later update on, and what goes by other rows
+        optax.chain(optax.add_decayed_weights(0.5, {"table": True, "bias": False}), optax.sgd(0.1)),
+        optax.chain(optax.add_decayed_weights(0.5), optax.sgd(lambda n: jnp.where(n < 9, 0, 0.1))),
+        optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(0.1)),
     ],
 )
 def test_another_method_must_be_asked_for(optimizer):
@@ -179,6 +183,13 @@ def test_ids_that_do_not_exist():
     ours = row_sparse(optimizer, table, optimizer.init(table), given, 0)[0]
     changed = {int(row) for row in np.nonzero(ours["bias"] != table["bias"])[0]}
     assert changed == {0, 3}
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))  # by norms of real rows
+    found = jax.jit(
+        lambda ids, gradient: update_rows(
+            clipped, table["bias"], clipped.init(table["bias"]), ids, gradient
+        )[0]
+    )(jnp.array([3, -1]), jnp.array([0.5, jnp.nan]))
+    assert found[3] == table["bias"][3] - 0.5
     every = jnp.asarray([-1, *range(ROWS), ROWS])
     ours = row_sparse(optimizer, table, optimizer.init(table), every, 0)[0]
     assert (ours["bias"] != table["bias"]).all()
