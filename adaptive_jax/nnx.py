@@ -68,16 +68,22 @@ class AdaptiveSoftmax(nnx.bridge.ToNNX):
             fields: of the linen layer.
 
         Raises:
-            InputError: as the linen layer, or a table that does not have this source, or is tied
-                without one.
+            InputError: as the linen layer; a source that is no input of this package; or a table
+                that does not have this source, or is tied without one.
         """
-        if source is None and isinstance(table, TiedTable):
-            raise InputError("a TiedTable needs source=..., the nnx module whose table it shares")
+        if source is None and hasattr(table, "source"):
+            kind = type(table).__name__
+            raise InputError(f"a {kind} needs source=..., the nnx module whose table it shares")
         if source is None:
             super().__init__(softmax.AdaptiveSoftmax(table, **fields))
             self.lazy_init(method="bands", rngs=rngs)
             return
-        linen_source = source.to_nnx__module
+        linen_source = getattr(source, "to_nnx__module", None)
+        if linen_source is None:
+            raise InputError(
+                f"source={type(source).__name__} must be an input of this package as an nnx module,"
+                " such as adaptive_jax.nnx.AdaptiveInput"
+            )
         table = TiedTable(linen_source) if table is None else table
         if getattr(table, "source", None) != linen_source:
             raise InputError(

@@ -104,6 +104,8 @@ def test_a_tied_softmax_shares_the_parameters_of_its_input():
         AdaptiveSoftmax(OwnTable(40, 8), source=model.embed, rngs=nnx.Rngs(1))
     with pytest.raises(InputError, match="a TiedTable needs source=..., the nnx module"):
         AdaptiveSoftmax(TiedTable(model.embed.to_nnx__module), rngs=nnx.Rngs(1))
+    with pytest.raises(InputError, match="source=Embed must be an input of this package"):
+        AdaptiveSoftmax(source=nnx.Embed(9, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
     for wrong in (lambda: TiedTable(model.embed), lambda: TiedTable(model.embed, features=8)):
         with pytest.raises(InputError, match="source must be a linen module, got "):
             wrong()
