@@ -344,9 +344,9 @@ def check_same_corpus(workdir: Path, corpus: Corpus) -> None:
         return
     try:
         differ = [
-            f"the {split} text had {old['tokens']:,} tokens and now has {now[split]['tokens']:,}"
-            for split, old in json.loads(path.read_text()).items()
-            if old != now.get(split, old)
+            f"the {split} text had {was['tokens']:,} tokens and now has {now[split]['tokens']:,}"
+            for split, was in json.loads(path.read_text()).items()
+            if was != now.get(split, was)
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(
