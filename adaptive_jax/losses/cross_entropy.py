@@ -9,6 +9,7 @@ Tokens of weight 0 are not computed: their hidden states may be NaN, and time is
 the others.
 """
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -166,7 +167,7 @@ def adaptive_cross_entropy(
             " tail; banded.log_probs(hidden, bands, clusters) gives the log-probabilities of all"
             " words"
         )
-    if isinstance(words, int):
+    if isinstance(words, numbers.Real):
         raise InputError(f"words must be the words of every band, as (5, 6), got {words}")
     settings = banded.Settings(
         label_smoothing=label_smoothing,
