@@ -38,7 +38,9 @@ def main():
             f"--config.optimizer.learning_rate={rate}",
             f"--config.tokens_per_update={tokens}",
         ]
-        if subprocess.run([sys.executable, "train.py", *train]).returncode:
+        if subprocess.run(
+            [sys.executable, str(Path(__file__).parents[1] / "train.py"), *train]
+        ).returncode:
             raise optuna.TrialPruned  # it diverged, or did not fit
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return min(x["validation/perplexity"] for x in lines if "validation/perplexity" in x)

@@ -108,7 +108,8 @@ def config(
         "dtype": "float32",
         "shard_words": False,
         "input": group(input),
-        "body": group(body, features=FEATURES),
+        "body": group(body, features=FEATURES)
+        | ({"scaled": False} if input[1].get("scaled") else {}),  # once is enough
         "output": group(output, table=group(table)),
     }
 
@@ -162,7 +163,7 @@ COMPUTED = [
     (("lookup", {}), ("softmax", {}), ("mapped", TABLE["mapped"][0])),
     *((("lookup", {}), ("softmax", {}), ("composed", fields)) for fields in TABLE["composed"]),
     (
-        BANDS,
+        (BANDS[0], BANDS[1] | {"scaled": True}),
         ("softmax", {}),
         ("assembled", TABLE["assembled"][0]),
     ),

@@ -190,7 +190,6 @@ def test_examples_give_the_log_probabilities_of_this_package(untrained, changes)
     "changes",
     [
         {"body": {"name": "transformer_post_norm"}},
-        {"input": {"scaled": True}, "body": {"scaled": False}},
         {"body": {"scaled": False}},
         {"input": {"cutoffs": ()}},
         MODELS["lstm of letters"],

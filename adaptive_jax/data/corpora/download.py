@@ -85,8 +85,10 @@ def _fetch(address, part):
         done = begin if answer.status == 206 else 0
         if not done:
             part.unlink(missing_ok=True)
-            named = answer.headers.get("ETag", "W/"), answer.headers.get("Last-Modified", "")
-            version.write_text(named[named[0].startswith("W/")])  # a weak one names no bytes
+            tag = answer.headers.get("ETag", "")
+            if not tag or tag.startswith("W/"):  # a weak one names no bytes
+                tag = answer.headers.get("Last-Modified", "")
+            version.write_text(tag)
         whole = done + int(answer.headers.get("Content-Length", 0))
         with part.open("ab" if done else "wb") as file:
             while data := answer.read(CHUNK):

@@ -311,7 +311,7 @@ def _stored(settings, vocabulary, splits):
     url = settings.path
     corpus = stored.open(url, splits)
     if isinstance(corpus.vocabulary, TokenIds) != (settings.corpus == "ids"):
-        kind = "text, not ids" if settings.corpus == "ids" else "ids of another tokenizer"
+        kind = "words, not ids" if settings.corpus == "ids" else "ids of a tokenizer, not words"
         raise InputError(
             f"data.path={url} holds {kind}, and data.corpus={settings.corpus}: use the corpus that"
             " it was prepared from"

@@ -84,5 +84,7 @@ def split_lines(file: Path, cache: Path) -> Split:
                         " lines at its beginning and end"
                     )
 
+    if not all(path.exists() for path in paths):
+        paths[-1].unlink(missing_ok=True)  # written last, so that all exist wherever it does
     make_once(paths[-1], copy)
     return Split(directory, counts)
