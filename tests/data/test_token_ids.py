@@ -126,6 +126,8 @@ def test_the_order_is_kept_with_its_checksum(data, tmp_path):
         read_with_checksums(tmp_path / "vocabulary.txt", "restore it")
     url = f"memory://{tmp_path}/ids"
     stored.copy(corpus, url)
+    with pytest.raises(InputError, match="holds ids of a tokenizer, not words, and data.corpus"):
+        load({"corpus": "text_files", "path": url})
     found = load({"corpus": "ids", "path": url})
     assert np.array_equal(found.ids["train"][:], corpus.ids["train"][:])
     assert found.vocabulary.digest == corpus.vocabulary.digest

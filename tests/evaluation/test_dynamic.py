@@ -162,6 +162,7 @@ def test_an_evaluation_that_learns(trained, tmp_path, capsys):
         line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")
     ][-2:]
     assert learns["nll"] < still["nll"] - 0.1
-    assert "; method dynamic" in line
+    assert "; method dynamic, " in line
+    assert all(f", {key} " in line for key in options)
     saved = json.loads(Path(path).read_text())
     assert (saved["settings"]["options"], saved["settings"]["rows"]) == (options, 1)
