@@ -41,6 +41,8 @@ def main():
         if subprocess.run(
             [sys.executable, str(Path(__file__).parents[1] / "train.py"), *train]
         ).returncode:
+            if trial.number >= 2 and not finished(trial.study):
+                raise SystemExit(f"all {trial.number + 1} trials failed, the last one as above")
             raise optuna.TrialPruned  # it diverged, or did not fit
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return min(x["validation/perplexity"] for x in lines if "validation/perplexity" in x)
@@ -50,12 +52,16 @@ def main():
     study = optuna.create_study(storage=storage, study_name="tune", load_if_exists=True)
     study.sampler = optuna.samplers.RandomSampler(seed=len(study.trials))  # other draws each time
     study.optimize(perplexity, timeout=3600 * given.hours)
-    done = [trial for trial in study.trials if trial.value is not None]
-    for trial in sorted(done, key=lambda trial: trial.value):
+    for trial in sorted(finished(study), key=lambda trial: trial.value):
         settings = " ".join(f"--{name}={value}" for name, value in trial.params.items())
         print(
             f"validation perplexity {trial.value:8.2f}  {given.workdir}/{trial.number}  {settings}"
         )
+
+
+def finished(study: optuna.Study) -> list:
+    """Trials that have a perplexity."""
+    return [trial for trial in study.trials if trial.value is not None]
 
 
 if __name__ == "__main__":

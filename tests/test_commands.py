@@ -55,6 +55,7 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     params = jax.eval_shape(lambda: init_params(build(config(**changes), 122), 0))
     assert plan["parameters"]["total"] == sum(leaf.size for leaf in jax.tree.leaves(params))
     assert "1,024 tokens = 4 x 16 rows x 1 device(s)" in done.stdout and "122 words" in done.stdout
+    assert "data.path=/nowhere does not exist here" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,10 @@ def test_tuning_draws_trains_and_goes_on(quick_command, flags, tmp_path, monkeyp
         tune.main()
         lines.append(capsys.readouterr().out.splitlines())
     assert [len(each) for each in lines] == [1, 2, 2] and lines[2] == lines[1]
+    wrong = "tune.py", f"--workdir={tmp_path / 'wrong'}", "--hours=1", "--", "--config=no.py"
+    monkeypatch.setattr("sys.argv", [*wrong])
+    with pytest.raises(SystemExit, match="all 3 trials failed"):
+        tune.main()  # it tried for ever
     line = r"validation perplexity +([\d.]+) .*/\d  --config.optimizer.learning_rate=([\d.]+)"
     found = [re.match(line, each).groups() for each in lines[1]]
     assert float(found[0][0]) < float(found[1][0]) and found[0][1] != found[1][1]

@@ -128,8 +128,10 @@ def loss_and_report(
     else:
         seeds = None
     weights, count = call.weights, call.count
-    if mean and call.static.settings.gathers:
-        # Devices have other counts, and the gradient of the softmax is of the tokens of all.
+    halves = any(a.dtype == jnp.float16 for a in jax.tree.leaves((call.hidden, call.softmax)))
+    if mean and (halves or call.static.settings.gathers):
+        # A sum of gradients may exceed float16. Or devices have other counts, and the gradient of
+        # the softmax is of the tokens of all.
         weights, count = weights / jnp.where(count == 0, 1, count).astype(weights.dtype), 1
     total, each, reported = _loss(call.static, *call.arrays(weights), seeds)
     report = lax.stop_gradient(call.report(each, reported))

@@ -81,6 +81,11 @@ class Call:
         else:
             weights = floats("weights", weights, *self.shape).astype(dtype)
         if ignored is not None:
+            span = jnp.iinfo(targets.dtype)
+            if not span.min <= ignored <= span.max:
+                raise InputError(
+                    f"ignore_index={ignored} must fit {targets.dtype}, the dtype of the targets"
+                )
             counted = targets != ignored
             if probs is not None:
                 probs = jnp.where(counted, probs, 0.0)

@@ -378,7 +378,8 @@ def scored_in(logits, column, probs):
 
 def _at(logits, column):
     """`logits[i, column[i, j]]` for every row i, 0 where the column lies outside."""
-    picked = jnp.take_along_axis(logits, column, axis=1, mode="fill", fill_value=0.0)
-    return jnp.where(
-        column < 0, 0.0, picked
-    )  # take_along_axis counts a negative column from the end
+    if not logits.shape[1]:
+        return jnp.zeros(column.shape, logits.dtype)
+    inside = (column >= 0) & (column < logits.shape[1])
+    picked = jnp.take_along_axis(logits, jnp.where(inside, column, 0), axis=1)
+    return jnp.where(inside, picked, 0.0)

@@ -34,6 +34,7 @@ from jax.sharding import PartitionSpec as P
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.losses.sharded import for_all
+from adaptive_jax.numerics.meshes import compiled_once
 
 
 def run(function: Callable, static, tokens, shared, by_words: tuple[bool, ...], gradients: bool):
@@ -56,7 +57,7 @@ def run(function: Callable, static, tokens, shared, by_words: tuple[bool, ...], 
     """
     mesh = _mesh((tokens, shared))
     if mesh is None:
-        return function(static, None, tokens, shared)
+        return compiled_once(function, static, None)(tokens, shared)
     call, leaves = _call(function, static, tokens, shared, by_words, gradients, mesh)
     results, d_tokens, d_shared = _mapped(call)(*leaves)
     of = jax.tree.structure(shared)
@@ -123,6 +124,8 @@ def _mesh(tree):
             f"axes of the mesh around this loss must have one type, got {named}: use"
             " jax.shard_map all axes (no axis_names), or jax.make_mesh equal axis_types"
         )
+    if jax.config.jax_disable_jit and AxisType.Explicit not in mesh.axis_types:
+        return None  # arrays at hand may lie anywhere
     if mesh.empty:
         return None if jax.device_count() == 1 else mesh
     return None if {*kinds.values()} <= {AxisType.Manual} else mesh

@@ -68,8 +68,9 @@ class Settings(NamedTuple):
 
         Raises:
             InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or
-                infinite, a chunk of no token, a soft_cap that is not above 0, an unknown
-                report, or one of top_k and the report "top_k" without the other.
+                infinite, a chunk of no token, a soft_cap that is not above 0, an ignore_index
+                that is no integer, an unknown report, or one of top_k and the report "top_k"
+                without the other.
         """
         check_rates(self, "tail_dropout", "label_smoothing")
         cap, ignored = self.soft_cap, self.ignore_index

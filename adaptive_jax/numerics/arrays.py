@@ -66,7 +66,7 @@ def ids(what: str, values, count: int, *sizes, weights=None, ignored=None) -> ja
             raise InputError(
                 f"{what}{list(place)}={known[place]} does not exist: use ids from 0 to {count - 1}"
             )
-    return array if array.dtype in (jnp.int32, jnp.int64) else array.astype(jnp.int32)
+    return array if array.dtype in (jnp.int32, jnp.int64) else array.astype(int)
 
 
 def exists(array: jax.Array, count: int) -> jax.Array:

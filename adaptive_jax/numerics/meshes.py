@@ -2,6 +2,7 @@
 and functions of tokens on axes that are Explicit, the default of `jax.make_mesh`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -44,37 +45,62 @@ def vary_alike(tree):
     return pvary(tree, axes_of(tree))
 
 
-def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
-    """`function(tokens, shared)`; on Explicit axes each device computes its own tokens.
+def compiled_once(function: Callable, *static) -> Callable:
+    """`function(*static, *arrays)` as a function of arrays. Outside `jax.jit` it is compiled at the
+    first call alone, where JAX by itself compiles a loop anew at each.
+
+    Args:
+        function: defined outside any other function.
+        static: hashable.
+    """
+
+    def call(*arrays):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
+            return function(*static, *arrays)
+        return _compiled(function, static, *arrays)
+
+    return call
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _compiled(function, static, *arrays):
+    return function(*static, *arrays)
+
+
+def by_token(function: Callable, tokens, shared, *static) -> jax.Array:
+    """`function(*static, tokens, shared)`; on Explicit axes each device computes its own tokens.
 
     JAX asks there how every gather, reshape and product is to be cut. Under `jax.shard_map` the
     function needs no such answers.
 
     Args:
-        function: returns an array with the axes of tokens first.
-        tokens: ids `[...]` or hidden states `[..., features]`, cut over any axes; features are
-            gathered.
+        function: returns an array with the axes of tokens first. It is defined outside any other
+            function.
+        tokens: ids `[...]`, or hidden states `[..., features]`, cut over any axes; features are
+            gathered. Or a tuple of such, all cut as the first.
         shared: a tree of arrays that every token reads: each device gathers them whole, and their
             gradients are summed.
+        static: hashable.
     """
     meshes = [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves((tokens, shared))]
     mesh = next((mesh for mesh in meshes if {*mesh.axis_types} == {AxisType.Explicit}), None)
     if mesh is None:
-        return function(tokens, shared)
-    own = jax.typeof(tokens).sharding
+        return compiled_once(function, *static)(tokens, shared)
+    first = jax.tree.leaves(tokens)[0]
+    own = jax.typeof(first).sharding
     spec = P() if own.mesh.empty else own.spec
-    if jnp.issubdtype(tokens.dtype, jnp.floating):
-        spec = P(*spec[: tokens.ndim - 1])
+    if jnp.issubdtype(first.dtype, jnp.floating):
+        spec = P(*spec[: first.ndim - 1])
+    return _mapped(function, static, mesh, spec, tokens, shared)
 
+
+# Under `jax.jit` for arrays at hand, whose types name no devices.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _mapped(function, static, mesh, spec, tokens, shared):
     def local(tokens, shared):
-        return function(tokens, pvary(shared, axes_of(tokens)))
+        return function(*static, tokens, pvary(shared, axes_of(tokens)))
 
-    # Under `jax.jit` for arrays at hand, whose types name no devices.
-    @jax.jit
-    def mapped(tokens, shared):
-        tokens, shared = jax.sharding.reshard(
-            (tokens, shared), (NamedSharding(mesh, spec), NamedSharding(mesh, P()))
-        )
-        return jax.shard_map(local, mesh=mesh, in_specs=(spec, P()), out_specs=spec)(tokens, shared)
-
-    return mapped(tokens, shared)
+    tokens, shared = jax.sharding.reshard(
+        (tokens, shared), (NamedSharding(mesh, spec), NamedSharding(mesh, P()))
+    )
+    return jax.shard_map(local, mesh=mesh, in_specs=(spec, P()), out_specs=spec)(tokens, shared)

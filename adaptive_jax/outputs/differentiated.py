@@ -14,6 +14,7 @@ from adaptive_jax.losses.chunks import chunk_size
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
+from adaptive_jax.numerics.meshes import by_token
 from adaptive_jax.outputs import scanned
 from adaptive_jax.outputs.softmax import Loss
 from adaptive_jax.outputs.tables import check_bands
@@ -96,17 +97,26 @@ class Differentiated(nn.Module):
         words = sum(len(band.table) for band in bands)
         targets, weights = scanned.checked(hidden, targets, weights, words)
         chunk = chunk_size(0, words, self.table.features)
-        losses = functools.partial(_losses, bands)
-        return scanned.scanned_loss(losses, chunk, weights, hidden, targets)
+        return scanned.total_and_nll(_each, (hidden, targets, weights), bands, chunk)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
         needed.
         """
         hidden = floats("hidden", hidden, ..., self.table.features)
-        logits = _logits(self.bands(), hidden.reshape(-1, hidden.shape[-1]))
-        log_probs = jax.nn.log_softmax(jnp.concatenate(logits, axis=1), axis=1)
-        return log_probs.reshape(*hidden.shape[:-1], -1)
+        return by_token(_log_probs, hidden, self.bands())
+
+
+def _log_probs(hidden, bands):
+    logits = _logits(bands, hidden.reshape(-1, hidden.shape[-1]))
+    log_probs = jax.nn.log_softmax(jnp.concatenate(logits, axis=1), axis=1)
+    return log_probs.reshape(*hidden.shape[:-1], -1)
+
+
+def _each(chunk, tokens, bands):
+    hidden, targets, weights = tokens
+    losses = functools.partial(_losses, bands)
+    return scanned.in_chunks(losses, chunk, weights, hidden, targets)
 
 
 def _logits(bands, hidden):

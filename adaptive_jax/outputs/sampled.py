@@ -1,6 +1,5 @@
 """Losses that see a sample of the vocabulary: sampled softmax and noise-contrastive estimation."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import ClassVar
@@ -107,33 +106,17 @@ class Sampled(nn.Module):
         if not train:
             return Loss(*banded.loss(hidden, targets, weights, [band]))
         hidden = self.dropout(hidden, row_ids, train=train)
-        words, count = len(band.table), hidden[..., 0].size
-        targets, weights = scanned.checked(hidden, targets, weights, words)
-        candidates, log_chance = self._proposal(words)
-        # One gather, whose gradient is one scatter.
-        drawn = jnp.concatenate([targets.ravel(), candidates])
-        rows = band.table[drawn], None if band.bias is None else band.bias[drawn]
-        rows = (*rows, math.log(self.samples) + log_chance(drawn))
-        own = jax.tree.map(lambda a: a[:count].reshape(*targets.shape, *a.shape[1:]), rows)
-        others = jax.tree.map(lambda a: a[count:], rows)
-
-        def losses(hidden, targets, own):
-            hit = targets[:, None] == candidates[None]
-            found = scores(hidden, band.projection, own, others, hit)
-            return self.losses(found, own[2], others[2], math.log(words))
-
-        chunk = chunk_size(0, self.samples, band.table.shape[1])
-        total, nll = scanned.scanned_loss(losses, chunk, weights, hidden, targets, own)
-        return Loss(total, jax.lax.stop_gradient(nll))
-
-    def _proposal(self, words):
-        """Candidates drawn from Q, and a function from ids to their log-probabilities."""
-        key = self.make_rng("dropout")
+        words = len(band.table)
+        tokens = hidden, *scanned.checked(hidden, targets, weights, words)
+        key, counts = self.make_rng("dropout"), None
         if self.proposal == "log_uniform":
-            chance = functools.partial(log_uniform_chance, words=words)
-            return log_uniform(key, words, self.samples), chance
-        counts = jnp.asarray(self.counts)
-        return unigram(key, counts, self.samples), functools.partial(unigram_chance, counts=counts)
+            candidates = log_uniform(key, words, self.samples)
+        else:
+            counts = jnp.asarray(self.counts)
+            candidates = unigram(key, counts, self.samples)
+        shared = band, candidates, counts
+        total, nll = scanned.total_and_nll(_each, tokens, shared, type(self).losses)
+        return Loss(total, jax.lax.stop_gradient(nll))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood among all words of each target `[...]` in nats, in the order
@@ -185,6 +168,31 @@ class NCE(Sampled):
         missed = jax.nn.softplus(noise - log_words - others[None])
         loss = jax.nn.softplus(own + log_words - score) + missed.sum(axis=1)
         return loss, jax.nn.softplus(rest - score)
+
+
+def _each(losses, tokens, shared):
+    """What `scanned.in_chunks` returns for `tokens` and the drawn candidates.
+
+    losses: see `Sampled.losses`.
+    shared: the band, the candidates, and the counts of all words, or None for a log-uniform Q.
+    """
+    (hidden, targets, weights), (band, candidates, counts) = tokens, shared
+    words, samples, count = len(band.table), len(candidates), targets.size
+    # One gather, whose gradient is one scatter.
+    drawn = jnp.concatenate([targets.ravel(), candidates])
+    chance = log_uniform_chance(drawn, words) if counts is None else unigram_chance(drawn, counts)
+    rows = band.table[drawn], None if band.bias is None else band.bias[drawn]
+    rows = (*rows, math.log(samples) + chance)
+    own = jax.tree.map(lambda a: a[:count].reshape(*targets.shape, *a.shape[1:]), rows)
+    others = jax.tree.map(lambda a: a[count:], rows)
+
+    def of_chunk(hidden, targets, own):
+        hit = targets[:, None] == candidates[None]
+        found = scores(hidden, band.projection, own, others, hit)
+        return losses(found, own[2], others[2], math.log(words))
+
+    chunk = chunk_size(0, samples, band.table.shape[1])
+    return scanned.in_chunks(of_chunk, chunk, weights, hidden, targets, own)
 
 
 def scores(hidden, projection, own, others, hit) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from adaptive_jax.losses.chunks import lifted, rows_of_chunk, through_projection
 from adaptive_jax.numerics.arrays import exists, floats, ids
-from adaptive_jax.numerics.meshes import vary_alike
+from adaptive_jax.numerics.meshes import by_token, vary_alike
 from adaptive_jax.numerics.products import sum_dtype, wide
 
 
@@ -31,36 +31,49 @@ def checked(hidden, targets, weights, words: int) -> tuple[jax.Array, jax.Array]
     return jnp.where(exist, targets, 0), jnp.where(exist | (weights == 0), weights, jnp.nan)
 
 
-def scanned_loss(losses: Callable, chunk: int, weights: jax.Array, *by_token):
-    """The sum of `weights · loss`, and the nll `[...]` of every token, 0 where the weight is 0.
+def total_and_nll(function: Callable, tokens, shared, *static) -> tuple[jax.Array, jax.Array]:
+    """The sum of `weights · loss`, and the nll `[...]` of every token, 0 where the weight is 0; on
+    Explicit axes each device computes its own tokens.
+
+    Args:
+        function: `function(*static, tokens, shared)` is what `in_chunks` returns; it is defined
+            outside any other function.
+        tokens: `(hidden [..., features], targets [...], weights [...])`.
+        shared: a tree of arrays that every token reads.
+        static: hashable.
+    """
+    found, weights = by_token(function, tokens, shared, *static), tokens[2]
+    loss, nll = found[..., 0], found[..., 1]
+    return jnp.sum(weights * loss), jnp.where(weights == 0, 0.0, nll + 0 * weights)
+
+
+def in_chunks(losses: Callable, chunk: int, weights: jax.Array, *arrays) -> jax.Array:
+    """Loss and nll `[..., 2]` of every token.
 
     Args:
         losses: from arrays `[tokens, ...]`, those of a chunk, to `(loss [tokens], nll [tokens])`.
         chunk: tokens of a chunk, at most.
         weights: `[...]`.
-        by_token: trees of arrays with the axes of the weights first.
+        arrays: trees of arrays with the axes of the weights first.
     """
     count = weights.size
     rows = rows_of_chunk(count, chunk)
 
-    def in_chunks(array):
+    def cut(array):
         array = array.reshape(count, *array.shape[weights.ndim :])
         room = [(0, -count % rows)] + [(0, 0)] * (array.ndim - 1)
         return jnp.pad(array, room).reshape(-1, rows, *array.shape[1:])
 
     def visit(part):
-        return losses(*part)
+        return jnp.stack(losses(*part), axis=1)
 
     def counted(array):  # 0 · NaN is NaN
         live = (weights != 0).reshape(*weights.shape, *[1] * (array.ndim - weights.ndim))
         return jnp.where(live, array, jnp.zeros_like(array))
 
-    parts = jax.tree.map(lambda array: in_chunks(counted(array)), by_token)
-    loss, nll = (
-        each.ravel()[:count].reshape(weights.shape)
-        for each in jax.lax.map(jax.checkpoint(visit), parts)
-    )
-    return jnp.sum(weights * loss), jnp.where(weights == 0, 0.0, nll + 0 * weights)
+    parts = jax.tree.map(lambda array: cut(counted(array)), arrays)
+    found = jax.lax.map(jax.checkpoint(visit), parts)
+    return found.reshape(-1, 2)[:count].reshape(*weights.shape, 2)
 
 
 def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:

@@ -197,7 +197,8 @@ class Softmax(nn.Module):
             tail_dropout = self.tail_dropout if self.clusters else 0.0
             settings = banded.Settings(tail_dropout, self.label_smoothing, self.z_loss)
         if settings.tail_dropout:
-            row_ids = jnp.arange(len(hidden)) if row_ids is None else jnp.asarray(row_ids)
+            rows = hidden.shape[0] if hidden.ndim > 1 else 1
+            row_ids = jnp.arange(rows) if row_ids is None else jnp.asarray(row_ids)
             per_row = math.prod(hidden.shape[1:-1])
             numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())

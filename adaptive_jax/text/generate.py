@@ -297,7 +297,8 @@ class Writer:
         """The next tokens of all rows, until all texts are complete."""
         given = self._options
         greedy, key = given.temperature == 0, jax.random.key(given.seed)
-        how = Sampling(1 if greedy else given.top_k, given.top_p < 1, self._banned)
+        among = given.top_k if given.top_k < len(self._lines.vocabulary) else 0
+        how = Sampling(1 if greedy else among, given.top_p < 1, self._banned)
         power, top_p = np.float32(1 if greedy else 1 / given.temperature), np.float32(given.top_p)
         for number in itertools.count():
             yield self.state.draw(how, (key, np.int32(number), power, top_p))

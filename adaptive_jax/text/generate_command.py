@@ -39,7 +39,7 @@ HELP = {
     "samples": "Texts for each prompt; of a beam search the best ones.",
     "seed": "Of the draws.",
     "window": "Tokens that a transformer sees at most; 0: as many as it was trained with.",
-    "avoid": "Words that are never written; --avoid= for none.",
+    "avoid": "Words that are never written, separated by commas; --avoid= for none.",
 }
 DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, tuple: flags.DEFINE_list}
 OPTIONS = [
@@ -68,7 +68,11 @@ def main() -> None:
 
     workdir, _ = commands.workdir()
     options = Options(**{flag.name: flag.value for flag in OPTIONS})
-    options = options._replace(avoid=[word for word in options.avoid if word])
+    avoid = [word for word in options.avoid if word]
+    if options.avoid[1:] and len(avoid) < len(options.avoid):
+        given = ",".join(options.avoid)
+        raise InputError(f"--avoid={given} has an empty word: write a comma as '\",\"'")
+    options = options._replace(avoid=avoid)
     options.check()
     if PROMPT.value and PROMPTS.value:
         raise InputError("--prompt and --prompts are both given: use one of them")

@@ -214,49 +214,49 @@ class LineScorer:
         carry = self._after_given(self.run.mesh.size) if self.carries else ()
         history, pending = np.append(np.int32(self.eos), self.given), NO_TOKENS
         waiting, found = deque(), self._columns(0)
+        scored = 0  # of the pending tokens, which the next line may make a longer example
         for block in itertools.chain(blocks, [None]):
             if block is not None:
                 waiting.extend(block)
                 pending = np.concatenate([pending, *(line.ids for line in block)])
-            starts, lengths, done = self._ready(pending, block is None or self.config.eager)
+            starts, lengths, closed = self._examples(pending)
+            whole = block is None or self.config.eager
+            done = len(pending) if whole else closed
             ids, offset = np.concatenate([history, pending[:done]]), len(history)
             if self.carries:
                 batches = self._stream(ids, offset)
             else:
-                begins = (offset + starts).tolist()
+                spans = zip((offset + starts).tolist(), lengths.tolist(), strict=True)
                 windows = [
-                    (begin - min(self.context, begin - 1), begin, begin + length)
-                    for begin, length in zip(begins, lengths.tolist(), strict=True)
+                    (begin - min(self.context, begin - 1), max(begin, offset + scored), end)
+                    for begin, end in ((begin, begin + length) for begin, length in spans)
+                    if offset + scored < end <= offset + done
                 ]
                 batches = self._windows(ids, windows)
             columns, carry = self._read(ids, batches, carry)
-            history, pending = ids[-self.window - 1 :], pending[done:]
-            found = np.concatenate([found, columns[:, offset:]], axis=1)
+            found = np.concatenate([found, columns[:, offset + scored :]], axis=1)
+            closed = done if self.carries else closed
+            history, pending = ids[: offset + closed][-self.window - 1 :], pending[closed:]
+            scored = done - closed
             while waiting and len(waiting[0].ids) <= found.shape[1]:
                 line = waiting.popleft()
                 yield self._scored(line, found[:, : len(line.ids)])
                 found = found[:, len(line.ids) :]
 
-    def _ready(self, pending, whole):
-        """Starts and lengths of the examples that can be scored, and how many of the `pending`
-        tokens they take up.
-
-        whole: all of them; else the last one waits for the tokens that may make it longer.
+    def _examples(self, pending):
+        """Starts and lengths of the examples of `pending` tokens, and how many tokens no further
+        one can change: those before the last example, to which the next line may be added.
         """
         if self.carries:
-            done = len(pending) if whole else len(pending) // self.window * self.window
-            return NO_TOKENS, NO_TOKENS, done
+            return NO_TOKENS, NO_TOKENS, len(pending) // self.window * self.window
         if not len(pending) or (self.break_mode in ALONE and (pending == self.eos).all()):
             return NO_TOKENS, NO_TOKENS, len(pending)
         longest = self.window - self.context
         starts, lengths = examples(pending, self.eos, self.break_mode, longest)
-        if whole:
-            return starts, lengths, len(pending)
         begins = starts
         if self.break_mode != "none":  # a part of a long sentence must not look like a line
             begins = starts[(starts == 0) | (pending[starts - 1] == self.eos)]
-        done = int(begins[-1])
-        return starts[starts < done], lengths[starts < done], done
+        return starts, lengths, int(begins[-1])
 
     def _windows(self, ids, windows):
         return window_batches(ids, self.eos, windows, self.window, self._rows)

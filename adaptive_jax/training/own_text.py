@@ -12,10 +12,11 @@ from adaptive_jax.config.keys import at
 from adaptive_jax.data.corpora.cached import cache_of
 from adaptive_jax.data.corpora.load import count_words, load
 from adaptive_jax.data.corpora.split import single_file, split_lines
+from adaptive_jax.data.corpora.text import NAMES
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import in_store
+from adaptive_jax.files import in_store, path_of
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.cutoffs import paper_cutoffs
 from adaptive_jax.workdir.settings import read_config
@@ -131,6 +132,7 @@ def _split(data: dict) -> list[str]:
         )
     file = single_file(data["path"])
     if file is None:
+        _check_whole(path_of(data["path"]))
         return []
     directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
     data["path"] = str(directory)
@@ -138,3 +140,15 @@ def _split(data: dict) -> list[str]:
         f"text         {file} is split: its first {train:,} lines train, the next {validation:,}"
         f" validate, the last {test:,} test; copies in {directory}"
     ]
+
+
+def _check_whole(place):
+    """Raises InputError for a directory whose files are several parts of one text."""
+    if in_store(place) or not place.is_dir():
+        return
+    names = [entry.name for entry in place.iterdir() if not entry.name.startswith(".")]
+    if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
+        raise InputError(
+            f"data.path={place} has {len(names)} entries and none is train.txt: if they are parts"
+            f" of one text, join them, as by `cat {place}/*.txt > text.txt`, and pass text.txt"
+        )

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import checkify
 
 from adaptive_jax import InputError, adaptive_cross_entropy, linear_cross_entropy
-from adaptive_jax.losses import long_tables
+from adaptive_jax.losses import banded, distribution, long_tables
 from adaptive_jax.losses.distribution import log_probs, predict
 from adaptive_jax.numerics.bands import Band
 from tests.losses.test_banded import check, in_float64
@@ -51,6 +52,41 @@ def test_float16(monkeypatch, words, tile):
         error = np.asarray(one, np.float64) - other
         # Numbers of float16 are 6e-8 apart at least.
         assert np.linalg.norm(error) <= 2**-9 * np.linalg.norm(other) + 3e-8 * error.size**0.5
+
+
+def test_a_mean_in_float16_of_a_sum_beyond_it():
+    """A sum of gradients over 65,504 made that of their mean infinite."""
+    hidden, table = jnp.full((500, 2), 300, jnp.float16), jnp.zeros((3, 2), jnp.float16)
+    slope = jax.jit(jax.grad(lambda t: linear_cross_entropy(hidden, t, np.zeros(500, int))))
+    right = np.repeat([[-200.0], [100.0], [100.0]], 2, axis=1)
+    np.testing.assert_allclose(slope(table), right, rtol=2e-3)
+
+
+def test_calls_outside_jit_compile_once(monkeypatch):
+    """JAX compiles a loop at every call there, which took a second each time."""
+    traced = []
+    for module, name in (banded, "_one_pass"), (distribution, "_of_head"):
+        inner = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, inner=inner, **k: (traced.append(1), inner(*a, **k))[1]
+        )
+    (hidden, bands, clusters, _), targets = adaptive_arrays((6, 7, 19))
+    counts = []
+    for _ in range(3):
+        slopes = jax.grad(adaptive_cross_entropy)(hidden, bands, clusters, targets)
+        words = predict(hidden, bands, clusters)
+        counts.append(len(traced))
+    assert 0 < counts[0] == counts[2]
+    assert jnp.isfinite(slopes).all() and words.shape == targets.shape
+
+
+def test_checks_of_indices_find_none():
+    """`jax.experimental.checkify` reported one outside, that of a word of a tail in the head."""
+    (hidden, bands, clusters, _), targets = adaptive_arrays((6, 7, 19))
+    slope = jax.grad(lambda h, y: adaptive_cross_entropy(h, bands, clusters, y))
+    checked = checkify.checkify(slope, errors=checkify.index_checks)
+    error, _ = jax.jit(checked)(jnp.asarray(hidden), jnp.asarray(targets))
+    assert error.get() is None
 
 
 @pytest.mark.parametrize("reduction, tile", [("mean", None), ("none", 4)])
@@ -338,3 +374,12 @@ def test_a_head_of_tails_alone():
         wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), (hidden, bands, clusters))
         found = jax.eval_shape(log_probs, *wide)
         assert (found.shape, found.dtype) == ((len(hidden), 45), jnp.float64)
+
+
+def test_ids_of_unsigned_64_bits():
+    """Under x64 they lost their upper half: 2**32 + 1 counted as 1."""
+    hidden, table = jnp.asarray(normal(4, 4)), jnp.asarray(normal(11, 4))
+    each = jax.jit(lambda y: linear_cross_entropy(hidden, table, y, reduction="none"))
+    with jax.enable_x64(True):
+        found = each(jnp.asarray(np.array([3, 2**32 + 1, 1, 2**63 + 1], np.uint64)))
+    np.testing.assert_array_equal(np.isnan(found), [False, True, False, True])

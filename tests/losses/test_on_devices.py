@@ -120,3 +120,55 @@ def test_outputs_on_eight_devices(eight, tmp_path):
             assert abs(one - other) < 1e-5 * one, (name, key, result)
         # Sums in another order: a few roundings of the largest gradients.
         assert result["norm"] > 0.1 and result["apart"] < 3e-7 * result["norm"], (name, result)
+
+
+EAGER = """
+import jax, jax.numpy as jnp
+from adaptive_jax import linear_cross_entropy
+hidden, table, targets = jnp.arange(12.0).reshape(3, 4), jnp.eye(5, 4), jnp.arange(3)
+slope = jax.grad(linear_cross_entropy)
+with jax.disable_jit():
+    eager = slope(hidden, table, targets)
+assert jnp.allclose(eager, jax.jit(slope)(hidden, table, targets)) and eager.any()
+"""
+
+
+def test_disable_jit_on_eight_devices(eight):
+    """A debugger's switch ended in a traceback of JAX where there are several devices."""
+    done = eight(EAGER)
+    assert done.returncode == 0, done.stderr
+
+
+EXPLICIT = """
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from adaptive_jax.outputs.differentiated import Differentiated
+from adaptive_jax.outputs.sampled import NCE, Sampled
+from adaptive_jax.outputs.tables import OwnTable
+key, mesh = jax.random.key(0), jax.make_mesh((4, 2), ("data", "model"))
+hidden, targets = jax.random.normal(key, (8, 6, 8)), jax.random.randint(key, (8, 6), 0, 40)
+weights = jnp.ones((8, 6)).at[0, 0].set(0)
+bands = OwnTable(40, 8, cutoffs=(10, 20), factor=2, width=8, bias=True)
+for layer in Sampled(OwnTable(40, 8), 16), NCE(OwnTable(40, 8), 16), Differentiated(bands):
+    def loss(params, *tokens, train=True):
+        given = {"params": params}, *tokens
+        return layer.apply(*given, train=train, method="loss", rngs={"dropout": key}).total
+    given = hidden, targets, weights
+    params = layer.init({"params": key, "dropout": key}, *given, method="loss")["params"]
+    slopes = jax.jit(jax.value_and_grad(loss, (0, 1, 3)))
+    right = slopes(params, *given)
+    with jax.set_mesh(mesh):
+        cut = lambda a: jax.device_put(a, P("model" if a.ndim == 2 and len(a) % 2 == 0 else None))
+        tokens = jax.device_put(given, P(("data", "model")))
+        found = slopes(jax.tree.map(cut, params), *tokens)
+        log_probs = layer.apply({"params": params}, tokens[0], method="log_probs")
+    assert log_probs.shape == (8, 6, 40)
+    for one, other in zip(*map(jax.tree.leaves, jax.device_get((found, right)))):
+        assert jnp.allclose(one, other, rtol=1e-5, atol=1e-5), layer
+"""
+
+
+def test_sampled_and_differentiated_outputs_on_explicit_axes(eight):
+    """JAX refused how their tokens are cut; each device computes its own."""
+    done = eight(EXPLICIT)
+    assert done.returncode == 0, done.stderr

@@ -180,6 +180,7 @@ def test_reports_of_an_adaptive_softmax(case):
         ({"token_axes": "data", "reduction": "none"}, r"token_axes=\('data',\) has no effect"),
         ({"token_axes": "data"}, r"token_axes=\('data',\) cut no tokens here"),
         ({"ignore_index": 0.5}, r"ignore_index=0.5 must be an integer or None"),
+        ({"ignore_index": 2**40}, r"ignore_index=1099511627776 must fit int32"),
     ],
 )
 def test_what_is_refused(options, message):

@@ -110,6 +110,11 @@ def test_a_mean_draws_the_dropout_of_the_sum():
     rngs = {"dropout": jax.random.key(3)}
     mean, total = jax.jit(lambda: (run(rngs=rngs), run(rngs=rngs, method="loss").total))()
     np.testing.assert_allclose(mean, total / WEIGHTS.sum(), rtol=1e-6)
+    one = functools.partial(softmax.apply, variables, train=True, rngs=rngs)
+    alone, row = jax.jit(
+        lambda h, y: (one(h[0], y[0]), one(h, y))  # a hidden state [features] is one token
+    )(HIDDEN[0, :1], TARGETS[0, :1])
+    np.testing.assert_array_equal(alone, row)
     with pytest.raises(InputError, match="reduction='none' must be 'mean' or 'sum'"):
         run(rngs=rngs, reduction="none")
 

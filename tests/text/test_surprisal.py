@@ -172,8 +172,8 @@ def test_lines_alone_with_a_carry(lstm, long_twin, given):
     "break_mode, context", [("none", CONTEXT), ("complete", CONTEXT), ("complete_doc", 0)]
 )
 def test_a_running_text_is_scored_as_a_split(model, break_mode, context, monkeypatch):
-    """Whatever lines are read at a time, and where evaluation breaks in another way than
-    training, too.
+    """Whatever lines are read at a time, also where each is scored when it comes, and where
+    evaluation breaks in another way than training.
     """
     config = model.run.config | {"evaluate_break_mode": break_mode}
     assert config["batches"]["break_mode"] == "none"
@@ -185,10 +185,10 @@ def test_a_running_text_is_scored_as_a_split(model, break_mode, context, monkeyp
         Windows(WINDOW, context, break_mode, "packed", rows=4),
         quiet,
     )
-    for most in 1, 1_000:
+    for most, eager in (1, False), (1_000, False), (1_000, True):
         monkeypatch.setattr(surprisal, "FIRST", most)
         monkeypatch.setattr(surprisal, "MOST", most)
-        scored = list(model.score(LINES * 3, "previous", context=context))
+        scored = list(model.score(LINES * 3, "previous", context=context, eager=eager))
         assert [line.text for line in scored] == LINES * 3
         np.testing.assert_allclose(
             np.concatenate([line.log_probs for line in scored]), -nll[~np.isnan(nll)], atol=2e-5

@@ -16,7 +16,7 @@ from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
-from adaptive_jax.training.own_text import choose_vocabulary
+from adaptive_jax.training.own_text import choose_vocabulary, with_text
 from configs import own_text
 
 
@@ -95,6 +95,8 @@ def test_what_is_no_single_file(text, tmp_path):
     for name in "two", "text.tar.gz", "empty", "nowhere":
         assert single_file(str(tmp_path / name)) is None
     assert single_file(str(text)) is None
+    with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
+        with_text(request(**{"data.path": str(tmp_path / "two")}), tmp_path)
     (tmp_path / "two" / "a").write_text("one line only\nand another")
     with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
         split_lines(tmp_path / "two" / "a", tmp_path)

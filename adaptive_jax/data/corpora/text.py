@@ -13,6 +13,7 @@ import fnmatch
 import gzip
 import itertools
 import lzma
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,7 +28,8 @@ NAMES = {"train": ("train",), "validation": ("valid", "validation", "val"), "tes
 SUFFIXES = ("", ".xz", ".gz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 PACKED = (".bz2", ".zst", ".lz4", ".lzma", ".Z", ".7z", ".rar")  # which nothing here unpacks
-SPLIT = "split"  # the directory of a cache that holds parts of files
+SPLIT = "split"  # the directory of a cache that holds parts of files,
+COPIES = re.compile("[0-9a-f]{16}")  # those of each in a directory with such a name
 CHUNK = 1 << 20
 OWN_EOS = (
     f"the text has {EOS} of its own, and every end of a line becomes one: remove them, as by"
@@ -179,7 +181,7 @@ def local_texts(
     if not place.is_dir():
         archive = ", or the published archive" if all(patterns) else ""
         cure = f"use a directory with train.txt, valid.txt and test.txt{archive}"
-        if place.parent.name == SPLIT:
+        if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
             cure = "it held copies of a file that was split: train again to make them, or " + cure
         what = "is not a directory" if place.exists() else "does not exist"
         raise InputError(f"data.path={place} {what}; {cure}")
