@@ -18,7 +18,7 @@ from adaptive_jax.evaluation.report import charts, page
 from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
 from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report.passage import Token, read_passage
-from adaptive_jax.evaluation.report.runs import RunReport, check_same_text, read_run
+from adaptive_jax.evaluation.report.runs import RunReport, check_comparable, read_run
 from adaptive_jax.files import in_store, path_of, replacing
 
 OUTPUT = "The page to write; its files go to NAME_files beside it, report_files."
@@ -71,7 +71,7 @@ def report(
         raise InputError(f"output={output} must be the name of a page, such as report.html")
     pairs = zip(workdirs, names, strict=True)
     runs = [read_run(workdir, name, request) for workdir, name in pairs]
-    check_same_text(runs)
+    check_comparable(runs)
     files = _files(output)
     passages = {run.name: read_passage(run, job.sample_from, job.sample_words) for run in runs}
     lines = [run.about() for run in runs]

@@ -169,7 +169,7 @@ def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
     return found
 
 
-def check_same_text(runs: Sequence[RunReport]) -> None:
+def check_comparable(runs: Sequence[RunReport]) -> None:
     """Raises InputError unless all runs score the same words; `<unk>` stands for any word."""
     first = runs[0].words.hashes
     for run in runs[1:]:
