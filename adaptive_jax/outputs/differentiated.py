@@ -1,6 +1,5 @@
 """The differentiated softmax: one softmax over bands of words, rarer ones with shorter vectors."""
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import ClassVar
@@ -82,22 +81,24 @@ class Differentiated(nn.Module):
         """See `adaptive_jax.outputs.softmax.Softmax.loss`."""
         hidden = floats("hidden", hidden, ..., self.table.features)
         hidden = self.dropout(hidden, row_ids, train=train)
-        total, nll = self._loss(hidden, targets, weights, train)
-        return Loss(total, jax.lax.stop_gradient(nll))
+        steps, *tokens, bands = self._steps(hidden, targets, weights, train)
+        return Loss(*scanned.total_and_nll(steps, *tokens, bands))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for
         one that does not exist.
         """
         hidden = floats("hidden", hidden, ..., self.table.features)
-        return self._loss(hidden, targets, None, False)[1]
+        steps, *tokens, bands = self._steps(hidden, targets, None, False)
+        return scanned.nll_of(steps, *tokens, bands)
 
-    def _loss(self, hidden, targets, weights, train):
+    def _steps(self, hidden, targets, weights, train):
+        """The arguments of `scanned.total_and_nll`."""
         bands = self.bands(train=train)
         words = sum(len(band.table) for band in bands)
-        targets, weights = scanned.checked(hidden, targets, weights, words)
         chunk = chunk_size(0, words, self.table.features)
-        return scanned.total_and_nll(_each, (hidden, targets, weights), bands, chunk)
+        tokens = hidden, *scanned.checked(hidden, targets, weights, words)
+        return scanned.Steps(_bands, _losses, chunk), *tokens, bands
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
@@ -111,12 +112,6 @@ def _log_probs(hidden, bands):
     logits = _logits(bands, hidden.reshape(-1, hidden.shape[-1]))
     log_probs = jax.nn.log_softmax(jnp.concatenate(logits, axis=1), axis=1)
     return log_probs.reshape(*hidden.shape[:-1], -1)
-
-
-def _each(chunk, tokens, bands):
-    hidden, targets, weights = tokens
-    losses = functools.partial(_losses, bands)
-    return scanned.in_chunks(losses, chunk, weights, hidden, targets)
 
 
 def _logits(bands, hidden):
@@ -133,7 +128,12 @@ def _logits(bands, hidden):
     return logits
 
 
-def _losses(bands, hidden, targets):
+def _bands(targets, bands, given):
+    """All tokens read all bands."""
+    return (), bands
+
+
+def _losses(how, hidden, targets, own, bands, given):
     """The nll `[tokens]`, twice."""
     first, scored, normalisers = 0, 0.0, []
     for logits in _logits(bands, hidden):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,9 +114,9 @@ class Sampled(nn.Module):
         else:
             counts = jnp.asarray(self.counts)
             candidates = unigram(key, counts, self.samples)
-        shared = band, candidates, counts
-        total, nll = scanned.total_and_nll(_each, tokens, shared, type(self).losses)
-        return Loss(total, jax.lax.stop_gradient(nll))
+        chunk = chunk_size(0, self.samples, band.table.shape[1])
+        steps = scanned.Steps(_rows, _losses, chunk, type(self).losses)
+        return Loss(*scanned.total_and_nll(steps, *tokens, band, (candidates, counts)))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood among all words of each target `[...]` in nats, in the order
@@ -170,29 +170,45 @@ class NCE(Sampled):
         return loss, jax.nn.softplus(rest - score)
 
 
-def _each(losses, tokens, shared):
-    """What `scanned.in_chunks` returns for `tokens` and the drawn candidates.
+class _Scored(NamedTuple):
+    """What the scores of words need: of each token's target, or of each candidate.
 
-    losses: see `Sampled.losses`.
-    shared: the band, the candidates, and the counts of all words, or None for a log-uniform Q.
+    Attributes:
+        rows: `[n, width]` of the table.
+        bias: `[n]`, or None.
+        expected: `[n]`, the log of how often the word is expected among the candidates.
     """
-    (hidden, targets, weights), (band, candidates, counts) = tokens, shared
-    words, samples, count = len(band.table), len(candidates), targets.size
+
+    rows: jax.Array
+    bias: jax.Array | None
+    expected: jax.Array
+
+
+def _rows(targets, band, given):
+    """A `_Scored` of the targets; and that of the candidates, the projection, and the log of the
+    number of words.
+
+    given: candidates, and the counts of all words, or None for a log-uniform proposal.
+    """
+    candidates, counts = given
+    words, count = len(band.table), len(targets)
     # One gather, whose gradient is one scatter.
-    drawn = jnp.concatenate([targets.ravel(), candidates])
+    drawn = jnp.concatenate([targets, candidates])
     chance = log_uniform_chance(drawn, words) if counts is None else unigram_chance(drawn, counts)
-    rows = band.table[drawn], None if band.bias is None else band.bias[drawn]
-    rows = (*rows, math.log(samples) + chance)
-    own = jax.tree.map(lambda a: a[:count].reshape(*targets.shape, *a.shape[1:]), rows)
-    others = jax.tree.map(lambda a: a[count:], rows)
+    bias = None if band.bias is None else band.bias[drawn]
+    found = _Scored(band.table[drawn], bias, math.log(len(candidates)) + chance)
+    own = jax.tree.map(lambda a: a[:count], found)
+    others = jax.tree.map(lambda a: a[count:], found)
+    return own, (others, band.projection, jnp.float32(math.log(words)))
 
-    def of_chunk(hidden, targets, own):
-        hit = targets[:, None] == candidates[None]
-        found = scores(hidden, band.projection, own, others, hit)
-        return losses(found, own[2], others[2], math.log(words))
 
-    chunk = chunk_size(0, samples, band.table.shape[1])
-    return scanned.in_chunks(of_chunk, chunk, weights, hidden, targets, own)
+def _losses(losses, hidden, targets, own, others, given):
+    """Loss and estimated nll `[tokens]`; losses: see `Sampled.losses`."""
+    (others, projection, log_words), (candidates, _) = others, given
+    hit = targets[:, None] == candidates[None]
+    return losses(
+        scores(hidden, projection, own, others, hit), own.expected, others.expected, log_words
+    )
 
 
 def scores(hidden, projection, own, others, hit) -> tuple[jax.Array, jax.Array, jax.Array]:

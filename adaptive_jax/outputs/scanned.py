@@ -1,18 +1,21 @@
-"""Losses that JAX differentiates, computed a chunk of tokens at a time: the backward pass computes
-the logits of each chunk again.
+"""Losses whose gradients JAX derives, a chunk of tokens at a time, while the chunk's logits are
+there.
 
-The softmax of bands and clusters, which needs no second pass, is `adaptive_jax.losses.banded`.
+The softmax of bands and clusters, whose gradients are written out, is `adaptive_jax.losses.banded`.
 """
 
 import functools
+import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.chunks import lifted, rows_of_chunk, through_projection
 from adaptive_jax.numerics.arrays import exists, floats, ids
-from adaptive_jax.numerics.meshes import by_token, vary_alike
+from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import sum_dtype, wide
 
 
@@ -31,49 +34,155 @@ def checked(hidden, targets, weights, words: int) -> tuple[jax.Array, jax.Array]
     return jnp.where(exist, targets, 0), jnp.where(exist | (weights == 0), weights, jnp.nan)
 
 
-def total_and_nll(function: Callable, tokens, shared, *static) -> tuple[jax.Array, jax.Array]:
-    """The sum of `weights · loss`, and the nll `[...]` of every token, 0 where the weight is 0; on
-    Explicit axes each device computes its own tokens.
+class Steps(NamedTuple):
+    """How a loss is computed. Functions are defined outside any other function.
+
+    Attributes:
+        prepare: `prepare(targets [tokens], bands, given)` is `(own, others)`, a tree of arrays with
+            a row for each token and a tree that all tokens read.
+        losses: `losses(how, hidden, targets, own, others, given)` is `(loss [n], nll [n])` of n
+            tokens.
+        chunk: tokens at a time, at most.
+        how: hashable.
+    """
+
+    prepare: Callable
+    losses: Callable
+    chunk: int
+    how: Any = None
+
+
+def total_and_nll(steps: Steps, hidden, targets, weights, bands, given=()):
+    """The sum of `weights · loss`, whose gradients the same pass computes, and the nll `[...]` of
+    every token, 0 where the weight is 0, without gradient.
 
     Args:
-        function: `function(*static, tokens, shared)` is what `in_chunks` returns; it is defined
-            outside any other function.
-        tokens: `(hidden [..., features], targets [...], weights [...])`.
-        shared: a tree of arrays that every token reads.
-        static: hashable.
+        hidden: `[..., features]`.
+        targets, weights: `[...]`, of `checked`.
+        bands: a tree of arrays that have gradients.
+        given: a tree of others.
     """
-    found, weights = by_token(function, tokens, shared, *static), tokens[2]
-    loss, nll = found[..., 0], found[..., 1]
-    return jnp.sum(weights * loss), jnp.where(weights == 0, 0.0, nll + 0 * weights)
+    total, nll = _total(steps, *_arranged(hidden, targets, weights, bands, given))
+    return total, jax.lax.stop_gradient(jnp.where(weights == 0, 0.0, nll + 0 * weights))
 
 
-def in_chunks(losses: Callable, chunk: int, weights: jax.Array, *arrays) -> jax.Array:
-    """Loss and nll `[..., 2]` of every token.
-
-    Args:
-        losses: from arrays `[tokens, ...]`, those of a chunk, to `(loss [tokens], nll [tokens])`.
-        chunk: tokens of a chunk, at most.
-        weights: `[...]`.
-        arrays: trees of arrays with the axes of the weights first.
+def nll_of(steps: Steps, hidden, targets, weights, bands, given=()):
+    """The nll `[...]` of every token; gradients for any cotangent need a second pass. Arguments as
+    those of `total_and_nll`, weights of 1 or NaN.
     """
-    count = weights.size
-    rows = rows_of_chunk(count, chunk)
+    _, nll = _each(steps, *_arranged(hidden, targets, weights, bands, given))
+    return nll + 0 * weights
 
-    def cut(array):
-        array = array.reshape(count, *array.shape[weights.ndim :])
-        room = [(0, -count % rows)] + [(0, 0)] * (array.ndim - 1)
+
+def _arranged(hidden, targets, weights, bands, given):
+    # A sum over tokens may exceed float16.
+    bands = jax.tree.map(lambda a: a.astype(sum_dtype(a.dtype)) if _is_half(a) else a, bands)
+    tokens, shared = vary_alike(((hidden, targets, weights), (bands, given)))
+    tokens, shared = partitioned.aligned(tokens, shared, _by_words(shared))
+    return *tokens, *shared
+
+
+def _is_half(array):
+    return array.dtype == jnp.float16
+
+
+def _by_words(shared):
+    return (False,) * len(jax.tree.leaves(shared))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _total(steps, hidden, targets, weights, bands, given):
+    pulls = jnp.stack([weights, jnp.zeros_like(weights)], axis=-1)
+    (loss, nll), _, _ = _run(steps, hidden, targets, pulls, bands, given, gradients=False)
+    return jnp.sum(weights * loss), nll
+
+
+def _total_forward(steps, hidden, targets, weights, bands, given):
+    pulls = jnp.stack([weights, jnp.zeros_like(weights)], axis=-1)
+    (loss, nll), *slopes = _run(steps, hidden, targets, pulls, bands, given, gradients=True)
+    return (jnp.sum(weights * loss), nll), (*slopes, loss)
+
+
+def _total_backward(steps, saved, cotangents):
+    scale = cotangents[0]
+    d_hidden, d_bands, d_weights = jax.tree.map(lambda a: (scale * a).astype(a.dtype), saved)
+    return d_hidden, None, d_weights, d_bands, None
+
+
+_total.defvjp(_total_forward, _total_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _each(steps, hidden, targets, weights, bands, given):
+    pulls = jnp.stack([weights, weights], axis=-1)
+    return _run(steps, hidden, targets, pulls, bands, given, gradients=False)[0]
+
+
+def _each_forward(steps, *arrays):
+    return _each(steps, *arrays), arrays
+
+
+def _each_backward(steps, arrays, cotangents):
+    hidden, targets, weights, bands, given = arrays
+    pulls = jnp.stack(cotangents, axis=-1)
+    _, *slopes = _run(steps, hidden, targets, pulls, bands, given, gradients=True)
+    return slopes[0], None, jnp.zeros_like(weights), slopes[1], None
+
+
+_each.defvjp(_each_forward, _each_backward)
+
+
+def _run(steps, hidden, targets, pulls, bands, given, gradients):
+    """`((loss, nll), d_hidden, d_bands)`, each device computing its own tokens. pulls: cotangents
+    `[..., 2]` of loss and nll; a token that has none costs time, and changes nothing.
+    """
+    tokens, shared = (hidden, targets, pulls), (bands, given)
+    static, by_words = (steps, gradients), _by_words(shared)
+    found, d_hidden, slopes = partitioned.run(_local, static, tokens, shared, by_words, gradients)
+    return found, d_hidden, slopes[0] if gradients else None
+
+
+def _local(static, _, tokens, shared):
+    """What `partitioned.run` calls with the tokens of one device."""
+    (steps, with_gradients), shape = static, tokens[1].shape
+    hidden, targets, pulls = (a.reshape(math.prod(shape), *a.shape[len(shape) :]) for a in tokens)
+    bands, given = shared
+    live = jnp.any(pulls != 0, axis=1)  # 0 · NaN is NaN
+    hidden, targets = jnp.where(live[:, None], hidden, 0), jnp.where(live, targets, 0)
+    (own, others), back = jax.vjp(lambda bands: steps.prepare(targets, bands, given), bands)
+    rows = rows_of_chunk(len(targets), steps.chunk)
+
+    def in_chunks(array):
+        room = [(0, -len(array) % rows)] + [(0, 0)] * (array.ndim - 1)
         return jnp.pad(array, room).reshape(-1, rows, *array.shape[1:])
 
-    def visit(part):
-        return jnp.stack(losses(*part), axis=1)
+    def whole(array):
+        return array.reshape(-1, *array.shape[2:])[: len(targets)]
 
-    def counted(array):  # 0 · NaN is NaN
-        live = (weights != 0).reshape(*weights.shape, *[1] * (array.ndim - weights.ndim))
-        return jnp.where(live, array, jnp.zeros_like(array))
+    def visit(sums, part):
+        hidden, targets, pulls, own = part
 
-    parts = jax.tree.map(lambda array: cut(counted(array)), arrays)
-    found = jax.lax.map(jax.checkpoint(visit), parts)
-    return found.reshape(-1, 2)[:count].reshape(*weights.shape, 2)
+        def losses(hidden, own, others):
+            return steps.losses(steps.how, hidden, targets, own, others, given)
+
+        if not with_gradients:
+            return sums, (losses(hidden, own, others), None, None)
+        found, pull = jax.vjp(losses, hidden, own, others)
+        cotangents = zip(pulls.T, found, strict=True)
+        d_hidden, d_own, more = pull(tuple(x.astype(of.dtype) for x, of in cotangents))
+        return jax.tree.map(jnp.add, sums, more), (found, d_hidden, d_own)
+
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a.dtype)), others)
+    zeros = pvary(zeros, axes_of((tokens, shared)))
+    parts = jax.tree.map(in_chunks, (hidden, targets, pulls, own))
+    sums, results = jax.lax.scan(visit, zeros, parts)
+    found, d_hidden, d_own = jax.tree.map(whole, results)
+    found = [jnp.where(live, each, 0).reshape(shape) for each in found]
+    if not with_gradients:
+        return found, None, None
+    sums = jax.tree.map(lambda a, of: a.astype(of.dtype), sums, others)
+    [d_bands] = back((d_own, sums))
+    return found, d_hidden.reshape(*shape, -1), (d_bands, jax.tree.map(jnp.zeros_like, given))
 
 
 def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:

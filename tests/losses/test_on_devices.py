@@ -139,13 +139,13 @@ def test_disable_jit_on_eight_devices(eight):
     assert done.returncode == 0, done.stderr
 
 
-EXPLICIT = """
+MESHES = """
 import jax, jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
-key, mesh = jax.random.key(0), jax.make_mesh((4, 2), ("data", "model"))
+key = jax.random.key(0)
 hidden, targets = jax.random.normal(key, (8, 6, 8)), jax.random.randint(key, (8, 6), 0, 40)
 weights = jnp.ones((8, 6)).at[0, 0].set(0)
 bands = OwnTable(40, 8, cutoffs=(10, 20), factor=2, width=8, bias=True)
@@ -156,19 +156,25 @@ for layer in Sampled(OwnTable(40, 8), 16), NCE(OwnTable(40, 8), 16), Differentia
     given = hidden, targets, weights
     params = layer.init({"params": key, "dropout": key}, *given, method="loss")["params"]
     slopes = jax.jit(jax.value_and_grad(loss, (0, 1, 3)))
-    right = slopes(params, *given)
-    with jax.set_mesh(mesh):
-        cut = lambda a: jax.device_put(a, P("model" if a.ndim == 2 and len(a) % 2 == 0 else None))
-        tokens = jax.device_put(given, P(("data", "model")))
-        found = slopes(jax.tree.map(cut, params), *tokens)
-        log_probs = layer.apply({"params": params}, tokens[0], method="log_probs")
-    assert log_probs.shape == (8, 6, 40)
-    for one, other in zip(*map(jax.tree.leaves, jax.device_get((found, right)))):
-        assert jnp.allclose(one, other, rtol=1e-5, atol=1e-5), layer
+    right = jax.device_get(slopes(params, *given))
+    for kind in AxisType.Explicit, AxisType.Auto:
+        with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"), (kind,) * 2)):
+            tokens = jax.device_put(given, P(("data", "model")))
+            whole = jax.device_put(params, P())
+            assert "all-gather" not in slopes.lower(whole, *tokens).compile().as_text(), layer
+            even = lambda a: a.ndim == 2 and len(a) % 2 == 0
+            cut = lambda a: jax.device_put(a, P("model" if even(a) else None))
+            found = jax.device_get(slopes(jax.tree.map(cut, params), *tokens))
+            log_probs = layer.apply({"params": params}, tokens[0], method="log_probs")
+        assert log_probs.shape == (8, 6, 40)
+        for one, other in zip(*map(jax.tree.leaves, (found, right))):
+            assert jnp.allclose(one, other, rtol=1e-5, atol=1e-5), (layer, kind)
 """
 
 
-def test_sampled_and_differentiated_outputs_on_explicit_axes(eight):
-    """JAX refused how their tokens are cut; each device computes its own."""
-    done = eight(EXPLICIT)
+def test_sampled_and_differentiated_outputs_on_meshes(eight):
+    """Each device computes its own tokens: JAX refused Explicit axes, and on Auto axes hidden
+    states of all tokens were gathered.
+    """
+    done = eight(MESHES)
     assert done.returncode == 0, done.stderr
