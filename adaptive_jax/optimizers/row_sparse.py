@@ -73,6 +73,11 @@ def update_rows(
     state = jax.tree.map(jnp.asarray, state)  # which may come from a file
     rows, shapes = _checked(tables, state)
     leaves, structure = jax.tree.flatten(tables)
+    try:
+        structure.flatten_up_to(gradient)
+    except (TypeError, ValueError):
+        given = jax.tree.structure(gradient)
+        raise InputError(f"gradient must be a tree as the table, {structure}, got {given}") from None
     kinds = tuple((a.shape[1:], a.dtype) for a in leaves)
     if not lazy and _moves_other_rows(optimizer, structure, kinds):
         raise InputError(

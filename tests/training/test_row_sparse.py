@@ -202,6 +202,8 @@ def test_wrong_arrays():
     sgd, table = optax.sgd(0.1), tables()["table"]
     with pytest.raises(InputError, match=r"gradient of shape \[2, 4\] do not fit: use \[2, 5\]"):
         update_rows(sgd, table, sgd.init(table), [1, 2], jnp.ones((2, 4)))
+    with pytest.raises(InputError, match=r"gradient must be a tree as the table, .*'table'.* got"):
+        update_rows(sgd, {"table": table}, sgd.init({"table": table}), [1], jnp.ones((1, 5)))
     short = {"table": table, "bias": jnp.zeros(3)}
     with pytest.raises(InputError, match="must have the same rows"):
         update_rows(sgd, short, sgd.init(short), [1], short)
