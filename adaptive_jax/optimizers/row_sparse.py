@@ -76,8 +76,8 @@ def update_rows(
     try:
         structure.flatten_up_to(gradient)
     except (TypeError, ValueError):
-        given = jax.tree.structure(gradient)
-        raise InputError(f"gradient must be a tree as the table, {structure}, got {given}") from None
+        trees = f"{structure}, got {jax.tree.structure(gradient)}"
+        raise InputError(f"gradient must be a tree as the table, {trees}") from None
     kinds = tuple((a.shape[1:], a.dtype) for a in leaves)
     if not lazy and _moves_other_rows(optimizer, structure, kinds):
         raise InputError(
