@@ -10,9 +10,9 @@
 
 Entry i is a word x_i of the text with the hidden state h_i that predicted it. The entries at word t
 are the last `cache_size` before t, in the order of the text, however it was cut into windows and
-rows. Without entries the model stands alone. Of the unbounded cache's entries the `neighbours`
-nearest to h_t count; r_t is the distance of the farthest of them, and K(u) is exp(−u² / 2). The
-search is exact.
+rows. Without entries the model stands alone, but `unigram_softmax` is uniform then. Of the
+unbounded cache's entries the `neighbours` nearest to h_t count; r_t is the distance of the farthest
+of them, and K(u) is exp(−u² / 2). The search is exact.
 
 GroC 2020 says that its unigram cache "assigns probabilities based on the counts of words", which is
 `unigram`; its public code computes `unigram_softmax`, on which its published numbers rest. The

@@ -42,7 +42,7 @@ from adaptive_jax.parallel import sharding
 RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
 CURE = {"sgd": "lower --rate", "rms": "lower --rate, or raise --epsilon or --statistics"}
 RATE = "learning rate η, by default 0.00005 of rms and 0.1 of sgd"
-STATISTICS = "segments of the train split from which rms takes MS_g"
+STATISTICS = "full segments of the train split whose tokens give rms its MS_g"
 STRETCHES = 20  # of the train split, from which the statistics come
 
 

@@ -48,7 +48,7 @@ class Neighbours(NamedTuple):
     """
 
     model_weight: Annotated[Floats, Option(WEIGHT, "(0, 1]")] = (0.75,)
-    temperature: Annotated[Floats, Option(TEMPERATURE, "(0, inf)")] = (1.0,)
+    temperature: Annotated[Floats, Option(TEMPERATURE, "[1e-6, inf)")] = (1.0,)
     neighbours: Annotated[int, Option("entries that count", "[1, inf)")] = 1_024
     datastore: Annotated[str, Option(DATASTORE)] = ""
 

@@ -103,6 +103,8 @@ def check_options(given: NamedTuple, named: Collection[str] = ()) -> None:
     """
     for name, (_, option) in options_of(type(given)).items():
         value = getattr(given, name)
+        if isinstance(given._field_defaults[name], tuple) and not isinstance(value, tuple):
+            raise InputError(f"{name}={value!r} must be a tuple, such as ({value!r},)")
         if option.among:
             check_known(f"{name}={value!r}", value, option.among)
         if option.within and value is not None:

@@ -72,9 +72,9 @@ def write(folder: Path, result: dict, nll: np.ndarray) -> None:
     path = folder / f"{_name(result)}.json"
     try:
         if hosts.first():
-            write_json(path, result)
             with replacing(path.with_suffix(".npy")) as file:
                 np.save(file, nll)
+            write_json(path, result)  # last: its fingerprint speaks for both
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror}; the result stands above. To have the file,"

@@ -132,6 +132,7 @@ def test_words_that_the_model_does_not_know(
             Request(method="cache", options={"theta": (math.inf,)}),
             r"--theta must be in \[0, inf\), got inf",
         ),
+        (Request(method="cache", options={"theta": 0.5}), "theta=0.5 must be a tuple"),
         (
             Request(method="cache", options={"theta": (0.1, 0.2)}),
             "--theta has several values: choose among them with --split=val",
@@ -146,7 +147,7 @@ def test_words_that_the_model_does_not_know(
         ),
         (
             Request(method="knn", options={"temperature": (0.0,)}),
-            r"--temperature must be in \(0, inf\), got 0.0",
+            r"--temperature must be in \[1e-6, inf\), got 0.0",
         ),
         (Request(method="dynamic", options={"rule": "adam"}), "rule='adam' is not one of sgd, rms"),
         (

@@ -2,6 +2,7 @@
 
 import csv
 import html
+import io
 import json
 import math
 import re
@@ -18,8 +19,8 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report import charts, passage, runs
-from adaptive_jax.evaluation.report.drawing import VARIABLES, look
-from adaptive_jax.evaluation.report.frequency import Words
+from adaptive_jax.evaluation.report.drawing import VARIABLES, draw, look
+from adaptive_jax.evaluation.report.frequency import Bin, Words
 from adaptive_jax.evaluation.report.page import sample
 from adaptive_jax.evaluation.report.passage import Token, spelled
 from adaptive_jax.evaluation.report.report import Job, names_of, report
@@ -47,7 +48,7 @@ def made(trained, tmp_path_factory):
         (),
     )
     evaluate(directory / "one", Request(context=8))
-    job = Job(str(directory / "page.html"), (NAME, "two"), (10, 100), 20, 30)
+    job = Job(str(directory / "page.html"), (NAME, "_two"), (10, 100), 20, 30)
     # A figure of one's own is a function, named in FIGURES.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(charts, "FIGURES", [*charts.FIGURES, toy])
@@ -74,7 +75,7 @@ def test_numbers(made):
     directory, (one, two), _ = made
     files = directory / "page_files"
     lines = lines_of(files / "runs.csv")
-    assert [each["run"] for each in lines] == [NAME, "two"]
+    assert [each["run"] for each in lines] == [NAME, "_two"]
     for each, workdir in zip(lines, ("one", "two"), strict=True):
         result = evaluate(directory / workdir, Request())
         assert float(each["perplexity"]) == pytest.approx(result["perplexity"], rel=1e-9)
@@ -98,7 +99,7 @@ def test_numbers(made):
         inside = [each for each in inside if each.any()]
         for statistic, twin in ("mean", np.mean), ("median", np.median):
             rows = lines_of(files / f"{statistic}_{chart}.csv")
-            rows = [each for each in rows if each["run"] == "two"]
+            rows = [each for each in rows if each["run"] == "_two"]
             assert [int(each["words"]) for each in rows] == [each.sum() for each in inside]
             found = [float(each[statistic]) for each in rows]
             np.testing.assert_allclose(found, [twin(values[each]) for each in inside], rtol=1e-6)
@@ -138,6 +139,7 @@ def test_files(made):
         (directory / "page_files" / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in names
     )
     assert text.count("<svg") == len(names)
+    assert text.count("> _two</text>") >= len(names) - 1  # a legend leaves out "_two"
     assert NAME not in text and html.escape(NAME) in text
     assert not re.search(r"<script|<link (?!rel=\"icon\" href=\"data:,\")|<img|@import|src=", text)
     assert not re.search(r"url\((?!#)", text)
@@ -195,7 +197,8 @@ def test_scores_are_kept(made, monkeypatch):
     scores = directory / "one" / "eval" / "test-16-0-240.npy"
     lines = seal.read_bytes().splitlines(keepends=True)
     other = b"".join(b"0" * 64 + line[64:] if b"  params/" in line else line for line in lines)
-    for path, broken in (seal, other), (scores, b"\x93NUMPY"):
+    np.save(short := io.BytesIO(), one.nll[1:])
+    for path, broken in (seal, other), (scores, b"\x93NUMPY"), (scores, short.getvalue()):
         whole = path.read_bytes()
         path.write_bytes(broken)
         with pytest.raises(InputError, match="scored anew"):
@@ -281,6 +284,16 @@ def test_the_page_in_a_browser(made, tmp_path):
         assert set(page.requests) == {(directory / "page.html").resolve().as_uri()}
         page.picture(tmp_path / "page.png")
         assert (tmp_path / "page.png").stat().st_size > 50_000
+
+
+def test_a_bin_without_an_interval(tmp_path):
+    """Has none in the CSV file either, where it had one of width 0, that of a number known."""
+    bins = [Bin(1, 9, 5, 3.0, 2.5, (2.0, 4.0), (2.0, 3.0)), Bin(10, None, 1, 1.0, 1.0, None, None)]
+    found = {figure: {"a": bins} for figure in charts.BINNED}
+    scores = SimpleNamespace(bins=found, unit="word", nats="nats")
+    chart = charts.by_bins("mean", "by_word", scores)
+    assert [(row["low"], row["high"]) for row in chart.rows()] == [(2.0, 4.0), (None, None)]
+    assert "<path" in draw(chart, {"a": 0}, tmp_path / "a.png")
 
 
 def test_text_is_escaped():
@@ -370,7 +383,8 @@ def test_logs_that_are_being_written(tmp_path):
     assert runs._log(tmp_path / "none") == [] and runs._parameters(tmp_path) is None
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "a.json").write_text('{"split": "test", "step": 1}')
-    (tmp_path / "eval" / "b.json").write_text("{")
+    for name, text in ("b", "{"), ("c", '{"settings": null}'), ("d", '{"settings": {}}'):
+        (tmp_path / "eval" / f"{name}.json").write_text(text)
     assert runs._results(tmp_path, {}, "") == []
 
 
@@ -379,6 +393,7 @@ def test_bad_input(made, tmp_path):
     directory, *_ = made
     one, output = directory / "one", tmp_path / "report.html"
     (tmp_path / "text").mkdir()
+    (tmp_path / "a.html").mkdir()
     (tmp_path / "text" / "test.txt").write_text("the t0w0\n" * 9)
     shutil.copytree(one, tmp_path / "other")
     config = json.loads((one / "config.json").read_text())
@@ -389,6 +404,7 @@ def test_bad_input(made, tmp_path):
         ([one, one], {}, "is given twice: use each run once"),
         ([one], {"output": "report.png"}, "must be the name of a page"),
         ([one], {"output": ""}, "must be the name of a page, such as report.html"),
+        ([one], {"output": f"{tmp_path}/a.html"}, "a.html is a directory"),
         ([one], {"output": "gs://bucket/report.html"}, "must be on a disk"),
         ([one], {"output": "/proc/report.html"}, "cannot write /proc/report_files"),
         ([one], {"bins": (100, 10)}, "bins=100,10 must be growing frequencies"),

@@ -22,8 +22,8 @@ class _Index(dict[str, int]):
         if UNKNOWN not in self:
             raise InputError(
                 f"the word {word!r} is not in the vocabulary of {len(self):,} words, which has no"
-                f" {UNKNOWN}: for rare words to become {UNKNOWN}, use a data.threshold above the"
-                " count of the rarest word, or a data.limit below the number of words"
+                f" {UNKNOWN}: train with a data.threshold above the count of the rarest word, or a"
+                " data.limit below the number of words; or evaluate with --vocabulary=union"
             )
         return self[UNKNOWN]
 

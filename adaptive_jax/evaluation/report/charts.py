@@ -126,7 +126,7 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
         points = []
         for each in found:
             value = getattr(each, statistic)
-            low, high = getattr(each, f"{statistic}_interval") or (value, value)
+            low, high = getattr(each, f"{statistic}_interval") or (None, None)
             points.append((each.label, value, low, high, each.words, each.least, each.most))
             tops.setdefault((each.least, each.label), each.words if not lines else 0)
         lines.append(Line(run, points))

@@ -110,16 +110,21 @@ def _draw_line(axes, chart, line, look, shift):
     if chart.ticks:
         places = list(chart.ticks)
         x = [places.index(label) + shift for label in x]
-    look = look | {"markersize": 4.5, "linewidth": 1.4, "label": line.run}
+    look = look | {"markersize": 4.5, "linewidth": 1.4, "label": _label(line.run)}
     if line.thin:
         look |= {"marker": "", "linewidth": 0.8, "alpha": 0.5}
     if "low" not in columns:
         axes.plot(x, y, **look)
         return
-    middle = np.array(y)
-    below, above = middle - columns["low"], np.array(columns["high"]) - middle
-    errors = np.maximum(0.0, [below, above])
+    # None where there is no interval.
+    low, high = np.array([columns["low"], columns["high"]], float)
+    errors = np.nan_to_num(np.maximum(0.0, [y - low, high - y]))
     axes.errorbar(x, y, yerr=errors, elinewidth=1, capsize=0, **look)
+
+
+def _label(run):
+    """The name of a run; matplotlib's legends leave out what begins with an underscore."""
+    return f" {run}" if run.startswith("_") else run
 
 
 def _draw_axes(axes, chart):

@@ -7,6 +7,7 @@ between two models.
 
 import functools
 import itertools
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 
+logger = logging.getLogger(__name__)
 # Largest frequency of each bin but the last, in Figures 2 to 5
 PAPER = 10, 100, 1_000, 10_000, 100_000, 1_000_000
 DRAWS = 1_000  # bootstrap samples
@@ -130,6 +132,10 @@ def words_of(
     except InputError:
         if other == data:
             raise
+        logger.warning(
+            "frequencies are those of the training text of data_path=%s: the run's own is not here",
+            other["path"],
+        )
         seen = count_words(other, "train")
     words = [
         b"".join(spellings[i] for i in ids[a : b + 1]).removesuffix(mark)

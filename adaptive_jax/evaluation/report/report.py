@@ -69,6 +69,8 @@ def report(
     names = names_of(workdirs, job.names)
     if output.suffix not in (".html", ".htm"):
         raise InputError(f"output={output} must be the name of a page, such as report.html")
+    if output.is_dir():
+        raise InputError(f"output={output} is a directory: use the name of a new page")
     pairs = zip(workdirs, names, strict=True)
     runs = [read_run(workdir, name, request) for workdir, name in pairs]
     check_comparable(runs)
@@ -126,6 +128,7 @@ def _title(runs, request):
     data = runs[0].config["data"]
     place = request.data_path or (data["path"] if data["corpus"] == "text_files" else "")
     path, words = path_of(place), runs[0].result["words"]
+    path = path.resolve() if place and not in_store(place) else path
     corpus = "text of one file" if path.parent.name == SPLIT else path.name or data["corpus"]
     names = ", ".join(run.name for run in runs)
     if len(runs) > 3:

@@ -116,6 +116,9 @@ def read_run(workdir: Path, name: str, request: Request) -> RunReport:
         InputError: no run or checkpoint there, no such text, or as `evaluate`.
     """
     _, config, vocabulary = SavedRun.read(workdir)
+    streams = config["batches"]["layout"] == "streams"
+    if streams and (request.rows or 1) == 1:  # a token sees all before it
+        request = request._replace(context=0)
     data = data_of(workdir, config, request.data_path, request.split)
     ids = load(data, vocabulary=vocabulary, splits=(request.split,)).ids[request.split]
     step = checkpoint_step(workdir, request.checkpoint)
@@ -124,11 +127,11 @@ def read_run(workdir: Path, name: str, request: Request) -> RunReport:
         "window": request.window or config["batches"]["sequence_length"],
         "context": request.context,
     }
-    if config["batches"]["layout"] == "streams":
+    if streams:
         asked["rows"] = request.rows or 1
-    if not (found := _result(workdir, config, scored, asked)):
+    if not (found := _result(workdir, config, scored, asked, len(ids))):
         evaluate(workdir, request._replace(checkpoint=str(step)))
-        found = _result(workdir, config, scored, asked)
+        found = _result(workdir, config, scored, asked, len(ids))
     result, nll = found
     words = words_of(ids, nll, vocabulary, config["data"], data)
     others = [each for each, _ in _results(workdir, config, scored)]
@@ -136,14 +139,18 @@ def read_run(workdir: Path, name: str, request: Request) -> RunReport:
     return RunReport(name, workdir, config, vocabulary, ids, nll, words, result, others, log)
 
 
-def _result(workdir, config, scored, asked):
-    """The result with the settings that are asked for, and the losses of its tokens; or None."""
+def _result(workdir, config, scored, asked, tokens):
+    """The result with the settings that are asked for, and the losses of so many tokens; or
+    None.
+    """
     for result, path in _results(workdir, config, scored):
         if asked.items() <= {key: result["settings"].get(key) for key in asked}.items():
             try:
-                return result, np.load(io.BytesIO(path.read_bytes()))
+                nll = np.load(io.BytesIO(path.read_bytes()))
             except (OSError, ValueError, EOFError):  # missing or damaged: scored anew
-                pass
+                continue
+            if nll.shape == (tokens,):
+                return result, nll
     return None
 
 
@@ -157,13 +164,13 @@ def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
         try:
             result = json.loads(path.read_text())
             settings = result["settings"]
+            usual = (
+                settings["method"] == "plain"
+                and settings["break_mode"] == scored_break_mode(config)
+                and not {"vocabulary", "share"} & settings.keys()
+            )
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        usual = (
-            settings["method"] == "plain"
-            and settings["break_mode"] == scored_break_mode(config)
-            and not {"vocabulary", "share"} & settings.keys()
-        )
         if usual and result.get("scored") == scored:
             found.append((result, path.with_suffix(".npy")))
     return found
