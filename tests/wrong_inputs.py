@@ -70,9 +70,14 @@ TRAIN_FLAGS = rows(
     ("--split=test", "--split", "--help"),
     ("--config.steps 5", "'5'", "--flag=value"),
     (
+        "--config.optimizer.name=adamw --config.optimizer.eps=1e999",
+        "optimizer.eps=inf",
+        "must be a finite number",
+    ),
+    (
         "--config.early_stopping=3 --config.evaluate_every=0 --config.checkpoint_every=0",
         "early_stopping=3",
-        "use evaluate_every=500",
+        "use evaluate_every=",
     ),
     (
         "--config.batches.layout=streams",

@@ -84,7 +84,8 @@ class General:
             checkpoints.
         evaluate_break_mode: the batches.break_mode of validation and of evaluate.py; empty: that of
             training.
-        checkpoint_every: updates between two checkpoints; 0: only at the end.
+        checkpoint_every: updates between two checkpoints; 0: only at the end. An evaluation that is
+            the best so far is saved, too.
         keep: latest checkpoints that are kept; the best one is kept beside them.
         hours: hours of training, over all starts of the run, after which it evaluates, saves and
             ends; 0: no limit.
@@ -259,11 +260,12 @@ def _value(path, value, key):
     if key.kind is tuple:
         return _tuple(path, value, key.default)
     whole = isinstance(value, int) and not isinstance(value, bool)
-    number = whole or (isinstance(value, float) and not math.isnan(value))
+    finite = key.optional or not isinstance(value, float) or math.isfinite(value)
+    number = whole or (isinstance(value, float) and not math.isnan(value) and finite)
     fits, what = {
         bool: (isinstance(value, bool) or (whole and value in (0, 1)), "True or False"),
         int: (whole, "a whole number"),
-        float: (number, "a number"),
+        float: (number, "a number" if finite else "a finite number"),
         # A flag's value that is digits is text, too, such as a directory called 2007.
         str: (isinstance(value, str) or whole, "text"),
     }[key.kind]

@@ -12,6 +12,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_not_negative, 
 from adaptive_jax.numerics.arrays import check_dtype, exists, ids, look_up
 from adaptive_jax.numerics.bands import Band, own_rows
 from adaptive_jax.numerics.layers import WordDropout, uniform
+from adaptive_jax.numerics.meshes import by_token
 from adaptive_jax.numerics.products import product
 
 
@@ -81,7 +82,7 @@ class Lookup(nn.Module):
         if self.word_axes:
             vectors = self._look_up_for_all(tokens)
         else:
-            vectors = look_up(self.table, tokens).astype(self.dtype)
+            vectors = by_token(_rows, tokens, self.table).astype(self.dtype)
         vectors = self.drop(vectors, tokens, train=train)
         return vectors if self.projection is None else product(vectors, self.projection)
 
@@ -106,3 +107,7 @@ class Lookup(nn.Module):
         `projection [width, features]`.
         """
         return [Band(self.table, self.projection)]
+
+
+def _rows(tokens, table):
+    return look_up(table, tokens)

@@ -65,12 +65,12 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
         checkpoints = Checkpoints(directory)
         checkpoints.save(found.updates, {"params": params}, found.nll)
         checkpoints.close()
+    place = f"--workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY"
     print(
         f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters,"
         f" {len(vocabulary):,} words"
         + (f", after {found.updates:,} updates" if found.updates else "")
-        + f"\npython evaluate.py --workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY    #"
-        " that holds test.txt",
+        + f"\npython -m adaptive_jax evaluate {place}    # that holds test.txt",
         flush=True,
     )
 

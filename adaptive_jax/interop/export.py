@@ -49,7 +49,9 @@ def export(
         f"{output}: {count:,} parameters, {len(run.vocabulary):,} words, after {run.step:,} updates"
     )
     if shape is None:
-        hosts.log0(f"python evaluate.py --workdir={shlex.quote(str(output))} --split=test")
+        hosts.log0(
+            f"python -m adaptive_jax evaluate --workdir={shlex.quote(str(output))} --split=test"
+        )
 
 
 def _new(output):

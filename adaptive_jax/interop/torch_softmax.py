@@ -89,14 +89,22 @@ def to_torch(softmax) -> dict[str, np.ndarray]:
     """The state, float32, of a `torch.nn.AdaptiveLogSoftmaxWithLoss` with a layer's probabilities.
 
     Args:
-        softmax: a layer with its parameters: `layer.bind({"params": params})`, the softmax of a
-            model that is bound, `model.bind(variables).softmax`, or one of `adaptive_jax.nnx`.
+        softmax: a layer with its parameters: `layer.bind({"params": params})`, or one of
+            `adaptive_jax.nnx`; that of a model in `model.apply(variables, method=lambda m:
+            to_torch(m.softmax))`.
 
     Raises:
         InputError: a layer that torch's module cannot express: one band, a projection of the head,
             a tail without one, or a bias in a tail.
     """
+    if not hasattr(softmax, "arrays") or getattr(softmax, "scope", softmax) is None:
+        raise InputError(
+            f"{type(softmax).__name__} must be an adaptive softmax with its parameters: use"
+            ' softmax.bind({"params": params})'
+        )
     (head, *tails), clusters = softmax.arrays()
+    if not len(head.table):
+        raise InputError("a head of classes alone must have words for torch's module: use cutoffs")
     if not tails:
         raise InputError("a softmax of 1 band must have cutoffs for torch's module: add one")
     if head.projection is not None:

@@ -66,7 +66,9 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
     check_at_least(1, vocabulary_size=vocabulary_size)
     listed = isinstance(cutoffs, Sequence)
     if not listed or not all(isinstance(cut, numbers.Integral) for cut in cutoffs):
-        raise InputError(f"cutoffs {cutoffs} must be whole numbers, such as (20_000, 60_000)")
+        raise InputError(
+            f"cutoffs {cutoffs!r} must be a tuple of whole numbers, such as (20_000, 60_000)"
+        )
     ends = [0, *cutoffs, vocabulary_size]
     for before, after in itertools.pairwise(ends):
         if before >= after and after == vocabulary_size:

@@ -321,7 +321,7 @@ def _key(parameter):
     if default is None and (kind := next((k for k in (float, int) if k in kinds), None)):
         annotation = kind | None
     elif isinstance(default, bool | int | float | str):
-        annotation = type(default)
+        annotation = type(default) | None if type(None) in kinds else type(default)
     else:
         return None
     return inspect.Parameter(

@@ -18,7 +18,7 @@ from adaptive_jax.inputs.letters import distinct
 from adaptive_jax.numerics import arrays
 from adaptive_jax.numerics.products import sum_dtype
 
-LATE = 10**6  # updates, after which a schedule has reached its end
+TRIED = tuple(10**n for n in range(7))  # updates: schedules begin and end somewhere between
 
 
 def update_rows(
@@ -135,26 +135,26 @@ def _checked(tables, state):
 @functools.lru_cache(maxsize=64)
 def _moves_other_rows(optimizer, structure, kinds):
     """Whether an update that has a gradient for one row changes another, or what the optimizer
-    keeps of it, or depends on that other row; in its second update or a late one.
+    keeps of it, or depends on that other row; tried after 1, 10, 100 … updates, as it may wait.
 
     structure: of the tree of tables; kinds: shape of a row, and dtype, of each.
     """
 
-    def filled(rows, other):
+    def filled(rows, other, one=1):
         return structure.unflatten(
-            [jnp.ones((rows, *shape), dtype).at[1:].set(other) for shape, dtype in kinds]
+            [jnp.full((rows, *shape), one, dtype).at[1:].set(other) for shape, dtype in kinds]
         )
 
-    def updated(rows, done, first=0):
-        table = filled(rows, 1)
+    def updated(rows, done, first=0, sign=1):
+        table = filled(rows, sign, sign)
         _, state = optimizer.update(filled(rows, first), optimizer.init(table), table)
         state = jax.tree.map(lambda a: _counted(jnp.asarray(a), done), state)
         changes, after = optimizer.update(filled(rows, 0), state, table)
         trees = changes, state, after
         return [[a for a in jax.tree.leaves(tree) if jnp.shape(a)] for tree in trees]
 
-    def differs(done):
-        changes, before, after = updated(2, done, first=1)
+    def differs(done, sign=1):
+        changes, before, after = updated(2, done, first=1, sign=sign)
         moved = [(a[1] != 0).any() for a in changes]
         moved += [(a[1] != b[1]).any() for a, b in zip(before, after, strict=True)]
         pairs = zip(updated(2, done)[0], updated(1, done)[0], strict=True)
@@ -163,7 +163,7 @@ def _moves_other_rows(optimizer, structure, kinds):
 
     with jax.ensure_compile_time_eval():
         try:
-            return differs(1) or differs(LATE)
+            return differs(1, sign=-1) or any(map(differs, TRIED))
         except jax.errors.ConcretizationTypeError as error:
             raise InputError(
                 "the optimizer has a number that is not known yet: make it outside jax.jit, with a"

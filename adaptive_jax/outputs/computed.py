@@ -146,9 +146,11 @@ class MappedTable(ComputedTable):
         check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
 
     def setup(self):
-        shapes = [tuple(band.table.shape[1:]) for band in self.source.bands()]
-        if shapes != [(self.features,)]:
-            widths = ", ".join(str(width) for (width,) in shapes)
+        bands = self.source.bands()
+        projected = any(band.projection is not None for band in bands)
+        shapes = [tuple(band.table.shape[1:]) for band in bands]
+        if shapes != [(self.features,)] or projected:
+            widths = ", ".join(str(width) for (width,) in shapes) + " and a projection" * projected
             raise InputError(
                 f"output.table.name='mapped' takes an input of one band of width {self.features},"
                 f" and this one has width {widths}: use input.name='lookup' with input.width=0,"
@@ -244,6 +246,10 @@ class ComposedTable(ComputedTable):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(0, correction=self.correction)
+        if self.cnn.features != self.features:
+            raise InputError(
+                f"features={self.features} must be those of the CNN, {self.cnn.features}"
+            )
 
     @property
     def lexicon_spec(self) -> dict:

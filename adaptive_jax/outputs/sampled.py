@@ -115,7 +115,7 @@ class Sampled(nn.Module):
             counts = jnp.asarray(self.counts)
             candidates = unigram(key, counts, self.samples)
         chunk = chunk_size(0, self.samples, band.table.shape[1])
-        steps = scanned.Steps(_rows, _losses, chunk, type(self).losses)
+        steps = scanned.Steps(_rows, _losses, chunk, (type(self).losses, math.log(words)))
         return Loss(*scanned.total_and_nll(steps, *tokens, band, (candidates, counts)))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
@@ -185,8 +185,7 @@ class _Scored(NamedTuple):
 
 
 def _rows(targets, band, given):
-    """A `_Scored` of the targets; and that of the candidates, the projection, and the log of the
-    number of words.
+    """A `_Scored` of the targets; and that of the candidates, and the projection.
 
     given: candidates, and the counts of all words, or None for a log-uniform proposal.
     """
@@ -199,12 +198,12 @@ def _rows(targets, band, given):
     found = _Scored(band.table[drawn], bias, math.log(len(candidates)) + chance)
     own = jax.tree.map(lambda a: a[:count], found)
     others = jax.tree.map(lambda a: a[count:], found)
-    return own, (others, band.projection, jnp.float32(math.log(words)))
+    return own, (others, band.projection)
 
 
-def _losses(losses, hidden, targets, own, others, given):
-    """Loss and estimated nll `[tokens]`; losses: see `Sampled.losses`."""
-    (others, projection, log_words), (candidates, _) = others, given
+def _losses(how, hidden, targets, own, others, given):
+    """Loss and estimated nll `[tokens]`; how: `Sampled.losses`, and its `log_words`."""
+    (losses, log_words), (others, projection), (candidates, _) = how, others, given
     hit = targets[:, None] == candidates[None]
     return losses(
         scores(hidden, projection, own, others, hit), own.expected, others.expected, log_words

@@ -105,7 +105,11 @@ def _total_forward(steps, hidden, targets, weights, bands, given):
 
 def _total_backward(steps, saved, cotangents):
     scale = cotangents[0]
-    d_hidden, d_bands, d_weights = jax.tree.map(lambda a: (scale * a).astype(a.dtype), saved)
+
+    def times(array):
+        return (scale * array.astype(scale.dtype)).astype(array.dtype)
+
+    d_hidden, d_bands, d_weights = jax.tree.map(times, saved)
     return d_hidden, None, d_weights, d_bands, None
 
 

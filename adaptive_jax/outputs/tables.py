@@ -183,6 +183,12 @@ class TiedTable(nn.Module):
                 " has none: use the width of the hidden states"
             )
         check_at_least(1, features=self.features)
+        if self.cutoffs and self.word_axes:
+            raise InputError(
+                f"cutoffs={tuple(self.cutoffs)} cut the table of a source whose"
+                f" word_axes={tuple(self.word_axes)} cut it, too: use an AdaptiveInput, or an"
+                " OwnTable"
+            )
 
     def setup(self):
         bands = self.source.bands()

@@ -20,13 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class Diverged(InputError):
-    """Update number `step` is the first whose loss or gradient is not finite, or too large."""
+    """Update number `step` is the first whose loss or gradient is not finite, or too large.
 
-    def __init__(self, step: int, what: str):
+    skipping: whether leaving such updates out may help.
+    """
+
+    def __init__(self, step: int, what: str, skipping: bool = False):
+        skip = ", or resume this one with --config.divergence=skip" if skipping else ""
         super().__init__(
             f"update {step:,} has {what}: lower optimizer.learning_rate or lengthen"
-            " schedule.warmup_steps in a new --workdir, or resume this one with"
-            " --config.divergence=skip; earlier checkpoints are intact"
+            f" schedule.warmup_steps in a new --workdir{skip}; earlier checkpoints are intact"
         )
 
 
@@ -54,7 +57,7 @@ class DivergenceMonitor:
         what = f"loss {loss:.4g} nats a token, gradient norm {norm:.4g}{self._where(metrics)}"
         self.skipped_in_a_row += 1
         if "skipped" not in metrics or self.skipped_in_a_row > MOST_SKIPPED:
-            raise Diverged(step, what)
+            raise Diverged(step, what, skipping="skipped" not in metrics)
         logger.warning("skipped update %s: it has %s", f"{step:,}", what)
 
     def _where(self, metrics):

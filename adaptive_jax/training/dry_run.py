@@ -116,17 +116,18 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
         )
     sparse.optimizer(config, model)
     every, group = config["evaluate_every"], optim.waits(config)
+    cure = f"use evaluate_every={max(1, min(500, config['steps'] // 10))}"
     if group and not 0 < every < config["steps"]:
         waiting = f"{group}.name={config[group]['name']!r}, which waits for evaluations"
         if every == 0:
-            raise InputError(f"evaluate_every=0 with {waiting}: use evaluate_every=500")
+            raise InputError(f"evaluate_every=0 with {waiting}: {cure}")
         logger.warning(
             "evaluate_every=%d must be below steps=%d to affect %s", every, config["steps"], waiting
         )
     if config["early_stopping"] and not (config["evaluate_every"] or config["checkpoint_every"]):
         raise InputError(
             f"early_stopping={config['early_stopping']} with evaluate_every=0 and"
-            " checkpoint_every=0, and so without evaluations: use evaluate_every=500"
+            f" checkpoint_every=0, and so without evaluations: {cure}"
         )
     if devices is not None:
         divide_update(config, devices)

@@ -238,7 +238,7 @@ class Training:
                 if nll is None:
                     self._stop(step)
                 over = self._reason(step, late)
-                if save or over:
+                if save or over or nll <= min(self.metrics.losses.values()):  # the best is kept
                     self.checkpoints.save(step, self.state.items(), nll, self.clock.hours())
                 if over:
                     return step, over

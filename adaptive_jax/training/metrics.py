@@ -158,7 +158,7 @@ class Metrics:
             best = f"; best validation perplexity {value:,.2f} at update {at:,}"
         hosts.log0(f"{reason}: {step:,} updates{took}{best}")
         workdir = shlex.quote(str(self.workdir))
-        hosts.log0(f"evaluate:  python evaluate.py --workdir={workdir} --split=test")
+        hosts.log0(f"evaluate:  python -m adaptive_jax evaluate --workdir={workdir} --split=test")
 
     def close(self) -> None:
         """Ends the bar and closes the files."""

@@ -185,9 +185,12 @@ class Checkpoints:
 
     def hours(self, step: int) -> float:
         """Hours that the run had trained when the checkpoint was saved; 0 if it does not say."""
-        with contextlib.suppress(ValueError, TypeError, AttributeError):  # damaged metadata
+        try:
             return float(self.manager.metadata(step).custom_metadata.get("hours", 0.0))
-        return 0.0
+        except (ValueError, TypeError, AttributeError):  # damaged metadata
+            text = "%s does not say how long the run had trained: its hours count from 0"
+            logger.warning(text, self.directory / str(step))
+            return 0.0
 
     def recorded_loss(self, step: int) -> float | None:
         """The loss that `record_loss` gave a checkpoint, whose optimizer state does not include it;

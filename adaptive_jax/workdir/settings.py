@@ -190,12 +190,17 @@ def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> di
 
 
 def with_origin(config: dict, workdir: Path) -> dict:
-    """The config with the run that a run in `workdir` started from, if it names none: resuming
-    needs no --init_from.
+    """The config with the run that a run in `workdir` started from, if it names none or the same
+    one: resuming needs no --init_from.
     """
-    if config["init_from"] or not (workdir / "config.json").exists():
+    if not (workdir / "config.json").exists():
         return config
     begun = read_config(workdir)
+    if origin := config["init_from"]:
+        same = begun["init_from"] or origin
+        if absolute(path_of(origin)) != absolute(path_of(same)):
+            return config
+        config = config | {"init_from": same}
     keys = "init_from", "init_checkpoint", "init_words"
     return config | {key: begun[key] for key in keys if config[key] == getattr(General, key)}
 

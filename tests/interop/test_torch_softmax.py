@@ -4,8 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
-from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, InputError, OwnTable, Softmax, TiedTable
+from adaptive_jax import (
+    AdaptiveInput,
+    AdaptiveSoftmax,
+    Differentiated,
+    Hierarchical,
+    InputError,
+    OwnTable,
+    Softmax,
+    TiedTable,
+)
 from adaptive_jax.interop.torch_softmax import from_torch, to_torch
 from tests.toys import random_params
 
@@ -101,6 +111,7 @@ WRONG = {
         "widths 4, 1 must be those of a whole div_value",
     ),
     "one band": (Softmax(OwnTable(9, 4)), "1 band must have cutoffs"),
+    "no words in the head": (Hierarchical(OwnTable(20, 8, (5, 10), 2)), "must have words"),
     "a projected head": (
         AdaptiveSoftmax(vocabulary_size=9, features=4, cutoffs=(3,), width=8, factor=2),
         "[8, 4] must have none",
@@ -120,3 +131,29 @@ def test_what_does_not_fit_is_one_line(name):
         from_torch(wrong) if isinstance(wrong, dict) else to_torch(bound(wrong))
     line = str(error.value)
     assert says in line and ": " in line and "\n" not in line and len(line) < 200
+
+
+def test_a_layer_without_parameters_and_one_of_another_kind():
+    """They ended in an AttributeError."""
+    for layer in Softmax(OwnTable(9, 4)), Differentiated(OwnTable(9, 4)):
+        with pytest.raises(InputError, match=r"use softmax.bind"):
+            to_torch(layer)
+
+
+class Tied(nn.Module):
+    """A model as the pages have it."""
+
+    def setup(self):
+        self.embed = AdaptiveInput(20, 8, cutoffs=(5, 10), factor=2)
+        self.softmax = AdaptiveSoftmax(TiedTable(self.embed))
+
+    def __call__(self, tokens):
+        return self.softmax(self.embed(tokens), tokens)
+
+
+def test_the_softmax_of_a_tied_model():
+    """Its table is that of the input, which flax finds within `apply` alone."""
+    model = Tied()
+    variables = random_params(jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.arange(3))))
+    state = model.apply(variables, method=lambda m: to_torch(m.softmax))
+    assert sorted(state) == sorted(STATE) and state["head.weight"].shape == (7, 8)

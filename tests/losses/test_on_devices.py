@@ -142,12 +142,15 @@ def test_disable_jit_on_eight_devices(eight):
 MESHES = """
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec as P
+from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
 key = jax.random.key(0)
 hidden, targets = jax.random.normal(key, (8, 6, 8)), jax.random.randint(key, (8, 6), 0, 40)
 weights = jnp.ones((8, 6)).at[0, 0].set(0)
+look_up = Lookup(40, 8, width=4)
+of_words = look_up.init(key, targets)
 bands = OwnTable(40, 8, cutoffs=(10, 20), factor=2, width=8, bias=True)
 for layer in Sampled(OwnTable(40, 8), 16), NCE(OwnTable(40, 8), 16), Differentiated(bands):
     def loss(params, *tokens, train=True):
@@ -166,7 +169,9 @@ for layer in Sampled(OwnTable(40, 8), 16), NCE(OwnTable(40, 8), 16), Differentia
             cut = lambda a: jax.device_put(a, P("model" if even(a) else None))
             found = jax.device_get(slopes(jax.tree.map(cut, params), *tokens))
             log_probs = layer.apply({"params": params}, tokens[0], method="log_probs")
+            vectors = jax.jit(look_up.apply)(jax.device_put(of_words, P()), tokens[1])
         assert log_probs.shape == (8, 6, 40)
+        assert jnp.allclose(jax.device_get(vectors), look_up.apply(of_words, targets))
         for one, other in zip(*map(jax.tree.leaves, (found, right))):
             assert jnp.allclose(one, other, rtol=1e-5, atol=1e-5), (layer, kind)
 """
@@ -174,7 +179,7 @@ for layer in Sampled(OwnTable(40, 8), 16), NCE(OwnTable(40, 8), 16), Differentia
 
 def test_sampled_and_differentiated_outputs_on_meshes(eight):
     """Each device computes its own tokens: JAX refused Explicit axes, and on Auto axes hidden
-    states of all tokens were gathered.
+    states of all tokens were gathered. So it refused `Lookup`.
     """
     done = eight(MESHES)
     assert done.returncode == 0, done.stderr

@@ -292,6 +292,8 @@ def test_a_run_goes_on_with_another_text(small, tmp_path):
     )
     shutil.move(tmp_path / "elsewhere", tmp_path / "again")
     train(small(path="other", steps=2, init_words="both"), tmp_path / "both")  # resumes without it
+    again = small(path="other", steps=2, init_from=f"{tmp_path / 'elsewhere'}/")  # and with it
+    train(again, tmp_path / "both")
     words, alone = Run.open(tmp_path / "both").vocabulary, whole.vocabulary
     assert words.words[: len(alone)] == alone.words
     assert set(words.words) == {*alone.words, *first.vocabulary.words} > set(alone.words)

@@ -211,7 +211,7 @@ def test_a_run_that_ends_says_so(first, reason, expected, tmp_path, capsys):
     shown.finish(6, reason)
     assert capsys.readouterr().out.splitlines() == [
         expected,
-        f"evaluate:  python evaluate.py --workdir='{workdir}' --split=test",
+        f"evaluate:  python -m adaptive_jax evaluate --workdir='{workdir}' --split=test",
     ]
 
 

@@ -142,6 +142,10 @@ def test_lazy_adam_and_lazy_momentum():
         # Decay of matrices alone, from a later update on, and what goes by other rows
         optax.chain(optax.add_decayed_weights(0.5, {"table": True, "bias": False}), optax.sgd(0.1)),
         optax.chain(optax.add_decayed_weights(0.5), optax.sgd(lambda n: jnp.where(n < 9, 0, 0.1))),
+        optax.chain(
+            optax.add_decayed_weights(0.5), optax.sgd(lambda n: jnp.where((n > 5) & (n < 99), 1, 0))
+        ),
+        optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()),
         optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(0.1)),
     ],
 )

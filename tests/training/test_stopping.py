@@ -146,5 +146,16 @@ def test_a_finished_run_says_so(trained, config, capsys):
     train(config(), trained)
     out = capsys.readouterr().out
     assert "finished: 240 updates; best validation perplexity" in out
-    assert f"python evaluate.py --workdir={trained} --split=test" in out
+    assert f"python -m adaptive_jax evaluate --workdir={trained} --split=test" in out
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_the_best_evaluation_is_saved(config, tmp_path):
+    """Between checkpoints, too: its parameters were lost, and the closing line named its loss."""
+    changes = {"optimizer.learning_rate": 7.0, "schedule.warmup_steps": 3}
+    train(config(steps=6, evaluate_every=1, checkpoint_every=0, **changes), tmp_path / "run")
+    lines = metrics(tmp_path / "run")
+    losses = {x["step"]: x["validation/nll"] for x in lines if "validation/nll" in x}
+    best = min(losses, key=losses.__getitem__)
+    assert 1 < best < 6 and {*saved(tmp_path / "run")} == {best, 6}
+    assert Checkpoints(tmp_path / "run", read_only=True).best() == best

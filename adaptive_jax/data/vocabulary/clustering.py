@@ -85,13 +85,19 @@ def run_way(
     """What the function of a way returns for `vectors [n, width]`.
 
     Raises:
-        InputError: scikit-learn is missing, fewer vectors than clusters, or an empty cluster.
+        InputError: scikit-learn is missing, fewer vectors than clusters, vectors that an
+            autoencoder reproduces exactly, or an empty cluster.
     """
     way = WAYS[method]
     if not way.cuts and len(vectors) < clusters:
         raise InputError(
             f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: use fewer"
             " --clusters"
+        )
+    if way.function is autoencoder and vectors.shape[1] <= HIDDEN:
+        raise InputError(
+            f"vectors of width {vectors.shape[1]} lose nothing in the autoencoder, which has"
+            f" {HIDDEN} units: use wider ones, or another --method"
         )
     try:
         found = way.function(vectors, counts, clusters, seed)
