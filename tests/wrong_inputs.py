@@ -387,7 +387,7 @@ TEXTS = [
         "{train}",
         "text/train.txt",
         ("ä\n".encode("latin-1"), "line 1: not UTF-8", "convert"),
-        (b"one word", "'the'", "use a data.threshold above"),
+        (b"one word", "'the'", "train with a data.threshold above"),
         (DIRECTORY, "train.txt"),
         (LINK, "no train split"),
     ),

@@ -76,8 +76,8 @@ def read_corpus(path: Path) -> dict[str, int]:
     """Counts of the words of an AWD-LSTM in the order of their ids.
 
     path: the directory of the corpus, whose words are numbered as they appear in train.txt,
-        valid.txt and test.txt, with `<eos>` at the end of every line, and counted in train.txt; or
-        a text file with one word a line, which has no counts: each is 1.
+        valid.txt and test.txt, with `<eos>` at the end of every line; or a text file with one word
+        a line, which has no counts: each is 1.
 
     Raises:
         InputError: a file is missing or not UTF-8, a line of the list is no word or one of a line
@@ -94,7 +94,7 @@ def _counted(path):
     for split in ("train.txt", "valid.txt", "test.txt"):
         for _, line in _lines(path / split, CORPUS):
             for word in (*line.split(), EOS):
-                counts[word] = counts.get(word, 0) + (split == "train.txt")
+                counts[word] = counts.get(word, 0) + 1
     return counts
 
 

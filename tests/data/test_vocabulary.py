@@ -37,7 +37,7 @@ def test_lines_become_ids():
 
 
 def test_an_unknown_word_without_unk_is_named_with_the_cure():
-    with pytest.raises(InputError, match=r"'cat' is not .*use a data\.threshold above"):
+    with pytest.raises(InputError, match=r"'cat' is not .*train with a data\.threshold above"):
         Vocabulary.build(COUNTS).encode("the cat")
 
 

@@ -80,7 +80,7 @@ def test_numbers(made):
         result = evaluate(directory / workdir, Request())
         assert float(each["perplexity"]) == pytest.approx(result["perplexity"], rel=1e-9)
         assert (int(each["words"]), int(each["updates"])) == (result["words"], result["step"])
-    assert (one.result["step"], two.result["step"]) == (240, 160)
+    assert (one.result["step"], two.result["step"]) == (240, 200)
     columns = "published_validation_perplexity", "published_perplexity"
     numbers = [[each[column] for column in columns] for each in lines]
     assert numbers == [["", ""], ["19.79", "20.51"]]
@@ -114,7 +114,7 @@ def test_numbers(made):
         if (each["run"], each["split"]) == (NAME, "validation")
     ]
     assert curves == expected
-    assert [each["updates"] for each in lines_of(files / "toy.csv")] == ["240", "160"]
+    assert [each["updates"] for each in lines_of(files / "toy.csv")] == ["240", "200"]
 
 
 def test_files(made):

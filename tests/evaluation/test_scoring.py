@@ -297,7 +297,7 @@ def test_evaluation_finds_what_training_measured(ask, trained_copy):
     measured = {line["step"]: line["validation/nll"] for line in lines if "validation/nll" in line}
     saved = [int(path.name) for path in (trained_copy / "checkpoints").iterdir()]
     best = min(saved, key=measured.get)
-    for name, step in ("160", 160), ("latest", 240), ("best", best):
+    for name, step in ("200", 200), ("latest", 240), ("best", best):
         result = ask(split="validation", checkpoint=name)
         assert result["step"] == step
         assert result["nll"] == pytest.approx(measured[step], rel=1e-6)
@@ -306,7 +306,7 @@ def test_evaluation_finds_what_training_measured(ask, trained_copy):
 def test_a_checkpoint_that_is_not_there(ask):
     """The line names it and the steps that are there."""
     for name in "80", "oldest", "-1", "²":
-        with pytest.raises(InputError, match=f"no checkpoint '{name}'.* 160, 240"):
+        with pytest.raises(InputError, match=f"no checkpoint '{name}'.* 200, 240"):
             ask(checkpoint=name)
 
 

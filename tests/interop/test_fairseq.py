@@ -108,7 +108,7 @@ def test_the_commands(conversion, quick_command, home):
     assert (done.returncode, done.stderr) == (0, "")
     assert "92,048" in done.stdout and "1,000 words, after 2 updates" in done.stdout
     line = re.search(
-        r"^python (evaluate.py .*) +# that holds test.txt$", done.stdout, re.MULTILINE
+        r"^python (-m adaptive_jax evaluate .*) +# that holds test.txt$", done.stdout, re.MULTILINE
     ).group(1)
     done = quick_command(*line.replace("DIRECTORY", str(FIXTURES)).split(), env=home)
     assert done.returncode == 0, done.stderr

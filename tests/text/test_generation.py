@@ -75,7 +75,7 @@ def test_load_opens_a_run(model, trained, text):
     ids = model.encode(line + "\n")
     assert ids.dtype == np.int32 and ids[-1] == model.run.vocabulary.eos
     assert model.decode(ids) == line + "\n"
-    assert adaptive_jax.load(str(trained), 160).run.step == 160
+    assert adaptive_jax.load(str(trained), 200).run.step == 200
     with pytest.raises(InputError, match="workdir must be a path, got None"):
         adaptive_jax.load(None)
 
