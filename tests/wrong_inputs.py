@@ -77,7 +77,7 @@ TRAIN_FLAGS = rows(
     (
         "--config.early_stopping=3 --config.evaluate_every=0 --config.checkpoint_every=0",
         "early_stopping=3",
-        "use evaluate_every=",
+        "use evaluate_every=60",
     ),
     (
         "--config.batches.layout=streams",

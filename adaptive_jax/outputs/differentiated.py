@@ -82,29 +82,28 @@ class Differentiated(nn.Module):
         """See `adaptive_jax.outputs.softmax.Softmax.loss`."""
         hidden = floats("hidden", hidden, ..., self.table.features)
         hidden = self.dropout(hidden, row_ids, train=train)
-        steps, *tokens, bands = self._steps(hidden, targets, weights, train)
-        return Loss(*scanned.total_and_nll(steps, *tokens, bands))
+        chunked, *tokens, bands = self._chunked(hidden, targets, weights, train)
+        return Loss(*scanned.total_and_nll(chunked, *tokens, bands))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for
         one that does not exist.
         """
         hidden = floats("hidden", hidden, ..., self.table.features)
-        steps, *tokens, bands = self._steps(hidden, targets, None, False)
-        return scanned.nll_of(steps, *tokens, bands)
+        chunked, *tokens, bands = self._chunked(hidden, targets, None, False)
+        return scanned.nll_of(chunked, *tokens, bands)
 
-    def _steps(self, hidden, targets, weights, train):
+    def _chunked(self, hidden, targets, weights, train):
         """The arguments of `scanned.total_and_nll`."""
         bands = self.bands(train=train)
         words = sum(len(band.table) for band in bands)
         chunk = chunk_size(0, words, self.table.features)
         if platform() == "cpu":
-            # Fewer logits stay in its caches. Each chunk adds to the gradients of all tables, so
-            # wide ones need more: 96 tokens of width 256 took 0.77 of the time of 512, and of width
-            # 1,024 1.13 times that of 256.
+            # Fewer logits stay in its caches; but each chunk adds to the gradients of all tables,
+            # so wide ones need more tokens (benchmarks/outputs.py, small and large).
             chunk = min(chunk, max(TAIL_CHUNK, self.table.features // TABLE_SHARE))
         tokens = hidden, *scanned.checked(hidden, targets, weights, words)
-        return scanned.Steps(_bands, _losses, chunk), *tokens, bands
+        return scanned.ChunkedLoss(_bands, _losses, chunk), *tokens, bands
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
@@ -130,7 +129,9 @@ def _logits(bands, hidden):
         whole = projection is not None or table.shape[1] == hidden.shape[1]
         x = hidden if whole else hidden[:, end - table.shape[1] : end]
         band_logits = scanned.logits_of(scanned.project(x, projection), table, hidden.dtype)
-        logits.append(band_logits + (0.0 if bias is None else bias[None]))
+        if bias is not None:
+            band_logits += bias[None].astype(band_logits.dtype)
+        logits.append(band_logits)
     return logits
 
 

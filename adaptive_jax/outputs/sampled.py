@@ -115,8 +115,9 @@ class Sampled(nn.Module):
             counts = jnp.asarray(self.counts)
             candidates = unigram(key, counts, self.samples)
         chunk = chunk_size(0, self.samples, band.table.shape[1])
-        steps = scanned.Steps(_rows, _losses, chunk, (type(self).losses, math.log(words)))
-        return Loss(*scanned.total_and_nll(steps, *tokens, band, (candidates, counts)))
+        how = type(self).losses, math.log(words)
+        chunked = scanned.ChunkedLoss(_rows, _losses, chunk, how)
+        return Loss(*scanned.total_and_nll(chunked, *tokens, band, (candidates, counts)))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood among all words of each target `[...]` in nats, in the order
@@ -228,7 +229,8 @@ def scores(hidden, projection, own, others, hit) -> tuple[jax.Array, jax.Array, 
     score = jnp.sum(x * own_rows.astype(x.dtype), axis=1)
     logits = scanned.logits_of(x, rows, hidden.dtype)
     if bias is not None:
-        score, logits = score + own_bias, logits + bias[None]
+        score += own_bias.astype(score.dtype)
+        logits += bias[None].astype(logits.dtype)
     rest = jnp.where(hit, HIT, logits - expected[None])
     return score, logits, jax.nn.logsumexp(rest, axis=1)
 

@@ -34,8 +34,8 @@ def checked(hidden, targets, weights, words: int) -> tuple[jax.Array, jax.Array]
     return jnp.where(exist, targets, 0), jnp.where(exist | (weights == 0), weights, jnp.nan)
 
 
-class Steps(NamedTuple):
-    """How a loss is computed. Functions are defined outside any other function.
+class ChunkedLoss(NamedTuple):
+    """What is computed of each chunk of tokens. Functions are defined outside any other function.
 
     Attributes:
         prepare: `prepare(targets [tokens], bands, given)` is `(own, others)`, a tree of arrays with
@@ -52,7 +52,7 @@ class Steps(NamedTuple):
     how: Any = None
 
 
-def total_and_nll(steps: Steps, hidden, targets, weights, bands, given=()):
+def total_and_nll(chunked: ChunkedLoss, hidden, targets, weights, bands, given=()):
     """The sum of `weights · loss`, whose gradients the same pass computes, and the nll `[...]` of
     every token, 0 where the weight is 0, without gradient.
 
@@ -62,15 +62,15 @@ def total_and_nll(steps: Steps, hidden, targets, weights, bands, given=()):
         bands: a tree of arrays that have gradients.
         given: a tree of others.
     """
-    total, nll = _total(steps, *_arranged(hidden, targets, weights, bands, given))
+    total, nll = _total(chunked, *_arranged(hidden, targets, weights, bands, given))
     return total, jax.lax.stop_gradient(jnp.where(weights == 0, 0.0, nll + 0 * weights))
 
 
-def nll_of(steps: Steps, hidden, targets, weights, bands, given=()):
+def nll_of(chunked: ChunkedLoss, hidden, targets, weights, bands, given=()):
     """The nll `[...]` of every token; gradients for any cotangent need a second pass. Arguments as
     those of `total_and_nll`, weights of 1 or NaN.
     """
-    _, nll = _each(steps, *_arranged(hidden, targets, weights, bands, given))
+    _, nll = _each(chunked, *_arranged(hidden, targets, weights, bands, given))
     return nll + 0 * weights
 
 
@@ -91,19 +91,19 @@ def _by_words(shared):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _total(steps, hidden, targets, weights, bands, given):
+def _total(chunked, hidden, targets, weights, bands, given):
     pulls = jnp.stack([weights, jnp.zeros_like(weights)], axis=-1)
-    (loss, nll), _, _ = _run(steps, hidden, targets, pulls, bands, given, gradients=False)
+    (loss, nll), _, _ = _run(chunked, hidden, targets, pulls, bands, given, gradients=False)
     return jnp.sum(weights * loss), nll
 
 
-def _total_forward(steps, hidden, targets, weights, bands, given):
+def _total_forward(chunked, hidden, targets, weights, bands, given):
     pulls = jnp.stack([weights, jnp.zeros_like(weights)], axis=-1)
-    (loss, nll), *slopes = _run(steps, hidden, targets, pulls, bands, given, gradients=True)
+    (loss, nll), *slopes = _run(chunked, hidden, targets, pulls, bands, given, gradients=True)
     return (jnp.sum(weights * loss), nll), (*slopes, loss)
 
 
-def _total_backward(steps, saved, cotangents):
+def _total_backward(chunked, saved, cotangents):
     scale = cotangents[0]
 
     def times(array):
@@ -117,44 +117,44 @@ _total.defvjp(_total_forward, _total_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _each(steps, hidden, targets, weights, bands, given):
+def _each(chunked, hidden, targets, weights, bands, given):
     pulls = jnp.stack([weights, weights], axis=-1)
-    return _run(steps, hidden, targets, pulls, bands, given, gradients=False)[0]
+    return _run(chunked, hidden, targets, pulls, bands, given, gradients=False)[0]
 
 
-def _each_forward(steps, *arrays):
-    return _each(steps, *arrays), arrays
+def _each_forward(chunked, *arrays):
+    return _each(chunked, *arrays), arrays
 
 
-def _each_backward(steps, arrays, cotangents):
+def _each_backward(chunked, arrays, cotangents):
     hidden, targets, weights, bands, given = arrays
     pulls = jnp.stack(cotangents, axis=-1)
-    _, *slopes = _run(steps, hidden, targets, pulls, bands, given, gradients=True)
+    _, *slopes = _run(chunked, hidden, targets, pulls, bands, given, gradients=True)
     return slopes[0], None, jnp.zeros_like(weights), slopes[1], None
 
 
 _each.defvjp(_each_forward, _each_backward)
 
 
-def _run(steps, hidden, targets, pulls, bands, given, gradients):
+def _run(chunked, hidden, targets, pulls, bands, given, gradients):
     """`((loss, nll), d_hidden, d_bands)`, each device computing its own tokens. pulls: cotangents
     `[..., 2]` of loss and nll; a token that has none costs time, and changes nothing.
     """
     tokens, shared = (hidden, targets, pulls), (bands, given)
-    static, by_words = (steps, gradients), _by_words(shared)
+    static, by_words = (chunked, gradients), _by_words(shared)
     found, d_hidden, slopes = partitioned.run(_local, static, tokens, shared, by_words, gradients)
     return found, d_hidden, slopes[0] if gradients else None
 
 
 def _local(static, _, tokens, shared):
     """What `partitioned.run` calls with the tokens of one device."""
-    (steps, with_gradients), shape = static, tokens[1].shape
+    (chunked, with_gradients), shape = static, tokens[1].shape
     hidden, targets, pulls = (a.reshape(math.prod(shape), *a.shape[len(shape) :]) for a in tokens)
     bands, given = shared
     live = jnp.any(pulls != 0, axis=1)  # 0 · NaN is NaN
     hidden, targets = jnp.where(live[:, None], hidden, 0), jnp.where(live, targets, 0)
-    (own, others), back = jax.vjp(lambda bands: steps.prepare(targets, bands, given), bands)
-    rows = rows_of_chunk(len(targets), steps.chunk)
+    (own, others), back = jax.vjp(lambda bands: chunked.prepare(targets, bands, given), bands)
+    rows = rows_of_chunk(len(targets), chunked.chunk)
 
     def in_chunks(array):
         room = [(0, -len(array) % rows)] + [(0, 0)] * (array.ndim - 1)
@@ -167,14 +167,15 @@ def _local(static, _, tokens, shared):
         hidden, targets, pulls, own = part
 
         def losses(hidden, own, others):
-            return steps.losses(steps.how, hidden, targets, own, others, given)
+            return chunked.losses(chunked.how, hidden, targets, own, others, given)
 
         if not with_gradients:
             return sums, (losses(hidden, own, others), None, None)
         found, pull = jax.vjp(losses, hidden, own, others)
         cotangents = zip(pulls.T, found, strict=True)
         d_hidden, d_own, more = pull(tuple(x.astype(of.dtype) for x, of in cotangents))
-        return jax.tree.map(jnp.add, sums, more), (found, d_hidden, d_own)
+        sums = jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, more)
+        return sums, (found, d_hidden, d_own)
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a.dtype)), others)
     zeros = pvary(zeros, axes_of((tokens, shared)))

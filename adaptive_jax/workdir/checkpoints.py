@@ -186,8 +186,8 @@ class Checkpoints:
     def hours(self, step: int) -> float:
         """Hours that the run had trained when the checkpoint was saved; 0 if it does not say."""
         try:
-            return float(self.manager.metadata(step).custom_metadata.get("hours", 0.0))
-        except (ValueError, TypeError, AttributeError):  # damaged metadata
+            return float(self.manager.metadata(step).custom_metadata["hours"])
+        except (ValueError, TypeError, AttributeError, KeyError):  # damaged metadata
             text = "%s does not say how long the run had trained: its hours count from 0"
             logger.warning(text, self.directory / str(step))
             return 0.0

@@ -121,7 +121,7 @@ def test_words_of_a_vocabulary():
     np.testing.assert_array_equal(words.before(), [5, 9, 2, 5, 9])
 
 
-def test_words_of_units(tmp_path):
+def test_words_of_units(tmp_path, caplog):
     """A word's loss is the sum over its units, and its frequency that of the word in the
     training text, not of a unit.
     """
@@ -139,6 +139,7 @@ def test_words_of_units(tmp_path):
         {"corpus": "text_files", "path": str(tmp_path / "none")},
         {"corpus": "text_files", "path": str(tmp_path), "cache": str(tmp_path / "cache")},
     )
+    assert f"training text of data_path={tmp_path}: the run's own is not here" in caplog.text
     ends = np.cumsum(lengths)
     slow = [nll[end - length : end].sum() for end, length in zip(ends, lengths, strict=True)]
     np.testing.assert_array_equal(words.nll, slow)

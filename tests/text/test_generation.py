@@ -302,6 +302,8 @@ def test_the_command(quick_command, in_process, trained, model, tmp_path):
         "the t1w0", words=5, seed=2
     ).removesuffix("\n")
     assert done.stderr == ""  # what is said of speed is for terminals
+    every = model.generate("the t1w0", words=5, seed=2, top_k=10**9)  # more words than there are
+    assert every == model.generate("the t1w0", words=5, seed=2)
     (tmp_path / "prompts.txt").write_text("the t1w0\nthe\n")
     done = in_process(
         *run, f"--prompts={tmp_path / 'prompts.txt'}", "--format=jsonl", "--samples=2", "--beams=3"
@@ -315,6 +317,7 @@ def test_the_command(quick_command, in_process, trained, model, tmp_path):
     )
     for flags, says in [
         (["--prompt=a", "--prompts=b"], "use one"),
+        (["--prompt=the", "--avoid=,"], "--avoid=, has an empty word: write a comma as"),
         (["--prompt=the \udcff", "--top_p=0.5"], "UTF-8"),
     ]:
         done = in_process(*run, *flags)

@@ -43,6 +43,20 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
     again.close()
 
 
+def test_hours_that_cannot_be_read(tmp_path, caplog):
+    """They count from 0, which the run says: a limit of hours would begin anew in silence."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, {"params": {"a": jnp.arange(3)}}, 1.0, hours=2.5)
+    checkpoints.close()
+    for content, hours in ("", 2.5), ("{not", 0.0):
+        if content:
+            (tmp_path / "checkpoints" / "3" / "_CHECKPOINT_METADATA").write_text(content)
+        reader = Checkpoints(tmp_path, read_only=True)
+        assert reader.hours(3) == hours
+        reader.close()
+        assert ("its hours count from 0" in caplog.text) == (hours == 0)
+
+
 def test_items_are_read_one_by_one(tmp_path):
     """Parameters are read without knowing of the optimizer; an item without arrays is not saved
     and comes back as it is.
