@@ -23,10 +23,9 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout, uniform
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.platforms import platform, present
-from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype, wide
+from adaptive_jax.numerics.products import sum_dtype
+from adaptive_jax.numerics.step_products import dot, in_blocks, over_rows, step_product
 
-FEW_ROWS = 48  # rows of a step's product, up to which Eigen is the faster one
-TILE = 128  # rows of a matrix, of which XLA's kernels for GPUs want whole multiples
 _barrier = jax.lax.optimization_barrier
 
 
@@ -370,37 +369,6 @@ def _scan(x, weights, state, keep):
     return _forward(x, weights, state, keep)[0]
 
 
-def _dot(a, b, axis_of_a=1, axis_of_b=0):
-    """The product of two matrices over these axes, in their dtype, summed in the wide one."""
-    if is_cpu_bfloat16(a):
-        return wide(a if axis_of_a else a.T, b.T if axis_of_b else b)
-    return jax.lax.dot_general(
-        a, b, (((axis_of_a,), (axis_of_b,)), ((), ())), preferred_element_type=sum_dtype(a.dtype)
-    )
-
-
-def _in_tiles(matrix):
-    """The right side of a step's product; on a GPU with zeros below it, up to whole tiles.
-
-    XLA divides the sum over so few rows among several programs, whose parts must be whole. It would
-    pad, and so copy, the matrix in every step.
-    """
-    return jnp.pad(matrix, ((0, -len(matrix) % TILE), (0, 0))) if platform() == "gpu" else matrix
-
-
-def _step_product(a, b):
-    """`a @ b` inside the loop over time; `b` may have more rows, see `_in_tiles`.
-
-    XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer than Eigen for a
-    few rows. A left side that lies transposed goes to Eigen; the barrier stops XLA from transposing
-    it back.
-    """
-    if len(b) > a.shape[1]:
-        a = jnp.pad(a, ((0, 0), (0, len(b) - a.shape[1])))
-    eigen = platform() == "cpu" and a.dtype == jnp.float32 and len(a) < FEW_ROWS
-    return _dot(_barrier(a.T), b, axis_of_a=0) if eigen else _dot(a, b)
-
-
 def _flat(a):
     """`[time, rows, width]` to `[time * rows, width]`."""
     return a.reshape(-1, a.shape[-1])
@@ -417,17 +385,16 @@ def _put(array, at, row):
 
 def _forward(x, weights, state, keep):
     dtype = x.dtype
-    recurrent = _in_tiles(weights.recurrent.astype(dtype))
-    pushed = _dot(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
+    recurrent = in_blocks(weights.recurrent.astype(dtype), len(x))
+    pushed = dot(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
 
     def step(at, loop):
         before, (hiddens, cells, gates) = (
             loop  # what later steps of `gates` hold is still the product of their inputs
         )
         hidden, cell = _kept(keep, at, *before)
-        i, f, g, o = jnp.split(
-            gates[at] + weights.bias[None] + _step_product(hidden, recurrent), 4, axis=1
-        )
+        recurred = step_product(hidden, recurrent, len(weights.bias))
+        i, f, g, o = jnp.split(gates[at] + weights.bias[None] + recurred, 4, axis=1)
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
         cell = f * cell + i * g
         hidden = (o * jnp.tanh(cell)).astype(dtype)
@@ -447,7 +414,7 @@ def _backward(saved, gradient):
     x, weights, state, keep, hidden, cells, gates = saved
     of_hiddens, of_state = gradient
     dtype, wide = x.dtype, cells.dtype
-    back = _barrier(_in_tiles(weights.recurrent.astype(dtype).T))
+    back = _barrier(in_blocks(weights.recurrent.astype(dtype).T, len(x)))
 
     def step(number, loop):
         (of_hidden, of_cell), gates = (
@@ -465,7 +432,8 @@ def _backward(saved, gradient):
         # copies `gates` at every step.
         made = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
         of_sums, of_cell = made[:, : gates.shape[2]].astype(dtype), made[:, gates.shape[2] :]
-        return _kept(keep, at, _step_product(of_sums, back), of_cell), _put(gates, at, of_sums)
+        of_hidden = step_product(of_sums, back, hidden.shape[-1])
+        return _kept(keep, at, of_hidden, of_cell), _put(gates, at, of_sums)
 
     after = of_state.hidden.astype(wide), of_state.cell
     of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
@@ -473,12 +441,12 @@ def _backward(saved, gradient):
     befores = befores if keep is None else jnp.where(keep, befores, 0)
     flat = _flat(of_sums)
     of_weights = (
-        _dot(_flat(x), flat, 0, 0),
-        _dot(_flat(befores), flat, 0, 0),
+        over_rows(_flat(x), flat),
+        over_rows(_flat(befores), flat),
         jnp.sum(flat, axis=0, dtype=wide),
     )
     of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
-    of_x = _dot(flat, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
+    of_x = dot(flat, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
     return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None
 
 

@@ -14,6 +14,7 @@ from adaptive_jax.bodies.lstm import AWDLSTM, LSTM, State, Weights, cudnn, lstm,
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.numerics import step_products
 from adaptive_jax.numerics.batch import Batch
 from tests.toys import random_params
 
@@ -88,19 +89,47 @@ def test_the_layer_equals_plain_differentiation(starts):
     )
 
 
-def test_matrices_in_whole_tiles_give_the_same_numbers(monkeypatch):
-    """On a GPU the matrix of a step has rows of zeros; states and gradients are those without."""
-    given, layer = a_layer(), with_gradients(functools.partial(scan, starts=STARTS))
-    (_, expected), exact = jax.jit(layer)(*given)
-    monkeypatch.setattr(module, "platform", lambda: "gpu")
-    padded = jax.jit(with_gradients(functools.partial(scan, starts=STARTS))).lower(*given)
-    assert f"tensor<{module.TILE}x{4 * WIDTH}xf32>" in padded.as_text()
-    (_, ours), gradients = padded.compile()(*given)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"platform": lambda: "gpu"}, {f"tensor<{step_products.TILE}x{4 * WIDTH}xf32>"}),
+        # Of 20 and of 5 columns, which 3 does not divide, and of a matrix 20 columns wide.
+        (
+            {"LARGE": 4 * WIDTH * WIDTH, "MANY_STEPS": TIME, "COLUMNS": 3, "FAR": 4},
+            {f"tensor<{WIDTH}x3xf32>", f"tensor<{4 * WIDTH}x3xf32>"},
+        ),
+    ],
+    ids=["whole tiles on a GPU", "blocks on a CPU"],
+)
+def test_matrices_in_other_layouts_give_the_same_numbers(monkeypatch, changes, expected):
+    """States and gradients are those of whole matrices, whether rows of zeros fill the matrix of a
+    step, or its columns are cut into blocks and those over all steps are transposed.
+    """
+    given = a_layer()
+    (_, whole), exact = jax.jit(with_gradients(functools.partial(scan, starts=STARTS)))(*given)
+    for name, value in changes.items():
+        monkeypatch.setattr(step_products, name, value)
+    other = jax.jit(with_gradients(functools.partial(scan, starts=STARTS))).lower(*given)
+    assert all(each in other.as_text() for each in expected)
+    (_, ours), gradients = other.compile()(*given)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6),
         (ours, gradients),
-        (expected, exact),
+        (whole, exact),
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype", "blocks"), [(16, np.float32, 4), (15, np.float32, 1), (16, jnp.bfloat16, 1)]
+)
+def test_what_is_cut_into_blocks(steps, dtype, blocks):
+    """A large matrix in float32 for many steps; a copy for the one step of decoding would cost
+    more than the step.
+    """
+    cut = jax.eval_shape(
+        lambda matrix: step_products.in_blocks(matrix, steps), jnp.ones((512, 2048), dtype)
+    )
+    assert len(cut) == blocks
 
 
 def test_bfloat16_rounds_products_and_not_cells():
