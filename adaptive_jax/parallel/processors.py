@@ -16,6 +16,8 @@ PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
 PLUGINS = "jax_plugins", "libtpu"  # of jax[cuda] and jax[tpu]
 FILES, DEVICES = Path("/dev"), ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
+LSTMS = "lstm", "awd_lstm"  # whose wide layers one device suits better, for few rows of an update
+WIDE, FEW_ROWS = 512, 64
 OWN_CHOICE = "JAX_NUM_CPU_DEVICES", "--xla_force_host_platform_device_count"
 
 
@@ -36,13 +38,16 @@ def use_two_devices(config: Mapping) -> bool:
     parameters.
 
     Returns whether training runs on them. Call it before JAX uses a device. One device stays where
-    an update has an odd number of rows, and on several hosts.
+    an update has an odd number of rows, on several hosts, and for wide LSTMs of few rows: both
+    devices would read their matrices at every step.
     """
     import jax  # here, because `use_large_pages` comes first and starts anew
 
     tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
-    odd = length and tokens // length % 2
-    if _chosen() or jax.distributed.is_initialized() or odd or cores() < 2:
+    rows = tokens // length if length else 0
+    body, few = config["body"], 0 < rows < FEW_ROWS
+    one = rows % 2 or (few and body["name"] in LSTMS and max(body["widths"], default=0) >= WIDE)
+    if _chosen() or jax.distributed.is_initialized() or one or cores() < 2:
         return False
     jax.config.update("jax_num_cpu_devices", 2)
     return jax.default_backend() == "cpu"

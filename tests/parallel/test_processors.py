@@ -13,7 +13,10 @@ TUNED = """
 from adaptive_jax.parallel import processors
 processors.use_large_pages()
 import os
-two = processors.use_two_devices({"tokens_per_update": %s, "batches": {"sequence_length": 16}})
+body = {"name": "lstm", "widths": (512, 256)} if %s else {"name": "gcnn"}
+two = processors.use_two_devices(
+    {"tokens_per_update": %s, "batches": {"sequence_length": 16}, "body": body}
+)
 import jax
 print(os.environ.get("GLIBC_TUNABLES"), two, jax.device_count())
 """
@@ -33,20 +36,25 @@ def printed(*arguments, **variables):
 
 
 @pytest.mark.parametrize(
-    "tokens, variables, devices",
+    "wide_lstm, tokens, variables, devices",
     [
-        (512, {}, 2),
-        (48, {}, 1),
-        (512, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
+        (False, 512, {}, 2),
+        (False, 48, {}, 1),
+        (True, 512, {}, 1),
+        (True, 1024, {}, 2),
+        (False, 512, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
     ],
 )
 @pytest.mark.skipif(processors.cores() < 2, reason="one core")
-def test_what_a_process_gets(tokens, variables, devices):
-    """Two devices for an even number of rows; whoever chose the number of devices keeps it, and
-    memory as it is.
+def test_what_a_process_gets(wide_lstm, tokens, variables, devices):
+    """Two devices for an even number of rows, of a wide LSTM for 64 or more; whoever chose the
+    number of devices keeps it, and memory as it is.
     """
     large = processors.LARGE_PAGES if processors._large_pages_exist() and not variables else None
-    assert printed("-c", TUNED % tokens, **variables) == f"{large} {devices == 2} {devices}\n"
+    assert (
+        printed("-c", TUNED % (wide_lstm, tokens), **variables)
+        == f"{large} {devices == 2} {devices}\n"
+    )
 
 
 @pytest.mark.skipif(processors.cores() < 2, reason="one core")
