@@ -16,8 +16,8 @@ PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
 PLUGINS = "jax_plugins", "libtpu"  # of jax[cuda] and jax[tpu]
 FILES, DEVICES = Path("/dev"), ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
-LSTMS = "lstm", "awd_lstm"  # whose wide layers one device suits better, for few rows of an update
-WIDE, FEW_ROWS = 512, 64
+LSTMS = "lstm", "awd_lstm"  # whose wide layers are faster on one device, for few rows
+WIDE, LEAST_ROWS = 512, 64  # their units, and rows of which two devices have enough
 OWN_CHOICE = "JAX_NUM_CPU_DEVICES", "--xla_force_host_platform_device_count"
 
 
@@ -45,7 +45,7 @@ def use_two_devices(config: Mapping) -> bool:
 
     tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
     rows = tokens // length if length else 0
-    body, few = config["body"], 0 < rows < FEW_ROWS
+    body, few = config["body"], 0 < rows < LEAST_ROWS
     one = rows % 2 or (few and body["name"] in LSTMS and max(body["widths"], default=0) >= WIDE)
     if _chosen() or jax.distributed.is_initialized() or one or cores() < 2:
         return False
