@@ -15,7 +15,7 @@ those that were passed over last, so half an hour is three times the same comman
        recomputed
     2  penn_treebank:awd_sm trained and scored on the test split, with --data            9
     3  adp beside torch and torch.compile                                                3
-    4  attention at 512 and 3,072 tokens, beside torch                                   2
+    4  attention at 512 and 3,072 tokens and layers of AWD-LSTM, beside torch            2
     5  train.py killed and resumed                                                       3
     6  wikitext2:awd_asm and penn_treebank:groc_tied trained, with --data                9
     7  the output layer in bfloat16, 32,768 tokens, each band; beside torch              3
@@ -141,6 +141,7 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
         how = [f"--sizes={size}", f"--peers={peer}", f"--repeats={1 if tiny else 7}"]
         return Variant(f"attention {peer}, {size}", [["benchmarks.layers", "attention", *how]])
 
+    lstm = ["--sizes=2x5x4x6x4", "--repeats=1"] if tiny else []
     sizes = ("2x12x2x8", "2x20x2x8") if tiny else ("64x512x16x64", "10x3072x16x64")
     paths = "triton", "torch", "chunked"
     return [
@@ -160,7 +161,13 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
                 for peer in ("adaptive_jax", "torch.compile", "torch")
             ],
         ),
-        Step(2, [attention(size, path) for size in sizes for path in paths]),
+        Step(
+            2,
+            [
+                *(attention(size, path) for size in sizes for path in paths),
+                Variant("layers of AWD-LSTM", [["benchmarks.layers", "lstm", *lstm]]),
+            ],
+        ),
         Step(3, [part("restart")]),
         Step(9, trained("wikitext2", "awd_asm") + trained("penn_treebank", "groc_tied")),
         Step(3, [part("output"), part("torch_output")]),

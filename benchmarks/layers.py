@@ -117,7 +117,10 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
 
         for weights in layers:
             bias = weights.bias, torch.zeros_like(weights.bias)
-            parameters = weights.input.T, weights.recurrent.T, *bias
+            matrices = [matrix.T for matrix in (weights.input, weights.recurrent)]
+            if x.is_cuda:  # cuDNN takes no transposed view
+                matrices = [matrix.contiguous() for matrix in matrices]
+            parameters = *matrices, *bias
             zeros = torch.zeros(1, len(x), len(weights.recurrent), dtype=x.dtype, device=x.device)
             options = True, 1, 0.0, False, False, True  # biases, layers, …, batch first
             x, *_ = torch.lstm(x, (zeros, zeros), parameters, *options)
