@@ -3,13 +3,14 @@ PYTHON ?= python3
 WORKDIR ?= runs/quickstart
 BIN := .venv/bin
 
-.PHONY: help train test test-slow test-targets lint docs gpu-kit clean
+.PHONY: help train test test-slow test-targets test-device lint docs gpu-kit clean
 
 help:
 	@echo "make train    creates .venv (1.1 GB), trains a small model in minutes, and prints its test perplexity"
 	@echo "make test     creates .venv and runs every test but the slow ones"
 	@echo "make test-slow   runs those: they train for minutes, or show what quicker ones show for another model"
 	@echo "make test-targets PYTHON=python3.12   creates .venv-targets (3 GB) and compiles for GPUs and TPUs that are not here"
+	@echo "make test-device   compares an update of every kind of model on the GPU or TPU that .venv's JAX finds with that of the CPU"
 	@echo "make docs     creates .venv and builds the pages and the reference as a site in docs/_build"
 	@echo "make gpu-kit DATA=DIR   packs what a GPU machine without a network lacks to run benchmarks.gpu"
 	@echo "make lint     checks the style of the code"
@@ -35,6 +36,10 @@ test-slow: .venv/tested
 test-targets: .venv-targets/installed
 	.venv-targets/bin/python -m pytest -q -n 2 tests/planning/test_targets.py tests/training/test_compiled_for.py \
 		tests/planning/test_kernels.py
+
+test-device: .venv/tested
+	$(BIN)/python -c 'import jax, sys; sys.exit(jax.default_backend() == "cpu" and "error: JAX finds no GPU or TPU here: install jax[cuda13] or jax[tpu], see docs/hosts.md")'
+	$(BIN)/python -m pytest -q tests/test_configs.py -k tiny_copy
 
 lint: .venv/tested
 	$(BIN)/ruff check .
