@@ -5,7 +5,6 @@ for line in scorer(["the cat sat", "on the mat"]): print(line.text, line.log_pro
 """
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer
+from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer, perplexity
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.text.line_batches import round_up, stream_batches, window_batches
@@ -71,8 +70,8 @@ class ScoredLine(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per word of the line."""
-        return math.exp(min(700.0, -self.log_prob / max(1, len(self.words))))
+        """Perplexity per word of the line, infinite where that overflows."""
+        return perplexity(-self.log_prob / max(1, len(self.words)))
 
 
 class _Parsed(NamedTuple):

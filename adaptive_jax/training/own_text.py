@@ -132,7 +132,13 @@ def _split(data: dict) -> list[str]:
         )
     file = single_file(data["path"])
     if file is None:
-        _check_whole(path_of(data["path"]))
+        place = path_of(data["path"])
+        if not in_store(place) and not place.exists():
+            raise InputError(
+                f"data.path={place} does not exist; use a directory with train.txt, valid.txt and"
+                " test.txt, or one text file"
+            )
+        _check_whole(place)
         return []
     directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
     data["path"] = str(directory)

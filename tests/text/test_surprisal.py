@@ -247,6 +247,7 @@ def test_unseen_words_and_frequencies(model):
     assert line.frequencies.tolist() == [60, 0, 3, 59, 57]
     assert line.log_probs[1] < 0 and line.log_prob == pytest.approx(line.log_probs.sum())
     assert line.perplexity == pytest.approx(np.exp(-line.log_probs.mean()))
+    assert line._replace(log_probs=line.log_probs - np.inf).perplexity == np.inf
 
 
 @pytest.mark.parametrize("kind", ["composed", "clusters", "convolution"])

@@ -97,6 +97,8 @@ def test_what_is_no_single_file(text, tmp_path):
     assert single_file(str(text)) is None
     with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
         with_text(request(**{"data.path": str(tmp_path / "two")}), tmp_path)
+    with pytest.raises(InputError, match="nowhere does not exist; use .*, or one text file"):
+        with_text(request(**{"data.path": str(tmp_path / "nowhere")}), tmp_path)
     (tmp_path / "two" / "a").write_text("one line only\nand another")
     with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
         split_lines(tmp_path / "two" / "a", tmp_path)
