@@ -18,7 +18,8 @@ those that were passed over last, so half an hour is three times the same comman
     4  attention at 512 and 3,072 tokens and layers of AWD-LSTM, beside torch            2
     5  train.py killed and resumed                                                       3
     6  wikitext2:awd_asm and penn_treebank:groc_tied trained, with --data                9
-    7  the output layer in bfloat16, 32,768 tokens, each band; beside torch              3
+    7  the output layer in bfloat16, 32,768 tokens, each band; beside torch; a full      3
+       softmax of 131,072 and 262,144 words beside optax and others
     8  adp_t without dropout, its output alone, 8 to 128 rows; flags of XLA              3
     9  best, rows of 3,072; a vocabulary of a million words; blocks of attention         3
 
@@ -70,6 +71,7 @@ TINY_TRAINING = (
     "--config.body.widths=(20,20)",
 )
 MILLION = ("--config.data.vocabulary_size=1000000", "--config.input.cutoffs=(20000,60000,260000)")
+LARGE = "--tokens=8192", "--widths=2048"  # of the full softmax
 XLA = {
     "without command buffers": "--xla_gpu_enable_command_buffer=",
     "latency hiding": "--xla_gpu_enable_latency_hiding_scheduler=true",
@@ -141,6 +143,12 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
         how = [f"--sizes={size}", f"--peers={peer}", f"--repeats={1 if tiny else 7}"]
         return Variant(f"attention {peer}, {size}", [["benchmarks.layers", "attention", *how]])
 
+    def full_softmax():
+        words = "700" if tiny else "131072,262144"
+        sizes = [f"--words={words}", *(["--tokens=64", "--widths=16"] if tiny else LARGE)]
+        command = ["benchmarks.full_softmax", *sizes, "--dtypes=bfloat16"]
+        return Variant(f"full softmax, {words} words", [command])
+
     lstm = ["--sizes=2x5x4x6x4", "--repeats=1"] if tiny else []
     sizes = ("2x12x2x8", "2x20x2x8") if tiny else ("64x512x16x64", "10x3072x16x64")
     paths = "triton", "torch", "chunked"
@@ -170,7 +178,7 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
         ),
         Step(3, [part("restart")]),
         Step(9, trained("wikitext2", "awd_asm") + trained("penn_treebank", "groc_tied")),
-        Step(3, [part("output"), part("torch_output")]),
+        Step(3, [part("output"), part("torch_output"), full_softmax()]),
         Step(
             3,
             [
