@@ -53,7 +53,7 @@ docs: .venv/documented
 gpu-kit: .venv/installed
 	@test -d "$(DATA)/ptb" -a -d "$(DATA)/wikitext-2" || { echo "error: DATA=$(DATA) must be a directory with ptb and wikitext-2"; exit 2; }
 	rm -rf gpu-kit/wheels
-	$(BIN)/python -m pip download -q --no-deps --dest gpu-kit/wheels $$(grep -E '^(ml_collections|tensorboardX)' requirements.txt)
+	$(BIN)/python -m pip download -q --no-deps --dest gpu-kit/wheels $$(grep -hE '^(ml_collections|filelock|tensorboardX|jax-cce)' requirements.txt requirements-bench.txt)
 	cp -r "$(DATA)/ptb" "$(DATA)/wikitext-2" gpu-kit && chmod -R u+w gpu-kit
 	@echo "Copy the clone with gpu-kit to the machine. There, the last line three times:"
 	@echo "    pip install --no-index --no-deps gpu-kit/wheels/*.whl"

@@ -31,9 +31,6 @@ from adaptive_jax.data.vocabulary.words import (
 from adaptive_jax.errors import InputError, of_extra_train, one_line
 from adaptive_jax.files import path_of, replacing
 
-with of_extra_train():
-    import sentencepiece
-
 # Part of the path of learnt units: increase it when the same text and codes are to give others
 FORMAT = 2
 MARK = "▁"  # U+2581
@@ -168,7 +165,7 @@ class Subwords(Vocabulary):
     @functools.cached_property
     def _units(self) -> Callable[[str], tuple[int, ...]]:
         """A function from a word to the ids of its units, computed once a word."""
-        processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
+        processor = _sentencepiece().SentencePieceProcessor(model_proto=self.model)
         pieces = map(processor.id_to_piece, range(processor.vocab_size()))
         ids_of_pieces = list(map(self.index.get, pieces))
         mark = MARK.encode("utf-8")
@@ -231,9 +228,16 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
     return model
 
 
+def _sentencepiece():
+    """The package; whole words do without it."""
+    with of_extra_train():
+        import sentencepiece
+    return sentencepiece
+
+
 def _train(words: Mapping[str, int], size: int) -> bytes:
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
+    _sentencepiece().SentencePieceTrainer.train(
         sentence_iterator=(f"{word}\t{count}" for word, count in words.items()),
         input_format="tsv",
         model_writer=model,
@@ -256,5 +260,5 @@ def _train(words: Mapping[str, int], size: int) -> bytes:
 
 def _pieces(model: bytes) -> list[str]:
     """Bytes, merges in order and characters of a model, without sentencepiece's own <unk>."""
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    processor = _sentencepiece().SentencePieceProcessor(model_proto=model)
     return [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
