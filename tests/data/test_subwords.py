@@ -5,6 +5,7 @@ import itertools
 import lzma
 import math
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.subwords import BYTES, MARK, Subwords, read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, MissingPackage
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
@@ -251,6 +252,14 @@ def test_what_is_written_is_read_back_the_same(tmp_path):
     words = Vocabulary.build(COUNTS)
     words.write(path)
     assert (type(read_vocabulary(path)), read_vocabulary(path).digest) == (Vocabulary, words.digest)
+
+
+def test_without_the_package_the_file_is_not_blamed(tmp_path, small, monkeypatch):
+    """Otherwise the message would tell to remove a model that is intact."""
+    small.write(tmp_path / "vocabulary.txt")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(MissingPackage, match=r"need sentencepiece: pip install"):
+        read_vocabulary(tmp_path / "vocabulary.txt")
 
 
 def refusal(path):

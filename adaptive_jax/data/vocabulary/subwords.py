@@ -28,7 +28,7 @@ from adaptive_jax.data.vocabulary.words import (
     most_frequent_first,
     read_counts,
 )
-from adaptive_jax.errors import InputError, of_extra_train, one_line
+from adaptive_jax.errors import InputError, MissingPackage, of_extra_train, one_line
 from adaptive_jax.files import path_of, replacing
 
 # Part of the path of learnt units: increase it when the same text and codes are to give others
@@ -96,12 +96,18 @@ class Subwords(Vocabulary):
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Subwords":
-        """Reads what `write` wrote. Raises InputError for anything else."""
+        """Reads what `write` wrote.
+
+        Raises:
+            InputError: anything else is there, or, as MissingPackage, sentencepiece is not.
+        """
         plain, file = Vocabulary.read(path), path_of(path).with_name(FILE)
         try:
             pieces = _pieces(model := file.read_bytes())
             if {*pieces, EOS} != set(plain.words) - {UNKNOWN}:
                 raise ValueError("it has other units")
+        except MissingPackage:
+            raise
         except Exception as error:  # sentencepiece says with several kinds that it cannot read
             raise InputError(
                 f"the model of {path}, {file}, cannot be read: {one_line(error)[:150]}; restore it,"
