@@ -17,7 +17,7 @@ those that were passed over last, so half an hour is three times the same comman
     3  adp beside torch and torch.compile                                                3
     4  attention at 512 and 3,072 tokens and layers of AWD-LSTM, beside torch            2
     5  train.py killed and resumed                                                       3
-    6  wikitext2:awd_asm and penn_treebank:groc_tied trained, with --data                9
+    6  penn_treebank:groc_tied, groc_adaptive and wikitext2:awd_asm trained, with --data  9
     7  the output layer in bfloat16, 32,768 tokens, each band; beside torch; a full      3
        softmax of 131,072 and 262,144 words beside optax and others
     8  adp_t without dropout, its output alone, 8 to 128 rows; flags of XLA              3
@@ -177,7 +177,14 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
             ],
         ),
         Step(3, [part("restart")]),
-        Step(9, trained("wikitext2", "awd_asm") + trained("penn_treebank", "groc_tied")),
+        Step(
+            9,
+            [
+                *trained("penn_treebank", "groc_tied"),
+                *trained("penn_treebank", "groc_adaptive"),
+                *trained("wikitext2", "awd_asm"),
+            ],
+        ),
         Step(3, [part("output"), part("torch_output"), full_softmax()]),
         Step(
             3,
