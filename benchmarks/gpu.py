@@ -71,7 +71,6 @@ TINY_TRAINING = (
     "--config.body.widths=(20,20)",
 )
 MILLION = ("--config.data.vocabulary_size=1000000", "--config.input.cutoffs=(20000,60000,260000)")
-LARGE = "--tokens=8192", "--widths=2048"  # of the full softmax
 XLA = {
     "without command buffers": "--xla_gpu_enable_command_buffer=",
     "latency hiding": "--xla_gpu_enable_latency_hiding_scheduler=true",
@@ -143,12 +142,6 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
         how = [f"--sizes={size}", f"--peers={peer}", f"--repeats={1 if tiny else 7}"]
         return Variant(f"attention {peer}, {size}", [["benchmarks.layers", "attention", *how]])
 
-    def full_softmax():
-        words = "700" if tiny else "131072,262144"
-        sizes = [f"--words={words}", *(["--tokens=64", "--widths=16"] if tiny else LARGE)]
-        command = ["benchmarks.full_softmax", *sizes, "--dtypes=bfloat16"]
-        return Variant(f"full softmax, {words} words", [command])
-
     lstm = ["--sizes=2x5x4x6x4", "--repeats=1"] if tiny else []
     sizes = ("2x12x2x8", "2x20x2x8") if tiny else ("64x512x16x64", "10x3072x16x64")
     paths = "triton", "torch", "chunked"
@@ -185,7 +178,7 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
                 *trained("wikitext2", "awd_asm"),
             ],
         ),
-        Step(3, [part("output"), part("torch_output"), full_softmax()]),
+        Step(3, [part("output"), part("torch_output"), full_softmax(tiny)]),
         Step(
             3,
             [
@@ -204,6 +197,15 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
             ],
         ),
     ]
+
+
+def full_softmax(tiny: bool) -> Variant:
+    """A full softmax of two large vocabularies beside other packages."""
+    words, sizes = "131072,262144", ["--tokens=8192", "--widths=2048"]
+    if tiny:
+        words, sizes = "700", ["--tokens=64", "--widths=16"]
+    command = ["benchmarks.full_softmax", f"--words={words}", *sizes, "--dtypes=bfloat16"]
+    return Variant(f"full softmax, {words} words", [command])
 
 
 def _dies_with_its_parent():
