@@ -132,13 +132,7 @@ def _split(data: dict) -> list[str]:
         )
     file = single_file(data["path"])
     if file is None:
-        place = path_of(data["path"])
-        if not in_store(place) and not place.exists():
-            raise InputError(
-                f"data.path={place} does not exist; use a directory with train.txt, valid.txt and"
-                " test.txt, or one text file"
-            )
-        _check_whole(place)
+        _check_place(path_of(data["path"]))
         return []
     directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
     data["path"] = str(directory)
@@ -148,9 +142,16 @@ def _split(data: dict) -> list[str]:
     ]
 
 
-def _check_whole(place):
-    """Raises InputError for a directory whose files are several parts of one text."""
-    if in_store(place) or not place.is_dir():
+def _check_place(place):
+    """Raises InputError where nothing is, or a directory whose files are parts of one text."""
+    if in_store(place):
+        return
+    if not place.exists():
+        raise InputError(
+            f"data.path={place} does not exist; use a directory with train.txt, valid.txt and"
+            " test.txt, or one text file"
+        )
+    if not place.is_dir():
         return
     names = [entry.name for entry in place.iterdir() if not entry.name.startswith(".")]
     if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
