@@ -122,7 +122,7 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
                 matrices = [matrix.contiguous() for matrix in matrices]
             parameters = *matrices, *bias
             zeros = torch.zeros(1, len(x), len(weights.recurrent), dtype=x.dtype, device=x.device)
-            options = True, 1, 0.0, False, False, True  # biases, layers, …, batch first
+            options = True, 1, 0.0, True, False, True  # biases, layers, …, training, …, batch first
             x, *_ = torch.lstm(x, (zeros, zeros), parameters, *options)
         return x
 
