@@ -3,9 +3,9 @@ band, and a run that is killed.
 
     python -m benchmarks.gpu_parts PART [--tiny] [--json=FILE]
 
-- `check`: versions; every path of attention and the output layer in bfloat16 and float32, and of
-  the LSTM in float32, against plain float32; gradients of a word table, whose sum into repeated
-  rows is slow in some versions of XLA.
+- `check`: versions; every path of attention and the output layer in bfloat16 and float32, against
+  plain float32; gradients of a word table, whose sum into repeated rows is slow in some versions of
+  XLA.
 - `output`: loss and gradient of the output layer of `wikitext103:adp_t`, 32,768 Zipf-distributed
   targets in bfloat16; then each band alone, over the tokens that it gets.
 - `blocks`: the kernels of attention's path `triton` at 512 and 3,072 tokens, cut in six ways, with
@@ -80,7 +80,6 @@ def check(found: list, case: Case) -> None:
     note(found, jax.devices()[0].device_kind, python=platform.python_version(), **versions)
     _check_attention(found, "bfloat16")
     _check_output(found, case)
-    _check_lstm(found)
     words, table = jnp.asarray(arguments(case)[1]), jnp.zeros((case.vocabulary, 64))
     more = jnp.ones((len(words), 64))
     add = jax.jit(lambda table, ids, more: table.at[ids].add(more))
@@ -116,22 +115,6 @@ def _check_output(found, case):
     for dtype in "float32", "bfloat16":
         result = _gradients(banded_loss)(hidden.astype(dtype), *given)
         _compare(found, f"output layer, {dtype}", result, exact, dtype)
-
-
-def _check_lstm(found):
-    [case] = layers.lstm_cases([4, 70, 400, 1150], "float32")
-    pull = jax.random.normal(jax.random.key(9), (4, 70, 1150))
-    with jax.default_matmul_precision("highest"):  # as in training
-        runs = {
-            path: jax.jit(functools.partial(layers.both, peer)) for path, peer in case.peers.items()
-        }
-        exact = runs.pop("scan")(case.arguments, pull)
-        for path, run in runs.items():  # none on a CPU
-            name = f"LSTM {path}, float32"
-            try:
-                _compare(found, name, run(case.arguments, pull), exact, "float32")
-            except Exception as error:  # as of attention
-                note(found, name, passed_over=first_line(error))
 
 
 def _gradients(loss):

@@ -11,8 +11,8 @@ Sizes begin with rows x tokens of a row. Then follow for
   after the bias, as the model calls them, with dropout 0.1 on the weights and without. GFLOP/s
   count what causal attention needs: for every pair of tokens two products forward and four
   backward.
-- `lstm`: the width of the input, then of each layer. Peers are `scan` and, on NVIDIA GPUs, `cudnn`
-  of adaptive_jax.bodies.lstm.
+- `lstm`: the width of the input, then of each layer. The peer is `lstm` of
+  adaptive_jax.bodies.lstm.
 
 `torch`, where it is installed, uses the same device; its outputs are compared with the first
 peer's, unless there is dropout. Each peer computes outputs and the gradients of all arguments. They
@@ -106,10 +106,10 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
     x = random.standard_normal((rows, time, widths[0]))
     arguments = jax.tree.map(lambda a: jnp.asarray(a, dtype), (layers, x))
 
-    def stack(layers, x, layer):
+    def stack(layers, x):
         for weights in layers:
             state = lstm.zero_state(len(x), len(weights.recurrent), x.dtype)
-            x, _ = layer(x, weights, state)
+            x, _ = lstm.lstm(x, weights, state)
         return x
 
     def in_torch(layers, x):
@@ -126,12 +126,8 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
             x, *_ = torch.lstm(x, (zeros, zeros), parameters, *options)
         return x
 
-    ways = {"scan": lstm.scan}
-    if jax.default_backend() == "gpu" and dtype == "float32":
-        ways["cudnn"] = lstm.cudnn
-    peers = {name: functools.partial(stack, layer=layer) for name, layer in ways.items()}
     matrices = sum(weights.input.size + weights.recurrent.size for weights in layers)
-    yield Case("", peers, arguments, in_torch, 6.0 * matrices * rows * time)
+    yield Case("", {"lstm": stack}, arguments, in_torch, 6.0 * matrices * rows * time)
 
 
 class Layer(NamedTuple):
@@ -147,7 +143,7 @@ class Layer(NamedTuple):
 
 LAYERS = {
     "attention": Layer(attention_cases, 4, ("4x512x16x64", "1x3072x16x64"), "bfloat16"),
-    # AWD-LSTM's; cuDNN's is in float32 alone.
+    # AWD-LSTM's.
     "lstm": Layer(lstm_cases, 4, ("20x70x400x1150x1150x400", "80x70x400x1150x1150x400"), "float32"),
 }
 

@@ -77,15 +77,11 @@ def gathered(layer: Callable, gather: Callable) -> Callable:
 
 
 def gathered_twice(layer: Callable, gather: Callable, *, looped: bool = False) -> Callable:
-    """`gathered`, whose backward pass gathers anew. It keeps what `save_for_backward` marks, and
-    the results of NVIDIA's LSTM, which cannot be marked.
+    """`gathered`, whose backward pass gathers anew. It keeps what `save_for_backward` marks.
 
     looped: whether the layer runs inside a loop, out of which the compiler takes nothing.
     """
-    kept = jax.checkpoint_policies.save_from_both_policies(
-        policy("elementwise"), lambda primitive, *_, **__: primitive.name == "rnn_fwd"
-    )
-    return nn.remat(gathered(layer, gather), policy=kept, prevent_cse=not looped)
+    return nn.remat(gathered(layer, gather), policy=policy("elementwise"), prevent_cse=not looped)
 
 
 def added(vectors: jax.Array, bias: jax.Array) -> jax.Array:

@@ -6,7 +6,6 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.experimental import rnn
 
 from adaptive_jax.bodies.blocks import (
     ParameterGroup,
@@ -22,7 +21,6 @@ from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout, uniform
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
-from adaptive_jax.numerics.platforms import platform, present
 from adaptive_jax.numerics.products import sum_dtype
 from adaptive_jax.numerics.step_products import dot, in_blocks, over_rows, step_product
 
@@ -66,8 +64,11 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax
         i, f, o = sigmoid(…), g = tanh(…) of x_t input + h_(t-1) recurrent + bias
         c_t = f c_(t-1) + i g,  h_t = o tanh(c_t)
 
-    In float32 and without starts, NVIDIA's kernel computes it on NVIDIA GPUs, else `scan`; both
-    give the same numbers.
+    One matrix product for the inputs of all steps, then a loop over time that adds the products of
+    hidden states. Its backward pass is written by hand: a loop finds the gradients of the gates,
+    and each matrix gets its gradient from one product over all steps, where differentiating the
+    loop would add up one product a step. Products of inputs, gates and gradients follow each other
+    in the same memory.
 
     Args:
         x: `[rows, time, features]`; its dtype is that of the products. Sums and cells are float32.
@@ -79,47 +80,9 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax
         Hidden states `[rows, time, H]` in the dtype of `x`, and the state after the last step.
     """
     x, weights, state, starts = vary_alike((x, weights, state, starts))
-    # It needs its own library and GPU to be compiled.
-    kernel = present() and kernel_fits(x.dtype, starts is not None)
-    return cudnn(x, weights, state) if kernel else scan(x, weights, state, starts)
-
-
-def kernel_fits(dtype, segmented: bool) -> bool:
-    """Whether NVIDIA's kernel computes layers of this dtype, on the device that this is traced for;
-    segmented: with starts.
-    """
-    return platform() == "gpu" and not segmented and dtype == jnp.float32
-
-
-def scan(x, weights: Weights, state: State, starts=None) -> tuple[jax.Array, State]:
-    """`lstm` on every device: one matrix product for the inputs of all steps, then a loop over time
-    that adds the products of hidden states.
-
-    Its backward pass is written by hand: a loop finds the gradients of the gates, and each matrix
-    gets its gradient from one product over all steps, where differentiating the loop would add up
-    one product a step. Products of inputs, gates and gradients follow each other in the same
-    memory.
-    """
     keep = None if starts is None else ~jnp.asarray(starts).astype(bool).T[..., None]
     hidden, state = _scan(jnp.swapaxes(x, 0, 1), weights, state, keep)
     return jnp.swapaxes(hidden, 0, 1), state
-
-
-def cudnn(x, weights: Weights, state: State) -> tuple[jax.Array, State]:
-    """`lstm` by NVIDIA's kernel."""
-    rows, time, features = x.shape
-    # Matrices `[4 H, …]` row after row, then two biases.
-    matrices = [weights.input.T.ravel(), weights.recurrent.T.ravel()]
-    packed = jnp.concatenate([*matrices, weights.bias, jnp.zeros_like(weights.bias)])
-    lengths = jnp.full(rows, time, jnp.int32)
-    width = weights.recurrent.shape[0]
-    before = state.hidden[None], state.cell[None]
-    # JAX has it in float32 and TF32 alone.
-    coarse = jax.config.jax_default_matmul_precision in ("default", "fastest", "bfloat16")
-    precision = jax.lax.Precision.HIGH if coarse else None
-    sizes = features, width, 1, 0.0, False
-    hidden, *state = rnn.lstm(x, *before, packed, lengths, *sizes, precision=precision)
-    return hidden, State(*(each[0] for each in state))
 
 
 class LSTM(nn.Module):

@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from adaptive_jax.bodies import lstm
 from adaptive_jax.data.batches.layouts import LAYOUTS
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.model.language_model import build, variable_shapes
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.numerics.platforms import tracing_for
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import Plan, make_plan
 from adaptive_jax.planning.targets import Target, topology
@@ -23,9 +21,6 @@ from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 
 SHARE = 0.9  # of a device's memory that a program may take; the rest is lost between its arrays
-LSTM_LOOP = (
-    "the device runs NVIDIA's kernel (cuDNN) for the LSTM; these counts are for a loop in its place"
-)
 
 
 class Memory(NamedTuple):
@@ -159,25 +154,15 @@ def _is_full(error):
     return full and "shared memory" not in text
 
 
-def counts(target: Target, config: Mapping, compiled: jax.stages.Compiled) -> dict:
+def counts(target: Target, compiled: jax.stages.Compiled) -> dict:
     """What plan.json says of a target; bytes of one device."""
     state, temporary = memory_of(compiled)
-    counted = {
+    return {
         "name": target.name,
         "devices": len(target.devices),
         "state_bytes": state,
         "temp_bytes": temporary,
     }
-    return counted | ({"not_counted": LSTM_LOOP} if _has_lstm_kernel(target, config) else {})
-
-
-def _has_lstm_kernel(target, config):
-    """Whether the device would compute the body by a kernel that nothing but it can compile."""
-    body, device = build(config, config["data"]["vocabulary_size"]).body, target.devices[0]
-    with tracing_for(device.platform, device.device_kind):
-        return isinstance(body, lstm.LSTM) and lstm.kernel_fits(
-            body.dtype, _layout(config).segmented
-        )
 
 
 def describe(target: Target, counted: Mapping) -> str:
@@ -189,7 +174,6 @@ def describe(target: Target, counted: Mapping) -> str:
         " its compiler, a device\n"
         f"memory       {_size(state + temporary)} of {_size(target.memory)}: state {_size(state)},"
         f" temporary {_size(temporary)}{full}"
-        + (f"\nnot counted  {counted['not_counted']}" if "not_counted" in counted else "")
     )
 
 

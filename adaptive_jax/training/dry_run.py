@@ -55,7 +55,7 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     if target is not None:
         hosts.log0(f"compiling    for {target}: a large model takes minutes")
         found, plan, program = compiled.compile_for(target, config)
-        counted = compiled.counts(found, config, program)
+        counted = compiled.counts(found, program)
         written = plan._asdict() | {"target": counted}
         hosts.log0(f"{describe(plan)}\n{compiled.describe(found, counted)}")
     else:

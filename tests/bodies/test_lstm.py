@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies import lstm as module
-from adaptive_jax.bodies.lstm import AWDLSTM, LSTM, State, Weights, cudnn, lstm, scan
+from adaptive_jax.bodies.lstm import AWDLSTM, LSTM, State, Weights, lstm
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
@@ -106,10 +105,10 @@ def test_matrices_in_other_layouts_give_the_same_numbers(monkeypatch, changes, e
     step, or its columns are cut into blocks and those over all steps are transposed.
     """
     given = a_layer()
-    (_, whole), exact = jax.jit(with_gradients(functools.partial(scan, starts=STARTS)))(*given)
+    (_, whole), exact = jax.jit(with_gradients(functools.partial(lstm, starts=STARTS)))(*given)
     for name, value in changes.items():
         monkeypatch.setattr(step_products, name, value)
-    other = jax.jit(with_gradients(functools.partial(scan, starts=STARTS))).lower(*given)
+    other = jax.jit(with_gradients(functools.partial(lstm, starts=STARTS))).lower(*given)
     assert all(each in other.as_text() for each in expected)
     (_, ours), gradients = other.compile()(*given)
     jax.tree.map(
@@ -187,49 +186,6 @@ def test_the_recurrent_matrix_gets_its_gradient_in_one_product():
     jaxpr = jax.make_jaxpr(jax.grad(lambda *given: pulled(lstm(*given)), argnums=1))(*a_layer())
     loops = [eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
     assert [str(loop).count("dot_general") for loop in loops] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    "dtype, starts", [(jnp.float32, STARTS), (jnp.bfloat16, None)], ids=["segments", "bfloat16"]
-)
-def test_a_gpu_scans_what_cudnn_cannot_compute(monkeypatch, dtype, starts):
-    """Segments, and 16 bits."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    x, weights, state = a_layer()
-    x, state = x.astype(dtype), State(state.hidden.astype(dtype), state.cell)
-    assert "scan" in str(jax.make_jaxpr(lambda *given: lstm(*given, starts))(x, weights, state))
-
-
-def test_cudnn_is_given_what_its_reference_expects(monkeypatch):
-    """One call forward and one backward, no loop; the call, computed by JAX's own reference of
-    it, equals the scan.
-    """
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    rnn = module.rnn
-    # What cuDNN would say about memory; only a GPU's library knows.
-    monkeypatch.setattr(
-        rnn.gpu_rnn, "compute_rnn_workspace_reserve_space_sizes", lambda *_: (0, 64), raising=False
-    )
-    gradient = jax.grad(lambda *given: pulled(lstm(*given)), argnums=(0, 1, 2))
-    program = str(jax.make_jaxpr(gradient)(*a_layer()))
-    assert (program.count("= rnn_fwd["), program.count("= rnn_bwd["), program.count("= scan[")) == (
-        1,
-        1,
-        0,
-    )
-
-    with jax.default_matmul_precision("default"):  # JAX's bfloat16, which it lacks here
-        assert "cudnn_allow_tf32=True" in str(jax.make_jaxpr(gradient)(*a_layer()))
-
-    def reference(x, hidden, cell, packed, lengths, *sizes, precision):
-        return rnn.lstm_ref(
-            x, hidden, cell, *rnn.unpack_lstm_weights(packed, *sizes[:3], False), lengths, *sizes
-        )
-
-    monkeypatch.setattr(rnn, "lstm", reference)
-    expected = jax.jit(scan)(*a_layer())
-    ours = jax.jit(cudnn)(*a_layer())
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), ours, expected)
 
 
 # The bodies

@@ -15,7 +15,6 @@ from adaptive_jax.planning import targets
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training import compiled as module
 from adaptive_jax.training.compiled import (
-    LSTM_LOOP,
     SHARE,
     compile_for,
     compile_update,
@@ -85,14 +84,12 @@ LAYERS = {
 @pytest.mark.parametrize("name", ["h100", "v5e:2x2"])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_layers_of_every_kind_are_compiled(with_layers, layers, name):
-    """One of each; where an H100 would run cuDNN, for an LSTM in float32, the report says so."""
+    """One of each."""
     config = with_layers(LAYERS[layers])
     target, plan, program = compile_for(name, config)
-    counted = counts(target, config, program)
+    counted = counts(target, program)
     assert counted["temp_bytes"] > 4 * plan.parameters["total"]
-    kernel = (layers, name) == ("lstm", "h100")
-    assert counted.get("not_counted") == (LSTM_LOOP if kernel else None)
-    assert (f"not counted  {LSTM_LOOP}" in describe(target, counted)) == kernel
+    assert target.name in describe(target, counted)
 
 
 CROSSING = """
