@@ -36,6 +36,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout import drop, row_seeds
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.numerics.platforms import platform
+from adaptive_jax.numerics.products import is_cpu_bfloat16
 
 BLOCKS = "blocks"  # the parameters of all blocks, stacked along a first axis
 
@@ -156,9 +157,9 @@ class Transformer(nn.Module):
     It scales the input vectors by sqrt(features), adds sinusoidal positions or others, and applies
     `layers` blocks of causal self-attention and a ReLU feed-forward layer; each sub-block has a
     normalised input and a residual connection. One scan runs all blocks, so their parameters have a
-    leading axis `[layers, ...]`, and sixteen layers compile as fast as one; in training on GPUs it
-    is unrolled. A layer inside a block can sow "penalties" `[rows, time]`; they arrive as `[layers,
-    rows, time]`.
+    leading axis `[layers, ...]`, and sixteen layers compile as fast as one; in training on GPUs,
+    and in bfloat16 on CPUs, it is unrolled. A layer inside a block can sow "penalties" `[rows,
+    time]`; they arrive as `[layers, rows, time]`.
 
     Attributes:
         features: width of the hidden states (the paper's e).
@@ -264,8 +265,9 @@ class Transformer(nn.Module):
             x += positions[where]
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
-        # A loop copies what it keeps of each block into one array.
-        unroll = train and platform() == "gpu"
+        # A loop copies what it keeps of each block into one array; in bfloat16 on a CPU, the whole
+        # array is widened and narrowed again for each block.
+        unroll = train and (platform() == "gpu" or is_cpu_bfloat16(x))
         block = self.block
         if self.gather is not as_stored:
             block = gathered(block, functools.partial(self.gather, BLOCKS))
