@@ -21,7 +21,7 @@ from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout, uniform
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
-from adaptive_jax.numerics.products import sum_dtype
+from adaptive_jax.numerics.products import bits_on_cpu, of_bits, sum_dtype
 from adaptive_jax.numerics.step_products import dot, in_blocks, over_rows, step_product
 
 _barrier = jax.lax.optimization_barrier
@@ -362,14 +362,15 @@ def _forward(x, weights, state, keep):
         cell = f * cell + i * g
         hidden = (o * jnp.tanh(cell)).astype(dtype)
         gates = _put(gates, at, jnp.concatenate([i, f, g, o], axis=1))
-        return (hidden, cell), (_put(hiddens, at, hidden), _put(cells, at, cell), gates)
+        hiddens = _put(hiddens, at, bits_on_cpu(hidden))
+        return (hidden, cell), (hiddens, _put(cells, at, cell), gates)
 
-    zeros = [jnp.zeros((len(x), *a.shape), a.dtype) for a in state]
+    zeros = [bits_on_cpu(jnp.zeros((len(x), *a.shape), a.dtype)) for a in state]
     hiddens, cells = pvary(zeros, axes_of(x))
-    after, (hidden, cells, gates) = jax.lax.fori_loop(
+    after, (hiddens, cells, gates) = jax.lax.fori_loop(
         0, len(x), step, (tuple(state), (hiddens, cells, pushed))
     )
-    made = save_for_backward((hidden, cells, gates.astype(dtype)))
+    made = save_for_backward((of_bits(hiddens, dtype), cells, gates.astype(dtype)))
     return (made[0], State(*after)), (x, weights, state, keep, *made)
 
 
@@ -384,7 +385,7 @@ def _backward(saved, gradient):
             loop  # what later steps of `gates` hold is the gradient of their sums
         )
         at = len(x) - 1 - number
-        i, f, g, o = jnp.split(gates[at].astype(wide), 4, axis=1)
+        i, f, g, o = jnp.split(of_bits(gates[at], dtype).astype(wide), 4, axis=1)
         (before,) = _kept(keep, at, jnp.where(at > 0, cells[at - 1], state.cell))
         squashed = jnp.tanh(cells[at])
         of_hidden += of_hiddens[at].astype(wide)
@@ -396,10 +397,11 @@ def _backward(saved, gradient):
         made = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
         of_sums, of_cell = made[:, : gates.shape[2]].astype(dtype), made[:, gates.shape[2] :]
         of_hidden = step_product(of_sums, back, hidden.shape[-1])
-        return _kept(keep, at, of_hidden, of_cell), _put(gates, at, of_sums)
+        return _kept(keep, at, of_hidden, of_cell), _put(gates, at, bits_on_cpu(of_sums))
 
     after = of_state.hidden.astype(wide), of_state.cell
-    of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
+    of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, bits_on_cpu(gates)))
+    of_sums = of_bits(of_sums, dtype)
     befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
     befores = befores if keep is None else jnp.where(keep, befores, 0)
     flat = _flat(of_sums)

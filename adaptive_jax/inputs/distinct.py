@@ -20,7 +20,7 @@ from adaptive_jax.numerics.arrays import exists
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
 from adaptive_jax.numerics.platforms import platform
-from adaptive_jax.numerics.products import product, sum_dtype
+from adaptive_jax.numerics.products import bits_on_cpu, of_bits, product, sum_dtype
 
 # Words of a chunk. On a CPU, 256 was no faster. Accelerators have not been
 # measured: they start every chunk anew, so they get few large ones.
@@ -90,13 +90,13 @@ def _look_up(static, axis_name, tokens, bands):
 
     def visit(found, band, at, rows):
         vectors = product(_rows(band.table, rows, dtype), band.projection)
-        return lax.dynamic_update_slice_in_dim(found, vectors, at, 0)
+        return lax.dynamic_update_slice_in_dim(found, bits_on_cpu(vectors), at, 0)
 
     shape = len(words) + _chunk(words), bands[0].projection.shape[1]
-    found = pvary(jnp.zeros(shape, dtype), axes_of((ids, bands)))
+    found = pvary(bits_on_cpu(jnp.zeros(shape, dtype)), axes_of((ids, bands)))
     for band, spans in zip(bands, _spans(words, static, bands, axis_name), strict=True):
         found = _each_chunk(words, spans, functools.partial(visit, band=band), found)
-    found = found[place].reshape(*ids.shape, -1)
+    found = of_bits(found[place], dtype).reshape(*ids.shape, -1)
     return found if axis_name is None else lax.psum(found, axis_name), None, None
 
 

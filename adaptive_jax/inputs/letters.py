@@ -18,7 +18,7 @@ from jax import lax
 
 from adaptive_jax.numerics.layers import ACTIVATIONS
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
-from adaptive_jax.numerics.products import product, sum_dtype
+from adaptive_jax.numerics.products import bits_on_cpu, of_bits, product, sum_dtype
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
 MOST_KEPT = 2**30
@@ -102,14 +102,14 @@ def _visit_all(reader, weights, words, spelling, kept):
         put = functools.partial(
             lax.dynamic_update_slice_in_dim, start_index=trip * reader.chunk, axis=0
         )
-        return jax.tree.map(put, made, parts)
+        return jax.tree.map(put, made, jax.tree.map(bits_on_cpu, parts))
 
     widths = weights["projection"][0].shape[1], kept
-    zeros = tuple(jnp.zeros((len(words), width), reader.dtype) for width in widths)
+    zeros = tuple(bits_on_cpu(jnp.zeros((len(words), width), reader.dtype)) for width in widths)
     made = pvary(zeros, axes_of(words))
     for most, begin, end in runs(reader, words, spelling):
         made = lax.fori_loop(begin, end, functools.partial(visit, most), made)
-    return made
+    return tuple(of_bits(array, reader.dtype) for array in made)
 
 
 def _backward(reader, residuals, cotangent):

@@ -53,6 +53,18 @@ def is_cpu_bfloat16(array: jax.Array) -> bool:
     return array.dtype == jnp.bfloat16 and platform() == "cpu"
 
 
+def bits_on_cpu(array: jax.Array) -> jax.Array:
+    """The array, or in bfloat16 on a CPU its bits, for a loop that writes parts of it: XLA would
+    widen and narrow the whole array for each part.
+    """
+    return jax.lax.bitcast_convert_type(array, jnp.uint16) if is_cpu_bfloat16(array) else array
+
+
+def of_bits(array: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """What `bits_on_cpu` had, of this dtype."""
+    return array if array.dtype == dtype else jax.lax.bitcast_convert_type(array, dtype)
+
+
 def _of_rows(left, right):
     """`wide` of matrices that lie row after row, as does the result."""
     return _in_rows(_widened(_in_rows(left), _in_rows(right)))

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.bodies.lstm import LSTM
+from adaptive_jax.inputs.adaptive import AdaptiveInput
+from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.numerics.platforms import tracing_for
 from adaptive_jax.numerics.products import product, wide
 
@@ -138,3 +141,25 @@ def test_bfloat16_reaches_the_cpu():
                 for name in re.findall(r"%[\w.-]+", line.split(" dot(")[1].split(")")[0])
             ]
     assert operands == 6 * 2 * ["bf16"]
+
+
+@pytest.mark.parametrize(
+    "layer, given",
+    [
+        (AdaptiveInput(9, 8, cutoffs=(4,), dtype=jnp.bfloat16), jnp.arange(4)),
+        (CharacterCNN(9, 8, 4, ((1, 4), (2, 4)), length=4, dtype=jnp.bfloat16), jnp.arange(4)),
+        (LSTM(8, (8,), dtype=jnp.bfloat16), jnp.ones((2, 5, 8))),
+    ],
+    ids=["adaptive", "char_cnn", "lstm"],
+)
+def test_loops_write_no_part_of_a_bfloat16_array(layer, given):
+    """On a CPU, XLA would widen and narrow all of the array for each part."""
+    variables = jax.jit(layer.init)(jax.random.key(0), given)
+
+    def loss(params):
+        made = layer.apply(variables | {"params": params}, given)
+        return jax.tree.leaves(made)[0].astype(jnp.float32).sum()
+
+    program = str(jax.make_jaxpr(jax.grad(loss))(variables["params"]))
+    written = set(re.findall(r":(\w+)\[[\d,]*\] = dynamic_update_slice", program))
+    assert "u16" in written and "bf16" not in written
