@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.platforms import platform
-from adaptive_jax.numerics.products import product
+from adaptive_jax.numerics.products import is_cpu_bfloat16, product
 
 KEPT = "kept"
 LayerNorm = functools.partial(nn.LayerNorm, epsilon=1e-5)  # in float32, whatever its dtype
@@ -82,6 +82,14 @@ def gathered_twice(layer: Callable, gather: Callable, *, looped: bool = False) -
     looped: whether the layer runs inside a loop, out of which the compiler takes nothing.
     """
     return nn.remat(gathered(layer, gather), policy=policy("elementwise"), prevent_cse=not looped)
+
+
+def unrolled(x: jax.Array, train: bool) -> bool:
+    """Whether equal blocks of these vectors are computed without a loop, which copies what it keeps
+    of each for the backward pass into one array. A GPU takes longer for that; a CPU in bfloat16
+    widens and narrows the whole array again for each.
+    """
+    return train and (platform() == "gpu" or is_cpu_bfloat16(x))
 
 
 def added(vectors: jax.Array, bias: jax.Array) -> jax.Array:

@@ -32,6 +32,7 @@ from adaptive_jax.bodies.blocks import (
     ids_of,
     reset_of,
     save_for_backward,
+    unrolled,
 )
 from adaptive_jax.bodies.positions import positions_in_segments
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
@@ -354,8 +355,9 @@ class GatedConv(nn.Module):
             x = entry(1, self.blocks[0][2], 1 - self.dropout, **sizes, name="entry")(x)
         for i, stage in enumerate(self.stages):
             name, activation = f"blocks_{i}", ACTIVATIONS[self.activation]
-            kind = self._gathered(Block, name, looped=stage.count > 1)
-            kind = _repeated(kind, stage.count) if stage.count > 1 else kind
+            unroll = stage.count if unrolled(x, train) else 1
+            kind = self._gathered(Block, name, looped=stage.count > unroll)
+            kind = _repeated(kind, stage.count, unroll) if stage.count > 1 else kind
             block = kind(stage, convolution, activation, form, self.dropout, train, name=name)
             x, state = block(x, memory[i], positions, row_ids)
             after.append(state)
@@ -396,9 +398,9 @@ class GatedConv(nn.Module):
         return self.initial_carry(rows)
 
 
-def _repeated(block, count):
-    """A class of blocks that runs `count` times under one scan; memory has the axis of blocks after
-    that of rows.
+def _repeated(block, count, unroll):
+    """A class of blocks that runs `count` times under one scan, `unroll` of them in each step of
+    the loop; memory has the axis of blocks after that of rows.
     """
     return nn.scan(
         block,
@@ -407,6 +409,7 @@ def _repeated(block, count):
         in_axes=(1, nn.broadcast, nn.broadcast),
         out_axes=1,
         length=count,
+        unroll=unroll,
     )
 
 

@@ -21,6 +21,7 @@ from adaptive_jax.bodies.blocks import (
     ids_of,
     policy,
     save_for_backward,
+    unrolled,
 )
 from adaptive_jax.bodies.positions import (
     POSITIONS,
@@ -35,8 +36,6 @@ from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout import drop, row_seeds
 from adaptive_jax.numerics.layers import Dropout
-from adaptive_jax.numerics.platforms import platform
-from adaptive_jax.numerics.products import is_cpu_bfloat16
 
 BLOCKS = "blocks"  # the parameters of all blocks, stacked along a first axis
 
@@ -265,10 +264,7 @@ class Transformer(nn.Module):
             x += positions[where]
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
-        # A loop copies what it keeps of each block into one array; in bfloat16 on a CPU, the whole
-        # array is widened and narrowed again for each block.
-        unroll = train and (platform() == "gpu" or is_cpu_bfloat16(x))
-        block = self.block
+        unroll, block = unrolled(x, train), self.block
         if self.gather is not as_stored:
             block = gathered(block, functools.partial(self.gather, BLOCKS))
         blocks = nn.scan(

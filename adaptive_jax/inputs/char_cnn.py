@@ -14,6 +14,7 @@ from adaptive_jax.inputs.letters import Reader, read_words
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.layers import ACTIVATIONS, from_lexicon, uniform
+from adaptive_jax.numerics.platforms import platform
 
 FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
 LETTERS = {"bytes": 256, "elmo": 262}  # letters that there are, without the padding of "bytes"
@@ -69,7 +70,9 @@ class CharacterCNN(nn.Module):
     letters: str = "bytes"
     dtype: jnp.dtype = jnp.float32
 
-    chunk: ClassVar[int] = 256  # see `Reader`, as the next
+    # See `Reader`. Accelerators start every chunk anew, so they get few large ones.
+    chunk: ClassVar[int] = 256
+    large_chunk: ClassVar[int] = 1024
     short: ClassVar[tuple[int, ...]] = (8, 16)
 
     def __post_init__(self):
@@ -169,7 +172,8 @@ class CharacterCNN(nn.Module):
             weights["characters"] = jnp.pad(self.characters, [(1, 0), (0, 0)])
             weights["symbols"] = self.symbols
         strides = tuple(self.strides or (1,) * len(self.filters))
-        chunk = min(self.chunk, self.vocabulary_size, len(words))
+        chunk = self.chunk if platform() == "cpu" else self.large_chunk
+        chunk = min(chunk, self.vocabulary_size, len(words))
         reader = Reader(strides, self.activation, self.dtype, chunk, self.short)
         return read_words(reader, weights, words, self.spelling)
 
