@@ -88,8 +88,8 @@ def unrolled(x: jax.Array, train: bool) -> bool:
     """Whether equal blocks compute these vectors one after the other instead of in a loop.
 
     A loop copies what the backward pass needs of each block into one array. On a GPU these copies
-    are a third of what an update moves; in bfloat16 on a CPU, XLA widens and narrows the whole
-    array for each block.
+    are a third of what an update moves beside products; in bfloat16 on a CPU, XLA widens and
+    narrows the whole array for each block.
     """
     return train and (platform() == "gpu" or is_cpu_bfloat16(x))
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.bodies import gated_conv, transformer
 from adaptive_jax.bodies.blocks import LayerNorm, added, policy
 from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM
@@ -184,6 +185,36 @@ def test_auto_is_by_device():
     assert {
         each.params["unroll"] for each in equations(read.jaxpr) if each.primitive.name == "scan"
     } == {1}
+
+
+@pytest.mark.parametrize(
+    "module, body",
+    [
+        (transformer, Transformer(16, 3, 2, 32, dropout=0.1, dtype=jnp.bfloat16)),
+        (gated_conv, GatedConv(16, ((3, 2, 16),), dropout=0.1, dtype=jnp.bfloat16)),
+    ],
+    ids=["transformer", "gated_conv"],
+)
+def test_unrolled_blocks_are_those_of_a_loop(monkeypatch, module, body):
+    """The same hidden states and gradients, with dropout, up to roundings of bfloat16."""
+    vectors = jax.random.normal(jax.random.key(0), (2, 6, 16))
+    params = jax.jit(body.init)(jax.random.key(1), vectors)["params"]
+
+    def loss(params):
+        rngs = {"dropout": jax.random.key(2)}
+        hidden = body.apply({"params": params}, vectors, train=True, rngs=rngs)[0]
+        return jnp.square(hidden.astype(jnp.float32)).sum()
+
+    made = []
+    for unroll in True, False:
+        monkeypatch.setattr(module, "unrolled", lambda x, train, unroll=unroll: unroll)
+        anew = functools.partial(loss)  # traced again
+        program = jax.make_jaxpr(anew)(params).jaxpr
+        found = [each for each in equations(program) if each.primitive.name == "scan"]
+        assert [each.params["unroll"] for each in found] == [3 if unroll else 1]
+        made.append(jax.jit(jax.value_and_grad(anew))(params))
+    for ours, looped in zip(*map(jax.tree.leaves, made), strict=True):
+        np.testing.assert_allclose(ours, looped, rtol=0.02, atol=0.02 * np.abs(looped).max())
 
 
 def test_norms_keep_no_copies():
