@@ -184,26 +184,41 @@ def read_letters(
 
     kept: these products, where they are known; only their gradients are computed then.
     """
-    # Cast after the lookup: the gradients of a character's many occurrences are summed in float32.
+    # Only operands of products are cast. So the gradients of a character's many occurrences, and of
+    # biases, are summed in float32, which XLA on a CPU does faster, too.
     full, activation = letters.shape[1], ACTIVATIONS[reader.activation]
     x = letter_vectors(weights["characters"], letters).astype(reader.dtype)
-    weights = jax.tree.map(lambda a: a.astype(reader.dtype), weights)
     pooled = []
     for (kernel, bias), stride in zip(weights["convolutions"], reader.strides, strict=True):
-        span, width, out = kernel.shape
-        last = (positions(span, stride, most, full) - 1) * stride
-        windows = jnp.stack([x[:, i : i + last + 1 : stride] for i in range(span)], axis=2)
-        windows = windows.reshape(*windows.shape[:2], span * width)
-        responses = product(windows, kernel.reshape(span * width, out))
-        pooled.append(activation(responses.max(axis=1) + bias[None]))
+        seen = windows(x, len(kernel), stride, positions(len(kernel), stride, most, full))
+        responses = product(seen, kernel.reshape(-1, kernel.shape[2]))
+        pooled.append(activation(responses.max(axis=1).astype(bias.dtype) + bias[None]))
     x, products = jnp.concatenate(pooled, axis=1), []
     for i, (kernel, bias) in enumerate(weights["highways"]):
-        products.append(product(x, kernel) if kept is None else _known_product(x, kernel, kept[i]))
-        new, gate = jnp.split(products[-1] + bias[None], 2, axis=1)
+        given = x.astype(reader.dtype), kernel
+        products.append(product(*given) if kept is None else _known_product(*given, kept[i]))
+        new, gate = jnp.split(products[-1].astype(bias.dtype) + bias[None], 2, axis=1)
         gate = nn.sigmoid(gate)
         x = gate * x + (1 - gate) * activation(new)
     kernel, bias = weights["projection"]
-    return product(x, kernel) + (0 if bias is None else bias[None]), products
+    vectors = product(x.astype(reader.dtype), kernel)
+    return vectors + (0 if bias is None else bias.astype(reader.dtype)[None]), products
+
+
+def windows(x: jax.Array, span: int, stride: int, count: int) -> jax.Array:
+    """The first `count` runs of `span` columns of `x [words, columns, width]`, `stride` apart,
+    each as one row: `[words, count, span * width]`.
+
+    They are cut from blocks of `stride` columns, so that neither they nor their gradients are
+    gathered column by column.
+    """
+    words, columns, width = x.shape
+    blocks = -(-span // stride)  # that a window touches
+    needed = (count + blocks - 1) * stride
+    x = jnp.pad(x, [(0, 0), (0, max(needed - columns, 0)), (0, 0)])[:, :needed]
+    x = x.reshape(words, -1, stride * width)
+    parts = [x[:, i : i + count, : (span - i * stride) * width] for i in range(blocks)]
+    return jnp.concatenate(parts, axis=2)
 
 
 @jax.custom_vjp

@@ -45,8 +45,9 @@ def grounded(tmp_path_factory):
         settings = {
             "lexicon": str(path),
             "width": 4,
-            "filters": ((1, 3), (2, 4), (4, 5)),
-            "strides": (1, 2, 3),
+            # Strides above, of and below the span, which they divide or not.
+            "filters": ((1, 3), (2, 4), (4, 5), (5, 2)),
+            "strides": (3, 2, 3, 1),
             "definition": 4,
         }
         model = GroC(len(VOCABULARY), 5, **settings | fields)
