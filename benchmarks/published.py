@@ -50,7 +50,7 @@ DATA = flags.DEFINE_string(
 )
 ONLY = flags.DEFINE_enum("only", None, ROWS, "The row to start; left out: the first that is due.")
 FLAGS = flags.DEFINE_multi_string(
-    "flag", [], "A further flag of train.py, such as a lexicon's place."
+    "flag", [], "A further flag of train.py, such as a lexicon's place; the same at every --next."
 )
 
 
@@ -75,6 +75,11 @@ class Target:
     def log(self) -> Path:
         """What train.py printed, over all its starts."""
         return self.home / f"{self.name}.log"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command that trains it, without places of this machine and further flags."""
+        return "python", "train.py", f"--config=configs/{self.row.replace(':', '.py:')}"
 
     @property
     def paper(self):
@@ -142,8 +147,7 @@ def command(home: Path, script: str, *arguments: str) -> list[str]:
 
 def start(target: Target) -> None:
     """Starts or resumes the training of a row in the background."""
-    file, row = target.row.split(":")
-    arguments = [f"--config=configs/{file}.py:{row}", f"--workdir={target.workdir}"]
+    arguments = [*target.command[2:], f"--workdir={target.workdir}"]
     if DATA.value:
         arguments.append(f"--config.data.path={absolute(path_of(DATA.value))}")
     arguments += FLAGS.value
@@ -207,13 +211,19 @@ def keep(target: Target) -> dict:
         "hours": round(sum(seconds) / 3600, 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, beside other work",
         "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
-        "command": f"python train.py --config=configs/{target.row.replace(':', '.py:')}",
+        "command": " ".join((*target.command, *map(without_path, FLAGS.value))),
         "ended": target.ended(),
     }
     if target.ended() and "test_perplexity" not in result:
         result["test_perplexity"] = evaluate(target)
     (directory / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     return result
+
+
+def without_path(flag: str) -> str:
+    """A flag of train.py, its value replaced if that is a place of this machine."""
+    name, _, value = flag.partition("=")
+    return f"{name}=DIR" if value.startswith(("/", "~", ".")) else flag
 
 
 def say(result: dict) -> None:

@@ -15,15 +15,18 @@ from absl import logging as absl_logging
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config import commands
 config_flags.define()
+def rest():  # in short sleeps: a signal that comes just before a sleep does not end it
+    for _ in range(600):
+        time.sleep(0.1)
 def works():
     print("ready", flush=True)
-    time.sleep(60)
+    rest()
 def unwinds():
     try:
         works()
     finally:
         print("unwinding", flush=True)
-        time.sleep(60)
+        rest()
 def collects():
     def interrupted(phase, _):
         gc.callbacks.remove(interrupted)
@@ -32,7 +35,7 @@ def collects():
             pass
     gc.callbacks.append(interrupted)
     gc.collect()
-    time.sleep(60)
+    rest()
 def says():
     raise KeyboardInterrupt("stopped at update 7")
 def waits():
@@ -92,7 +95,8 @@ def begin(*arguments, **options):
 )
 def test_an_interruption_is_one_line(tmp_path, case, number, says):
     """Status 130 and the line of the script or of the exception, also while a config file runs."""
-    (tmp_path / "slow.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    rests = "for _ in range(600):\n    time.sleep(0.1)\n"  # as in WORKS
+    (tmp_path / "slow.py").write_text(f"import time\nprint('ready', flush=True)\n{rests}")
     arguments = [f"--config={tmp_path / 'slow.py'}", "works"] if case == "a config file" else [case]
     with begin(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == "ready\n"
