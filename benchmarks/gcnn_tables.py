@@ -1,9 +1,9 @@
 """The figures of Dauphin et al. 2017 as tables: activations, linear and bilinear layers, context,
 and operations.
 
-In small, WikiText-2 stands for WikiText-103, and single sentences of the Penn Treebank for Billion
-Word. Networks that are compared have as many parameters: a layer without gates has 1.41 times the
-units, as section 5.2 asks for.
+Scaled down, WikiText-2 stands for WikiText-103, and single sentences of the Penn Treebank for
+Billion Word. Networks that are compared have as many parameters: a layer without gates has 1.41
+times the units, as section 5.2 asks for.
 """
 
 import math
@@ -39,7 +39,7 @@ def _activation(name: str) -> Variant:
             (count, *(n if i % 2 == 0 else round(math.sqrt(2) * n) for i, n in enumerate(layers)))
             for count, *layers in blocks
         )
-        width = {"body.output_width": blocks[-1][-1]}  # in small, that of the tied table
+        width = {"body.output_width": blocks[-1][-1]}  # scaled down, that of the tied table
         return {"body.activation": name, "body.blocks": wider} | width
 
     return changes
@@ -51,7 +51,7 @@ def _context(layers: int, kernel: int) -> Variant:
 
 
 def _output(name: str) -> Variant:
-    """With an output over a table of its own; in small, of these bands."""
+    """With an output over a table of its own; scaled down, of these bands."""
 
     def changes(size, _):
         if name == "softmax":

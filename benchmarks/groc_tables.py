@@ -45,7 +45,7 @@ def _in_small(file, compose_share=1.0):
 
 
 def _outputs(title, number):
-    """A table on the Penn Treebank and WikiText-2, in small on the former. Table 3 has the line
+    """A table on the Penn Treebank and WikiText-2, scaled down on the former. Table 3 has the line
     `groc`, too.
     """
     lines = {"penn_treebank": (), "wikitext2": ()}
@@ -64,7 +64,7 @@ def _outputs(title, number):
 
 
 def _filters():
-    """Does the order of Table 2 show in small, and is it the size of the CNN that decides?"""
+    """Does the order of Table 2 show scaled down, and is it the size of the CNN that decides?"""
     rows, layers = _in_small(penn_treebank)
     settings = GROC_CPU | THREE_EPOCHS
     rate = {"optimizer.learning_rate": settings.pop("optimizer.learning_rate")}
@@ -182,12 +182,12 @@ FINETUNED = {
     "groc_tied": (172.8, 177.9, 180.7, 185.4, 212.7, 242.6),
     "groc": (153.7, 162.2, 167.0, 170.6, 239.5, 216.9),
 }
-TUNED = 150_000  # words of a target in small, of 2 million
-NEAR, FAR = "lm1b_heldout", "wikitext2_raw"  # in small: news and Wikipedia
+TUNED = 150_000  # words of a target scaled down, of 2 million
+NEAR, FAR = "lm1b_heldout", "wikitext2_raw"  # scaled down: news and Wikipedia
 
 
 def _domains():
-    """Table 5: trained on news of 2007, in small on Europarl; then finetuned on each of the
+    """Table 5: trained on news of 2007, scaled down on Europarl; then finetuned on each of the
     other texts.
     """
     small, full = (), ()

@@ -96,10 +96,10 @@ class Table(NamedTuple):
 
     Attributes:
         title: what it compares, and where it is printed.
-        lines: by size: "cpu" in small, "full" as published.
+        lines: by size: "cpu" scaled down, "full" as published.
         settings: by size, beside those of the rows; `full` has none.
         rows: by size and corpus, rows that its config file does not have, and their layers.
-        tuned: in small, settings of finetuning beside these.
+        tuned: scaled down, settings of finetuning beside these.
         operations: whether its figure shows losses by operations of training, not by updates.
         contexts: by row, the tokens that a prediction sees, if its figure shows perplexity by them,
             not by the time of an epoch.

@@ -1,5 +1,5 @@
 """The tables of the papers as rows that benchmarks.tables trains: models, published numbers,
-and what differs in small.
+and what differs scaled down.
 """
 
 from adaptive_jax.config.rows import Paper, Row, streams
@@ -75,7 +75,7 @@ def _small(rows, tail_dropout=0.0):
 
 
 def _transformers(title, table, rows=(), tail_dropout=0.0):
-    """A table of Baevski & Auli 2019 on WikiText-103, in small on WikiText-2."""
+    """A table of Baevski & Auli 2019 on WikiText-103, scaled down on WikiText-2."""
     published = {
         name: row
         for name, row in wikitext103.ROWS.items()

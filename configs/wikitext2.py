@@ -2,7 +2,7 @@ r"""WikiText-2 (2.1M words, vocabulary 33,278): the eight rows of Baevski & Auli
 corpus that suits one small device.
 
 No numbers are published for these models of 6 to 13M parameters, and none has been trained to the
-end here yet. `python -m benchmarks.tables adaptive_inputs_3` compares all eight in small
+end here yet. `python -m benchmarks.tables adaptive_inputs_3` compares all eight scaled down
 (benchmarks/RESULTS.md). The commands, with a download or with a local copy of the corpus:
 
     python train.py --config=configs/wikitext2.py:adp_t --workdir=runs/wikitext2 \

@@ -73,9 +73,14 @@ def _table(group: str, keys: Mapping[str, Key]) -> Iterable[str]:
 
 
 def _of_the_model(group):
-    """The docstring of the language model, whose argument `output.clusters` is."""
-    model = home("output.clusters") if group == "output" else None
-    return [*inspect.getdoc(model).splitlines(), ""] if model else []
+    """What `output.clusters` means, an argument of no output: its paragraph in the docstring of the
+    function that reads it.
+    """
+    if group != "output":
+        return []
+    paragraphs = inspect.getdoc(home("output.clusters")).split("\n\n")
+    [meaning] = [each for each in paragraphs if each.startswith("clusters:")]
+    return [*meaning.splitlines(), ""]
 
 
 def meanings(group: str, name: str | None = None) -> list[str]:

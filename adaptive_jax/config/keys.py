@@ -175,7 +175,7 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Key]:
     taken = GIVEN.get(group, set()) | {"parent", "name"}
     keys = {key: _key(p) for key, p in parameters.items() if key not in taken and _is_key(p)}
     if group == "output":
-        keys = {"clusters": Key("", str, False)} | keys  # whose file the data rooms read
+        keys = {"clusters": Key("", str, False)} | keys  # whose file adaptive_jax.data reads
     return keys
 
 

@@ -19,10 +19,10 @@ class Layout(NamedTuple):
     sequence_length: tokens of a row, and the most that an example has; of layout "streams" the
         usual length of a window.
     break_mode: what an example is: a window of the text (none), or whole sentences (complete,
-        complete_doc, eos); see `examples`.
-    layout: how examples become rows: "packed" or "similar", see `layouts` (with break_mode "none"
-        both put one in each row); or "streams", for bodies that carry a state from update to
-        update, see `streams`.
+        complete_doc, eos); see docs/corpora.md.
+    layout: how examples become rows: "packed", several in a row, or "similar", those of similar
+        length (with break_mode "none" both put one in each row); or "streams", for bodies that
+        carry a state from update to update.
     """
 
     sequence_length: int = 256

@@ -50,16 +50,16 @@ class Settings(NamedTuple):
     """The group `data` of a config.
 
     corpus: one of `CORPORA`.
-    path: a local copy (see `local_texts`; for ids, `token_files`); empty for the published copy; or
-        the URL of a prepared corpus (see `stored`). Then the settings below must be those that it
-        was prepared with: they read lines that the trained model scores.
+    path: a local copy (see docs/own_data.md, also for ids); empty for the published copy; or the
+        URL of a prepared corpus (see docs/corpora.md). Then the settings below must be those that
+        it was prepared with: they read lines that the trained model scores.
     cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
         are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
         become `<unk>`.
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
     codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word
-        units, see `Subwords`.
+        units, see docs/rows.md.
     tokeniser: "none" for text whose words are separated by spaces, or "moses".
     lower: whether to lower-case the text.
     vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
