@@ -33,6 +33,7 @@ SCHEMES = "gs", "s3"
 PATIENCE = 60.0
 DAY = 86_400  # in seconds
 AT_ONCE = 4  # objects that are compared with their checksums
+PACKED = (".zst", ".lz4", ".lzma", ".Z", ".7z", ".rar")  # names of files that nothing here unpacks
 
 
 def in_store(path: str | os.PathLike) -> bool:
@@ -349,8 +350,11 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
     """The bytes of a file, decompressed as its name says: .gz, .xz, .bz2, or .zip of one file.
 
     Raises:
-        InputError: a .zip of several files. What is damaged raises the errors of its format.
+        InputError: a .zip of several files; a file that is packed otherwise. What is damaged raises
+            the errors of its format.
     """
+    if name.endswith(PACKED):
+        raise InputError(f"{name} is packed in a way that is not read here: unpack it first")
     if name.lower().endswith(".zip"):
         archive = zipfile.ZipFile(file)
         members = [

@@ -66,6 +66,8 @@ def warns():
     logging.getLogger("orbax").info("a library's event")
     exec(compile("warnings.warn('a library says')", "/x/site-packages/y.py", "exec"))
     warnings.warn("ours says")
+def writes():
+    print("日本")
 def fails():
     {}["a bug"]
 def prints():
@@ -152,6 +154,13 @@ def test_what_else_is_printed(case, status, says):
     with begin(case, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         _, err = process.communicate(timeout=30)
     assert process.returncode == status and re.fullmatch(says, err, re.DOTALL), err
+
+
+def test_output_is_utf_8_in_every_locale():
+    """As what commands read: else their own output is refused, or ends in a traceback."""
+    ascii_locale = os.environ | {"PYTHONIOENCODING": "ascii"}
+    with begin("writes", stdout=subprocess.PIPE, encoding="utf-8", env=ascii_locale) as process:
+        assert process.communicate(timeout=30)[0] == "日本\n"
 
 
 STARTS = """

@@ -95,8 +95,11 @@ def run(
         one that ends in "..." stands for one or more, in "...]" for any number.
     stopped: the line after an interruption, unless the KeyboardInterrupt has a text of its own.
     """
-    for name in ("stdout", "stderr"):  # None where the user has closed it
-        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
+    for name, errors in ("stdout", "strict"), ("stderr", "backslashreplace"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (None if it is closed)
+        if hasattr(stream, "reconfigure"):  # commands read UTF-8 in every locale, so they write it
+            stream.reconfigure(encoding="utf-8", errors=errors)
+        setattr(sys, name, stream)
     _handle_signals(stopped)
     _silence_libraries()
 

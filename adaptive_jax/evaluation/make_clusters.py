@@ -173,7 +173,14 @@ def _vocabulary(path):
         )
     from adaptive_jax.data.corpora.load import load
 
-    return load(config_flags.config()[0]["data"], splits=()).vocabulary
+    config, _ = config_flags.config()
+    data = config["data"]
+    if config["own_text"] and data["threshold"] == 1 and not data["codes"]:
+        raise InputError(
+            "configs/own_text.py chooses its words when training begins: pass --vocabulary=RUN of a"
+            " run on this text, or --config.data.threshold=N for both commands"
+        )
+    return load(data, splits=()).vocabulary
 
 
 def main() -> None:

@@ -101,7 +101,7 @@ def _counted(path):
 def _listed(path):
     counts: dict[str, int] = {}
     for number, line in _lines(path, CORPUS):
-        word, *more = line.split() or [""]
+        word, *more = line.removeprefix("\ufeff").split() or [""]
         if not word or more or word in counts:
             problem = "repeats a word" if word in counts else "is not one word"
             raise InputError(f"{path}, line {number}: {line.rstrip()!r} {problem}; {CORPUS}")

@@ -73,6 +73,8 @@ def test_files_of_vectors(name, write, tmp_path):
         ("a.txt", b"the 1 2\ncat 1\n", "a.txt, line 2: '1' must be 2 numbers"),
         ("a.txt", b"the 1 2\ncat 1 nan\n", "a.txt, line 2: '1 nan' must be 2 numbers"),
         ("a.txt", b"a 1 2\n", "has none of the 2 words"),
+        ("a.txt", b"the\ncat\n", "a.txt, line 1: 'the' must be a word and its numbers"),
+        ("a.txt", b"the\t1\t2\n", "a.txt, line 1: 'the.*' must be a word and its numbers"),
     ],
 )
 def test_files_that_hold_no_vectors(name, text, says, tmp_path):

@@ -160,7 +160,7 @@ def test_ends_of_lines(tmp_path):
         (b"fine\nthe\0cat\n", r"text\.txt, line 2: a NUL byte"),
         ("the\n".encode("utf-16"), r"text\.txt, line 1: not UTF-8"),
         ("the\n".encode("utf-16-le"), r"text\.txt, line 1: a NUL byte"),
-        (b"\nthe <eos>\na cat <eos>\n", r"text\.txt, line 2: the text has <eos> of its own.*sed"),
+        (b"\nthe <eos>\na cat <eos>\n", r"text\.txt: the text has <eos> of its own.*sed"),
         (b"\n \n", r"text\.txt has no words"),
         (b"", r"text\.txt has no words"),
     ],
@@ -181,6 +181,16 @@ def test_the_line_of_a_fault_far_in(tmp_path, monkeypatch):
         files[-1].write_bytes(b"some words\n" * 30 + b"\xff\n" * (i == 2))
     with pytest.raises(InputError, match=r"2\.txt, line 31: not UTF-8"):
         shards.Shards.make(Text(tuple(files)), tmp_path / "made")
+
+
+def test_an_end_of_sentence_of_its_own(tmp_path, monkeypatch):
+    """Refused where the text has more than one in two lines, whatever a single piece has."""
+    monkeypatch.setattr(shards, "PIECE", 64)
+    clean = b"some words\n" * 30
+    assert made_of(clean + b"the end <eos>\n", tmp_path)["<eos>"] == 32
+    (tmp_path / "more.txt").write_bytes(clean + b"the end <EOS>\n" * 31)
+    with pytest.raises(InputError, match="has <eos> of its own"):
+        shards.Shards.make(Text((tmp_path / "more.txt",)), tmp_path / "lower", lower=True)
 
 
 def test_a_process_that_is_killed():

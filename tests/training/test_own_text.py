@@ -111,12 +111,15 @@ def test_what_is_no_single_file(text, tmp_path):
         (b"a\n" * 38 + b"\xff\n", "mine.txt, line 39: not UTF-8"),
         ("a\n" * 38 + "\n" * 9, "mine.txt has no words in the 2 lines of valid.txt"),
         ("a <eos>\n" * 40, "mine.txt: the text has <eos> of its own"),
-        (gzip.compress(b"a b\n" * 999)[:-9], "mine.txt.gz after"),
+        (gzip.compress(b"a b\n" * 999)[:-9], "cannot read mine.txt.gz after"),
+        (b"(\xb5/\xfd", "mine.txt.zst is packed in a way that is not read here: unpack it"),
+        (gzip.compress(b'{"text": "a b"}\n' * 40), "mine.jsonl.gz holds JSON, not text"),
     ],
 )
 def test_a_bad_file_is_named_itself(content, says, tmp_path):
     """Not a copy of it, whose lines have other numbers; and no copy is left to be read."""
-    file = tmp_path / ("mine.txt.gz" if says.startswith("mine.txt.gz") else "mine.txt")
+    file = tmp_path / re.search(r"mine[a-z.]*[a-z]", says)[0]
+    says = says.removeprefix("cannot read ")
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     for _ in range(2):
         with pytest.raises(InputError, match=f"{file.parent}/{says}"):

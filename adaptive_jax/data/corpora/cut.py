@@ -46,7 +46,7 @@ def cut(
     """Writes train.txt, valid.txt and test.txt to `output`, a new directory. Returns how many words
     each has, `<eos>` counted.
 
-    source: a file of text, plain, .xz or .gz; or a directory with the three splits.
+    source: a file of text, also .gz, .xz, .bz2 or .zip; or a directory with the three splits.
     sizes: words of each part, those between white space, and `<eos>`; or, `by_lines`, its lines.
     seed: with one, the lines of each part are shuffled.
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.data.corpora.cached import damaged
-from adaptive_jax.data.corpora.text import OWN_EOS, Chunk, Text, encoding_fault
+from adaptive_jax.data.corpora.text import Chunk, Text, check_eos, encoding_fault
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
@@ -72,16 +72,6 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[tuple[bytes, float]]:
         yield bytes(buffer), 1.0
 
 
-def fault_of(data: bytes, lower: bool = False) -> str:
-    """Returns why a line or a piece of text cannot be trained on; "" if it can.
-
-    lower: whether it will be lower-cased.
-    """
-    ends = (data.lower() if lower else data).count(EOS.encode())
-    own_eos = 2 * ends > data.count(NEWLINE)
-    return encoding_fault(data) or (OWN_EOS if own_eos else "")
-
-
 class _Numbering(dict[str, int]):
     """Numbers words in the order of their first appearance."""
 
@@ -92,7 +82,7 @@ class _Numbering(dict[str, int]):
 
 def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> None:
     """Writes the shard of a piece in one step. Raises FaultyText."""
-    if fault := fault_of(piece, lower):
+    if fault := encoding_fault(piece):
         raise FaultyText(fault)
     text = piece.decode("utf-8")
     if tokeniser_name != "none" or lower:
@@ -139,21 +129,23 @@ class Shards:
         tokeniser(tokeniser_name, lower)
         for unfinished in directory.glob(".*.npz.*"):  # left by a killed process
             unfinished.unlink()
-        number, words = 0, False
+        number, words, ends, lines = 0, False, 0, 0
         one = contextlib.nullcontext(operator.call)
         try:
             with _processes() if text.size > 2 * PIECE else one as submit:
                 for piece, done in pieces(text.chunks(), PIECE):
                     words = words or bool(piece.strip())
+                    ends += (piece.lower() if lower else piece).count(EOS.encode())
+                    lines += piece.count(NEWLINE)
+                    check_eos(ends, lines, text.files[0])
                     if not (path := _path(directory, number)).exists():
                         submit(write_shard, path, piece, tokeniser_name, lower)
                     number += 1
                     show(done)
         except FaultyText as error:
-            fault = str(error)
-            for _ in text.lines(lambda line: fault if fault_of(line, lower) == fault else ""):
-                pass  # reads the text again, up to the line with this fault, which it names
-            raise InputError(f"{text.files[0]}: {fault}") from error
+            for _ in text.lines():
+                pass  # reads the text again, up to the line with the fault, which it names
+            raise InputError(f"{text.files[0]}: {error}") from error
         if not words:
             raise InputError(
                 f"{text.files[0]} has no words; put text in it, one sentence or paragraph a line"

@@ -3,18 +3,20 @@
 import hashlib
 import itertools
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from adaptive_jax.data.corpora.cached import make_once
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, OWN_EOS, SPLIT, Text
+from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, SPLIT, Text, check_eos
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
 SHARE = 20  # one line in 20 is validation text, and one in 20 is test text
 MOST = 10_000  # lines of each
+JSON = re.compile(r"\.jsonl?(\.(gz|xz|bz2|zip))?$", re.IGNORECASE)
 
 
 class Split(NamedTuple):
@@ -44,13 +46,13 @@ def split_lines(file: Path, cache: Path) -> Split:
     Validation and test have 10,000 lines at most. The order stays, so neighbouring lines are seldom
     in different splits. The same file is copied once.
 
-    file: UTF-8 text, plain, .xz or .gz.
+    file: UTF-8 text, as `adaptive_jax.files.unpacked` reads it.
 
     Raises:
         InputError: JSON, fewer than three lines, a part without words, a file that cannot be read,
             is not UTF-8 or has `<eos>` of its own.
     """
-    if file.suffix == ".jsonl":
+    if JSON.search(file.name):
         raise InputError(
             f"{file} holds JSON, not text: write its texts line by line, or the ids of a tokenizer"
             " as .npy, see docs/own_data.md"
@@ -58,8 +60,7 @@ def split_lines(file: Path, cache: Path) -> Split:
     text, total, ends = Text((file,)), 0, 0
     for line in text.lines():
         total, ends = total + 1, ends + line.count(EOS.encode())
-    if 2 * ends > total:
-        raise InputError(f"{file}: {OWN_EOS}")
+    check_eos(ends, total, file)
     if total < 3:
         raise InputError(
             f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each"

@@ -8,33 +8,26 @@ for chunk in texts["train"].chunks(): ...
 """
 
 import codecs
-import contextlib
 import fnmatch
-import gzip
 import itertools
-import lzma
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.files import unpacked
 
 NAMES = {"train": ("train",), "validation": ("valid", "validation", "val"), "test": ("test",)}
 SUFFIXES = ("", ".xz", ".gz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-PACKED = (".bz2", ".zst", ".lz4", ".lzma", ".Z", ".7z", ".rar")  # which nothing here unpacks
 SPLIT = "split"  # the directory of a cache that holds parts of files,
 COPIES = re.compile("[0-9a-f]{16}")  # those of each in a directory with such a name
 CHUNK = 1 << 20
-OWN_EOS = (
-    f"the text has {EOS} of its own, and every end of a line becomes one: remove them, as by"
-    f" `sed 's/ *{EOS}//gI'`"
-)
 
 
 class Chunk(NamedTuple):
@@ -45,6 +38,19 @@ class Chunk(NamedTuple):
     name: str
     data: bytes
     done: float
+
+
+def check_eos(ends: int, lines: int, place: Path) -> None:
+    """Refuses text at `place` that has more than one `<eos>` in two lines.
+
+    Raises:
+        InputError: it has.
+    """
+    if 2 * ends > lines:
+        raise InputError(
+            f"{place}: the text has {EOS} of its own, and every end of a line becomes one: remove"
+            f" them, as by `sed 's/ *{EOS}//gI'`"
+        )
 
 
 def encoding_fault(data: bytes) -> str:
@@ -61,8 +67,8 @@ def encoding_fault(data: bytes) -> str:
 class Text(NamedTuple):
     """One split of a corpus.
 
-    files: plain, .xz or .gz files, read as one, where the end of each file ends its last line; or
-        archives.
+    files: as `adaptive_jax.files.unpacked` reads them, read as one, where the end of each file ends
+        its last line; or archives.
     members: the pattern of the members of an archive to read, in the archive's order.
     """
 
@@ -93,6 +99,12 @@ class Text(NamedTuple):
                             text = data if read > start else data.removeprefix(codecs.BOM_UTF8)
                             read += len(data)
                             yield Chunk(name, text, min(1.0, (before + raw.tell()) / total))
+            except InputError:
+                raise
+            except PermissionError:
+                raise InputError(
+                    f"cannot read {name}: permission denied; use a file that you may read"
+                ) from None
             except Exception as error:  # damaged archives make their readers fail in many ways
                 raise InputError(
                     f"cannot read {' '.join(name.split())} after {read:,} bytes of text:"
@@ -100,17 +112,15 @@ class Text(NamedTuple):
                 ) from error
             before += file.stat().st_size
 
-    def lines(self, fault: Callable[[bytes], str] = encoding_fault) -> Iterator[bytes]:
+    def lines(self) -> Iterator[bytes]:
         """Yields the lines, each with its line feed. The end of a file ends its last line.
 
-        fault: returns why a line is refused, "" if it is not.
-
         Raises:
-            InputError: as `chunks`; a line with a fault, by file and number.
+            InputError: as `chunks`; a line that is not UTF-8, by file and number.
         """
         for name, chunks in itertools.groupby(self.chunks(), lambda chunk: chunk.name):
             for number, line in enumerate(_split_lines(chunk.data for chunk in chunks), start=1):
-                if wrong := fault(line):
+                if wrong := encoding_fault(line):
                     raise InputError(f"{name}, line {number}: {wrong}")
                 yield line
 
@@ -130,13 +140,9 @@ def _split_lines(parts):
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
     """Name and text of the file itself, or of each member of an archive."""
     if not members:
-        if file.suffix in PACKED:
-            raise OSError("only .gz and .xz are unpacked here")
         if file.suffix == ".gz" and not file.stat().st_size:  # which gzip takes for an empty text
             raise OSError("it has no bytes")
-        decompress = {".xz": lzma.open, ".gz": gzip.open}.get(file.suffix, contextlib.nullcontext)
-        with decompress(raw) as stream:
-            yield str(file), stream
+        yield str(file), unpacked(raw, str(file))
         return
     found = False
     if file.suffix == ".zip":
@@ -180,7 +186,9 @@ def local_texts(
         return archived_texts(place, patterns)
     if not place.is_dir():
         archive = ", or the published archive" if all(patterns) else ""
-        cure = f"use a directory with train.txt, valid.txt and test.txt{archive}"
+        *first, last = (f"{NAMES[split][0]}.txt" for split in SPLITS if split in needed)
+        names = f"{', '.join(first)} and {last}" if first else last
+        cure = f"use a directory with {names}{archive}"
         if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
             cure = "it held copies of a file that was split: train again to make them, or " + cure
         what = "is not a directory" if place.exists() else "does not exist"

@@ -41,6 +41,11 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
                 continue
             if number == 1 and len(values) == 1:  # the header of word2vec: words and width
                 continue
+            if not values and not width:
+                raise InputError(
+                    f"{path}, line {number}: {line.strip()[:40]!r} must be a word and its numbers,"
+                    " separated by spaces"
+                )
             width = width or len(values)
             if len(values) > width:  # GloVe 840B has words with spaces in them
                 continue
