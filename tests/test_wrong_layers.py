@@ -361,6 +361,7 @@ WRONG = [
     (lambda: core(BANDS), "clusters=None"),
     (lambda: core([Band(np.ones((20, 8), "f"))], CLUSTERS), "clusters=Band"),
     (lambda: core(BANDS, Band(np.ones((2, 8), "f"))), "clusters.table of shape [2, 8]"),
+    (lambda: core(BANDS, CLUSTERS._replace(projection=1)), "clusters.projection must be None"),
     (lambda: core([np.ones((20, 8), "f")]), "bands[0] of type ndarray"),
     (
         lambda: core([BANDS[0], BANDS[1]._replace(projection=np.ones((2, 9), "f"))], CLUSTERS),

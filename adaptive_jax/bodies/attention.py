@@ -107,7 +107,7 @@ def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()
     in_float32 = {"preferred_element_type": jnp.float32}
     scores = jnp.einsum("bqhw,bkhw->bhqk", scaled(queries), keys, **in_float32)
     if slopes:
-        scores += biases(jnp.asarray(slopes), seen, *scores.shape[2:])[None]
+        scores += biases(jnp.asarray(slopes, jnp.float32), seen, *scores.shape[2:])[None]
     mask = causal_mask(seen, queries.shape[1], keys.shape[1])
     weights = jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf))
     return jnp.einsum("bhqk,bkhw->bqhw", weights.astype(queries.dtype), values)
@@ -177,7 +177,7 @@ def _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)
     count = queries.shape[2]
     of_rows = (None if x is None else jnp.repeat(x, count, axis=0) for x in (segment_ids, seeds))
     head_ids = None if seeds is None else jnp.tile(jnp.arange(count, dtype=jnp.uint32), len(seeds))
-    of_heads = jnp.tile(jnp.asarray(slopes), len(queries)) if slopes else None
+    of_heads = jnp.tile(jnp.asarray(slopes, jnp.float32), len(queries)) if slopes else None
     heads = _Heads(_fold(scaled(queries)), _fold(keys), _fold(values), *of_rows, head_ids, of_heads)
     attended, logsumexp = _in_groups(functools.partial(_forward, dropout), heads)
     attended, logsumexp = save_for_backward(_unfold(attended, count)), save_for_backward(logsumexp)

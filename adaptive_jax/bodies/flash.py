@@ -56,7 +56,7 @@ class _Settings(NamedTuple):
 
     def given(self, segment_ids, seeds) -> list[jax.Array]:
         """The arrays that `_Kernel.read` reads, those that there are."""
-        slopes = jnp.asarray(self.slopes) if self.slopes else None
+        slopes = jnp.asarray(self.slopes, jnp.float32) if self.slopes else None
         return [each for each in (slopes, segment_ids, seeds) if each is not None]
 
 
@@ -160,7 +160,7 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
         of_axes.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0))
         for a in arrays
     ]
-    return pl.pallas_call(
+    call = pl.pallas_call(
         kernel,
         grid=(time // blocks.program, heads, rows),
         in_specs=specs,
@@ -168,7 +168,9 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
         out_shape=shapes,
         interpret=platform() == "cpu",
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
-    )(*arrays)
+    )
+    with jax.enable_x64(False):  # numbers in kernels are of 32 bits
+        return call(*arrays)
 
 
 class _Given(NamedTuple):

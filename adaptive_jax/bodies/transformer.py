@@ -259,9 +259,8 @@ class Transformer(nn.Module):
         if self.scaled:
             x *= jnp.asarray(self.features**0.5, self.dtype)
         if (positions := self._position_vectors(seen, time)) is not None:
-            positions = positions.astype(self.dtype)
             where = None if segment_ids is None else positions_in_segments(segment_ids)
-            x += positions[where]
+            x = (x.astype(positions.dtype) + positions[where]).astype(self.dtype)
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
         unroll, block = unrolled(x, train), self.block

@@ -16,6 +16,7 @@ from jax import lax
 
 from adaptive_jax.inputs.letters import distinct
 from adaptive_jax.losses import partitioned
+from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.numerics.arrays import exists
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
@@ -110,9 +111,9 @@ def _add_up(static, axis_name, tokens, bands):
     of_words = of_words.at[place].add(gradient)
 
     def visit(sums, band, at, rows):
-        own = lax.dynamic_slice_in_dim(of_words, at, len(rows)).astype(dtype)
+        own, lowering = lifted(lax.dynamic_slice_in_dim(of_words, at, len(rows)), dtype)
         _, pull = jax.vjp(product, _rows(band.table, rows, dtype), band.projection)
-        of_rows, of_projection = pull(own)
+        of_rows, of_projection = (a.astype(of_words.dtype) * lowering for a in pull(own))
         table = sums.table.at[rows].set(
             of_rows.astype(band.table.dtype),
             mode="drop",

@@ -14,7 +14,7 @@ from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.numerics.arrays import exists, ids, look_up
 from adaptive_jax.numerics.layers import from_lexicon, uniform
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
-from adaptive_jax.numerics.products import product
+from adaptive_jax.numerics.products import product, sum_dtype
 
 
 class GroC(CharacterCNN):
@@ -205,12 +205,12 @@ def _sum_of_rows(table, places):
 def _pull_rows(residuals, pull):
     table, places = residuals
 
-    wide = pull.astype(jnp.float32)
+    wide = pull.astype(sum_dtype(pull.dtype))
 
     def add(total, places):
         return total.at[places].add(wide, mode="drop", wrap_negative_indices=False), None
 
-    zeros = pvary(jnp.zeros(table.shape, jnp.float32), axes_of(places))
+    zeros = pvary(jnp.zeros(table.shape, wide.dtype), axes_of(places))
     total, _ = jax.lax.scan(add, zeros, places.T)
     return total.astype(table.dtype), None
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from adaptive_jax.numerics.arrays import look_up
 from adaptive_jax.numerics.layers import ACTIVATIONS
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import bits_on_cpu, of_bits, product, sum_dtype
@@ -58,7 +59,7 @@ def read_words(reader: Reader, weights: Mapping, words: jax.Array, spelling: Map
     rows = spelling["row_of_word"].at[words]
     rows = rows.get(mode="fill", fill_value=known, wrap_negative_indices=False)
     found, index = distinct(rows, known, reader.chunk)
-    vectors = _of_sorted(reader, weights, found, spelling)[index]
+    vectors = look_up(_of_sorted(reader, weights, found, spelling), index)
     return jnp.where((rows < known)[:, None], vectors, jnp.nan)
 
 

@@ -44,6 +44,7 @@ from adaptive_jax.losses.reports import DIFFERENTIABLE
 from adaptive_jax.losses.settings import PLAIN, Settings, Tokens
 from adaptive_jax.losses.sharded import columns_here, for_all, present
 from adaptive_jax.numerics.arrays import whole_numbers
+from adaptive_jax.numerics.meshes import pvary
 from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype
 
 __all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "predict"]
@@ -101,18 +102,20 @@ def loss_and_report(
     seeds=None,
     probs=None,
     mean=False,
+    axes=(),
 ):
     """The loss, what `settings.reports` asks for of each token, and the sum of the weights.
 
     Args:
         probs: `[..., k]`, probabilities of as many targets `[..., k]`, for one band; see
             `adaptive_jax.losses.cross_entropy.linear_cross_entropy`.
-        mean: whether the loss will be divided by the sum of this device's weights.
+        mean: whether the loss will be divided by the sum of the weights.
+        axes: of `jax.shard_map`, over which that sum is taken, but not the loss.
 
     Returns:
         `(loss, report, count)`: as `loss`, a `reports.Report` without gradient, and the sum of the
-        weights of targets that are not ignored, an int where all are 1; 1 where the loss is divided
-        already.
+        weights of targets that are not ignored, an int where all on one device are 1; 1 where the
+        loss is divided already.
 
     Raises:
         InputError: as `loss`.
@@ -128,6 +131,8 @@ def loss_and_report(
     else:
         seeds = None
     weights, count = call.weights, call.count
+    if axes:
+        count = lax.psum(pvary(count, frozenset(axes)), axes)
     halves = any(a.dtype == jnp.float16 for a in jax.tree.leaves((call.hidden, call.softmax)))
     if mean and (halves or call.static.settings.gathers):
         # A sum of gradients may exceed float16. Or devices have other counts, and the gradient of

@@ -131,7 +131,7 @@ class Call:
         if "nll" in self._settings.reports:
             fields["nll"] = jnp.where(self._exist, nll, 0 * self.weights)
         if "correct" in fields:
-            fields["correct"] = (self.weights != 0) & (fields["correct"] == 0)
+            fields["correct"] = self._exist & (self.weights != 0) & (fields["correct"] == 0)
         return Report(**fields)
 
 
@@ -192,7 +192,11 @@ def validate_bands(
     others = enumerate(bands[1:], 1)
     bands = [head, *(_checked(f"bands[{i}]", band, features) for i, band in others)]
     if tails:
-        clusters = _band("clusters", clusters)._replace(projection=None)
+        clusters = _band("clusters", clusters)
+        if clusters.projection is not None:
+            raise InputError(
+                "clusters.projection must be None: clusters read what the table of bands[0] reads"
+            )
         clusters = _checked("clusters", clusters, head.table.shape[1], tails)
     return floats("hidden", hidden, ..., features), bands, clusters
 

@@ -23,7 +23,7 @@ from adaptive_jax.losses.calls import validate_bands
 from adaptive_jax.losses.settings import used
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
+from adaptive_jax.numerics.meshes import axes_of, several, vary_alike
 from adaptive_jax.numerics.products import sum_dtype
 
 REDUCTIONS = "mean", "sum", "none"
@@ -109,10 +109,10 @@ def linear_cross_entropy(
         axis_name=axis_name,
         words=None if words is None else (words,),
         ignore_index=ignore_index,
-        reports=tuple(reports),
+        reports=several(reports),
         top_k=top_k,
     )
-    if target_probs is not None and (used(label_smoothing) or "correct" in reports):
+    if target_probs is not None and (used(label_smoothing) or "correct" in settings.reports):
         raise InputError(
             "target_probs takes no label_smoothing and no report 'correct', which need one target a"
             " token: smooth target_probs instead, or compare the report 'predicted'"
@@ -161,6 +161,7 @@ def adaptive_cross_entropy(
     Raises:
         InputError: as `linear_cross_entropy`, or bands and clusters that do not fit together.
     """
+    reports = several(reports)
     if others := [name for name in reports if name not in ADAPTIVE_REPORTS]:
         raise InputError(
             f"reports={others[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits one"
@@ -176,7 +177,7 @@ def adaptive_cross_entropy(
         axis_name=axis_name,
         words=None if words is None else tuple(words),
         ignore_index=ignore_index,
-        reports=tuple(reports),
+        reports=reports,
     )
     hidden, bands, clusters = _scaled(logit_scale, hidden, bands, clusters)
     given = hidden, targets, weights, bands, clusters, settings
@@ -237,19 +238,14 @@ def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
             )
         each, report = banded.losses_and_report(*given, probs)
         return (each, report) if settings.reports else each
-    own_mean = reduction == "mean" and not axes
-    total, report, count = banded.loss_and_report(*given, seeds, probs, own_mean)
+    if axes and not set(axes) <= axes_of((hidden, targets)):
+        raise InputError(
+            f"token_axes={axes} cut no tokens here: use jax.shard_map in_specs that do, and"
+            " leave its check_vma on"
+        )
+    total, report, count = banded.loss_and_report(*given, seeds, probs, reduction == "mean", axes)
     if axes:
-        if not set(axes) <= axes_of((hidden, targets)):
-            raise InputError(
-                f"token_axes={axes} cut no tokens here: use jax.shard_map in_specs that do, and"
-                " leave its check_vma on"
-            )
         total = lax.psum(total, axes)
-        if isinstance(count, int):
-            count *= lax.axis_size(axes)
-        else:
-            count = lax.psum(pvary(count, frozenset(axes)), axes)
     loss = total
     if reduction == "mean":
         loss = total / jnp.where(count == 0, 1, count).astype(total.dtype)

@@ -71,6 +71,7 @@ def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gra
     x, mask = states(settings, queue, band)
     logsumexp, mean = _normalised(x, band.table, limits)
     own = band.table[jnp.where(inside, column, 0)].astype(jnp.float32)
+    column = column.astype(jnp.int32)
     nll = jnp.where(inside, logsumexp - jnp.sum(x.astype(jnp.float32) * own, axis=1), 0.0)
     loss = nll + settings.z_loss * jnp.where(inside, logsumexp, 0.0) ** 2
     if not with_gradients:
@@ -101,9 +102,15 @@ def _call(kernel, grid, specs, out_specs, out_shape, warps=4):
         "interpret": platform() == "cpu",
     }
     kernel = functools.partial(kernel, pl)
-    return pl.pallas_call(
+    call = pl.pallas_call(
         kernel, grid=grid, in_specs=cut[0], out_specs=cut[1], out_shape=out_shape, **options
     )
+
+    def with_32_bits(*arrays):  # of which kernels are made, also under jax_enable_x64
+        with jax.enable_x64(False):
+            return call(*arrays)
+
+    return with_32_bits
 
 
 def _normalised(x, table, limits):

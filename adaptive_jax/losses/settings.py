@@ -103,8 +103,8 @@ def used(setting: float | jax.Array | None) -> bool:
 
 
 def _is_scalar(value):
-    is_floating = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
-    return is_floating and value.shape == ()
+    real = isinstance(value, jax.Array) and jnp.isdtype(value.dtype, ("integral", "real floating"))
+    return real and value.shape == ()
 
 
 class Tokens(NamedTuple):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.products import sum_dtype
 
 
 def floats(what: str, values, *sizes) -> jax.Array:
@@ -76,10 +77,12 @@ def exists(array: jax.Array, count: int) -> jax.Array:
 
 def look_up(table: jax.Array, array: jax.Array) -> jax.Array:
     """Rows `[..., width]` of a table `[rows, width]` by their ids `[...]`: NaN for an id that
-    does not exist.
+    does not exist. Gradients of a row's many occurrences are summed in float32.
     """
-    rows = jnp.asarray(table).at[array]
-    return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    table = jnp.asarray(table)
+    rows = table.astype(sum_dtype(table.dtype)).at[array]
+    rows = rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return rows.astype(table.dtype)
 
 
 def check_dtype(dtype) -> None:

@@ -29,7 +29,9 @@ def checked(hidden, targets, weights, words: int) -> tuple[jax.Array, jax.Array]
     """
     shape = hidden.shape[:-1]
     targets = ids("targets", targets, words, *shape, weights=weights)
+    dtype = sum_dtype(hidden.dtype)
     weights = jnp.ones(shape) if weights is None else floats("weights", weights, *shape)
+    weights = weights.astype(dtype)
     exist = exists(targets, words)
     return jnp.where(exist, targets, 0), jnp.where(exist | (weights == 0), weights, jnp.nan)
 

@@ -82,6 +82,22 @@ def test_kernels_equal_all_pairs(time, segmented, dropout, heads, blocks):
         np.testing.assert_allclose(ours, right, rtol=1e-4, atol=3e-6 * np.abs(right).max())
 
 
+def test_kernels_under_x64():
+    """Numbers of 64 bits do not reach them, where they ended in a TypeError; nor the scores of
+    ALiBi in chunks, which were float64.
+    """
+    pairs = Pairs(slopes=alibi_slopes(1))
+    with jax.enable_x64(True):
+        joint, gradient = arrays(1, 64, 1, 16)
+        run = functools.partial(with_gradient, functools.partial(flash, pairs=pairs))
+        twin = functools.partial(with_gradient, functools.partial(of_all_pairs, pairs=pairs))
+        assert "f64[2" not in str(jax.make_jaxpr(twin)((joint,), gradient))
+        for ours, right in zip(
+            jax.jit(run)((joint,), gradient), jax.jit(twin)((joint,), gradient), strict=True
+        ):
+            np.testing.assert_allclose(ours, right, rtol=1e-4, atol=3e-6 * np.abs(right).max())
+
+
 def test_bfloat16_and_large_scores():
     """In bfloat16, the dtype of the products, results are as close to float32 as its rounding
     allows; large scores stay finite.

@@ -82,6 +82,26 @@ def slow(params, x, final_norm, positions):
     return norm(x, params["norm"]) if final_norm else x
 
 
+def test_positions_of_many_rows():
+    """The gradient of a learned position is a sum over rows in float32: in bfloat16 it stopped to
+    grow at 256 rows.
+    """
+    rows, found = 600, []
+    x, ids = jnp.ones((rows, 4, 4)), jnp.zeros((rows, 4), jnp.int32)
+    batch = Batch(ids, ids, None, ids[:, 0], ids + jnp.array([[1, 1, 2, 2]]))
+    for dtype in jnp.float32, jnp.bfloat16:
+        how = {"features": 4, "layers": 1, "heads": 1, "positions": "learned", "max_positions": 4}
+        body = make(final_norm=False, dtype=dtype, **how)
+        params = jax.jit(body.init)(jax.random.key(0), x[:1])
+
+        def total(params, body=body):
+            return jnp.sum(body.apply(params, x, batch=batch)[0][..., 0].astype(jnp.float32))
+
+        found.append(jax.jit(jax.grad(total))(params)["params"]["learned_positions"]["table"])
+    assert np.abs(found[0]).max() > rows
+    np.testing.assert_allclose(found[1], found[0], atol=0.05 * np.abs(found[0]).max())
+
+
 @pytest.mark.parametrize(
     "final_norm, positions",
     [(True, "sinusoidal"), (False, "learned"), (True, "alibi"), (False, "none")],

@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.inputs import distinct
 from adaptive_jax.inputs.adaptive import AdaptiveInput
+from adaptive_jax.inputs.char_cnn import CharacterCNN
+from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
 
 WORDS = 267_735
@@ -110,6 +114,38 @@ def test_each_word_once_is_every_token_in_every_band(way, dtype, cutoffs, monkey
         np.testing.assert_allclose(a, b, atol=far * np.nanmax(abs(b)), rtol=0)
 
     jax.tree.map(check, found, want)
+
+
+def test_a_word_that_fills_the_batch():
+    """In 16 bits, the sum of its tokens' gradients goes on in float32: in bfloat16 it stopped to
+    grow, and in float16 it was infinite.
+    """
+    tokens = jnp.zeros((1, 4_096), jnp.int32)
+    words = Vocabulary.build(dict.fromkeys(("the", "a", "cat"), 1))
+    cnn = {"width": 4, "filters": ((1, 3),), "letters": "elmo", "length": 5, "strides": (1,)}
+    for layer, fields, more in (
+        (AdaptiveInput, {"cutoffs": (1,)}, [jnp.float16]),
+        (Lookup, {}, [jnp.float16]),
+        (CharacterCNN, cnn, []),
+        (GroC, cnn | {"relations": 0, "definition": 0}, []),
+    ):
+        found = []
+        for dtype in (jnp.float32, jnp.bfloat16, *more):
+            model = layer(len(words), 4, dtype=dtype, **fields)
+            given = {"lexicon": lexicon(words, getattr(model, "lexicon_spec", {}))}
+            params = model.init(jax.random.key(0), tokens[:, :1])["params"]
+
+            def total(params, model=model, given=given):
+                vectors = model.apply({"params": params} | given, tokens)
+                return 20 * jnp.sum(vectors.astype(jnp.float32))
+
+            found.append(jax.jit(jax.grad(total))(params))
+        for few in found[1:]:
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, atol=0.03 * np.abs(b).max() + 1e-6),
+                few,
+                found[0],
+            )
 
 
 def test_projections_of_few_bits():

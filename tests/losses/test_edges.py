@@ -252,6 +252,13 @@ whole = linear_cross_entropy(
 )[1]
 pairs = zip(jax.tree.leaves(jax.jit(cut)(hidden, table, hits)), jax.tree.leaves(whole), strict=True)
 apart["reports"] = max(float(np.abs(1.0 * np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+half = jnp.full((8, 2000, 2), 40, jnp.float16), jnp.zeros((3, 2), jnp.float16)
+def mean(h, t):
+    return linear_cross_entropy(h, t, jnp.zeros(h.shape[:-1], int), token_axes="data")
+of_table = jax.shard_map(
+    jax.grad(mean, 1), mesh=MESH, in_specs=(P("data"), P()), out_specs=P()
+)
+apart["float16"] = float(jnp.abs(jax.jit(of_table)(*half)[0] / (-40 * 2 / 3) - 1).max()) / 1e3
 apart["right"] = -int(whole.correct.sum())
 print(json.dumps(apart))
 """
@@ -259,13 +266,13 @@ print(json.dumps(apart))
 
 def test_a_mean_over_devices(eight):
     """token_axes makes mean and sum, with gradients taken inside and outside shard_map, those of
-    one device, though devices have 1 to 4 tokens that count; and reports of words cut over devices
-    are those of one.
+    one device, though devices have 1 to 4 tokens that count; reports of words cut over devices
+    are those of one; and no sum of gradients leaves the range of float16.
     """
     done = eight(PROGRAM)
     assert done.returncode == 0, done.stderr
     apart = json.loads(done.stdout)
-    assert len(apart) == 8 and max(apart.values()) < 2e-6, apart
+    assert len(apart) == 9 and max(apart.values()) < 2e-6, apart
     assert apart["right"] == -11
 
 

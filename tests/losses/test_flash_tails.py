@@ -35,15 +35,21 @@ def arrays(projected, begin, end):
 
 
 @pytest.mark.parametrize(
-    "projected, settings",
-    [(True, Settings(tail_dropout=0.3, z_loss=0.02, chunk=32)), (False, Settings(chunk=32))],
+    "projected, settings, x64",
+    [
+        (True, Settings(tail_dropout=0.3, z_loss=0.02, chunk=32), False),
+        (False, Settings(chunk=32), True),
+    ],
 )
-def test_kernels_equal_chunks(monkeypatch, projected, settings):
+def test_kernels_equal_chunks(monkeypatch, request, projected, settings, x64):
     """Losses, and gradients of states, table and projection; tokens of other bands and rows that
-    are no words change nothing.
+    are no words change nothing. Also with targets of 64 bits.
 
     Of tokens that begin and end inside a block, of one token, and of none.
     """
+    context = jax.enable_x64(x64)
+    context.__enter__()
+    request.addfinalizer(lambda: context.__exit__(None, None, None))
     monkeypatch.setattr(flash_tails, "SPLITS", 2)  # of three blocks of words
 
     @jax.jit

@@ -177,6 +177,7 @@ def test_reports_of_an_adaptive_softmax(case):
             {"targets": TEACHER[:, :1], "target_probs": PROBS[:, :1], "weights": WEIGHTS[1:]},
             r"weights of shape \[6\]",
         ),
+        ({"reports": "nil"}, r"reports='nil' is not one of nll, z_loss, predicted"),
         ({"token_axes": "data", "reduction": "none"}, r"token_axes=\('data',\) has no effect"),
         ({"token_axes": "data"}, r"token_axes=\('data',\) cut no tokens here"),
         ({"ignore_index": 0.5}, r"ignore_index=0.5 must be an integer or None"),
@@ -187,6 +188,13 @@ def test_what_is_refused(options, message):
     """In one line, with the cure."""
     with pytest.raises(InputError, match=message):
         linear_cross_entropy(HIDDEN, TABLE, **({"targets": TARGETS} | options))
+
+
+def test_a_target_that_does_not_exist_is_not_correct():
+    """Word 0 stands for it inside, so a prediction of word 0 counted as correct."""
+    hidden, table = np.ones((2, 2), "f"), np.array([[9, 9], [0, 0], [0, 0]], "f")
+    run = jax.jit(lambda targets: linear_cross_entropy(hidden, table, targets, reports="correct"))
+    assert run(np.array([7, 0]))[1].correct.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
