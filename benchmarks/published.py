@@ -295,9 +295,9 @@ def main(_):
     if (NEXT.value or STOP.value) and not HOME.value:
         sys.exit("error: --home is missing: use a directory for clone, environment and runs")
     if STOP.value:
-        stop(Path(HOME.value).resolve())
+        stop(path_of(HOME.value).resolve())
     elif NEXT.value:
-        advance(Path(HOME.value).resolve())
+        advance(path_of(HOME.value).resolve())
     else:
         draw()
 

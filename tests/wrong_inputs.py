@@ -69,6 +69,7 @@ TRAIN_FLAGS = rows(
     ("--hours=1h", "--hours=1h", "a number"),
     ("--split=test", "--split", "--help"),
     ("--config.steps 5", "'5'", "--flag=value"),
+    ("--config.optimizer.name=None", "config.optimizer.name=None", "must be text"),
     (
         "--config.optimizer.name=adamw --config.optimizer.eps=1e999",
         "optimizer.eps=inf",

@@ -123,6 +123,7 @@ def _silence_libraries():
     """
     # Orbax warns about ordinary events, and logs the errors that it also raises.
     logging.set_verbosity(logging.FATAL)
+    standard_logging.getLogger("asyncio").setLevel(standard_logging.CRITICAL)
     for name in "adaptive_jax", "jax._src.xla_bridge":
         shown = standard_logging.getLogger(name)
         shown.setLevel(standard_logging.WARNING)

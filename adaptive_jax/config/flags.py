@@ -106,7 +106,9 @@ def published() -> tuple[dict | None, list[str]]:
     flags changed.
     """
     place, changes = _parsed()
-    return _files[place].published, list(changes)
+    row, now = read(place), config()[0]
+    changed = [key for key in changes if keys.at(row, key) != keys.at(now, key)]
+    return _files[place].published, changed
 
 
 def published_of(place: str) -> dict | None:

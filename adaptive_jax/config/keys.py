@@ -157,8 +157,6 @@ def maker(group: str, name: str | None = None) -> Callable:
         own = {"": General, "metrics": Metrics}
         return own.get(group) or home(group)
     name = name or NAMES[group]
-    if not isinstance(name, str):
-        raise InputError(f"config.{group}.name={name!r} must be text, such as {NAMES[group]!r}")
     found = home("optimizer.name")(name) if group == "optimizer" else find(group, home(group), name)
     if ":" in name:
         _allowed.add(name.partition(":")[0])
@@ -225,6 +223,10 @@ def resolve(config: Mapping) -> dict:
         if not isinstance(stated, Mapping):
             raise InputError(f"config.{group}={stated!r} must be a group of keys")
         name = {"name": stated.get("name", NAMES[group])} if group in NAMES else {}
+        if name and not isinstance(name["name"], str):
+            raise InputError(
+                f"config.{group}.name={name['name']!r} must be text, such as {NAMES[group]!r}"
+            )
         keys = keys_of(group, name.get("name"))
         path = f"config.{group}." if group else "config."
         inner = [

@@ -106,5 +106,5 @@ def main():
             dry_run(config, workdir, TARGET.value)
         else:
             row, changed = config_flags.published()
-            changed += ["hours"] if HOURS.value is not None else []
+            changed += ["hours"] if HOURS.value else []
             loop.train(config, workdir, (row, changed))

@@ -86,6 +86,8 @@ def checked(config: dict, workdir: Path, devices: int | None) -> tuple[dict, dic
     config = with_origin(resolve(config), workdir)
     check_place(workdir)
     check_origin(config, workdir)
+    if config["own_text"]:  # whose text is prepared next
+        check_config(config, devices)
     config = at_clusters(with_text(config, workdir), workdir)
     check_same_run(workdir, config)
     own = with_own_files(config, workdir)

@@ -139,7 +139,7 @@ def finetuned(
     whole = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
     old, new = map(traverse_util.flatten_dict, whole)
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
-    params = {}
+    params, carried = {}, np.zeros(len(old_ids), bool)
     for path, fresh in new.items():
         array = old[path]
         whole_vocabulary = fresh.shape[:1] == (len(old_ids),)
@@ -148,6 +148,8 @@ def finetuned(
             wanted = old_ids[here : here + len(fresh)]
             found = (there <= wanted) & (wanted < there + len(array))
             fresh[found] = array[wanted[found] - there]
+            if path[-1] != "bias":
+                carried[here : here + len(fresh)] |= found
             array = fresh
         elif array.shape != fresh.shape:
             array = fresh
@@ -156,9 +158,12 @@ def finetuned(
         )
     line = "all word vectors are composed, so new words start with a vector as others do"
     if any(_by_word(path) and a.ndim for path, a in new.items()):
-        known = int(np.sum(old_ids >= 0))
-        line = f"{known:,} of {len(old_ids):,} words carried over, {len(old_ids) - known:,} new"
-        line += " words, and words that moved to another band, start at random"
+        new = int(np.sum(old_ids < 0))
+        moved = len(old_ids) - new - int(carried.sum())
+        line = (
+            f"vectors of {carried.sum():,} of {len(old_ids):,} words carried over; {new:,} new"
+            f" words and {moved:,} that moved to another band start at random"
+        )
     hosts.log0(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
     params = traverse_util.unflatten_dict(params)
     layout = jax.tree.map(lambda a: a.sharding, state.optimizer)

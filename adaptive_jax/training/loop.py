@@ -294,7 +294,9 @@ class Training:
         if not math.isfinite(result["nll"]):
             raise Diverged(step, f"validation loss {result['nll']}")
         losses = {key: result[key] for key in ("nll", "perplexity")}
-        self.metrics.write(step, "validation", losses)
+        # One at the end of a start that its steps or hours limited is not one of the run.
+        extra = {} if any(validates(job.config, step, False)) else {"extra": 1}
+        self.metrics.write(step, "validation", losses | extra)
         self._tell_optimizer(step, result["nll"])
         return result["nll"]
 
@@ -306,10 +308,8 @@ class Training:
 
     def _reason(self, step, late):
         ended = optim.ended(self.state.optimizer)
-        config, losses = self.job.config, self.metrics.losses.items()
-        # An evaluation at the end of a start that its hours limited is not one of the run.
-        losses = [nll for at, nll in losses if any(validates(config, at, False))]
-        return reason(config, step, losses, late, ended)
+        losses = [nll for at, nll in self.metrics.losses.items() if at not in self.metrics.extra]
+        return reason(self.job.config, step, losses, late, ended)
 
     def _stop(self, step):
         self.checkpoints.save(step, self.state.items(), None, self.clock.hours())

@@ -2,6 +2,7 @@
 written to the run's files, see writers.py.
 """
 
+import contextlib
 import math
 import shlex
 import time
@@ -109,6 +110,7 @@ class Metrics:
         before = recorded(workdir, first_step)
         losses = ((line["step"], line.get("validation/nll")) for line in before)
         self.losses = {step: nll for step, nll in losses if nll is not None}
+        self.extra = {line["step"] for line in before if "validation/extra" in line}
         # A run that is resumed twice from one checkpoint repeats the evaluation that was left out
         # before it.
         self.written = {(line["step"], key.split("/")[0]) for line in before for key in line}
@@ -127,8 +129,10 @@ class Metrics:
             return
         if group == "validation" and math.isfinite(metrics["nll"]):
             self.losses[step] = metrics["nll"]
-        for writer in self.writers:
-            writer.write(step, {f"{group}/{name}": value for name, value in metrics.items()})
+            self.extra |= {step} if "extra" in metrics else set()
+        with _named(self.workdir):
+            for writer in self.writers:
+                writer.write(step, {f"{group}/{name}": value for name, value in metrics.items()})
         parts = [
             form.format(metrics[name], unit=self.unit)
             for name, form in SHOWN.items()
@@ -163,5 +167,16 @@ class Metrics:
     def close(self) -> None:
         """Ends the bar and closes the files."""
         self.bar.close()
-        for writer in self.writers:
-            writer.close()
+        with _named(self.workdir):
+            for writer in self.writers:
+                writer.close()
+
+
+@contextlib.contextmanager
+def _named(workdir):
+    """Errors within name the workdir."""
+    try:
+        yield
+    except OSError as error:  # that of a full disk names no file
+        error.filename = error.filename or str(workdir)
+        raise

@@ -97,8 +97,8 @@ class Checkpoints:
             raise InputError(
                 f"{self.directory} does not exist: train.py has saved no checkpoint yet"
             )
-        # `_writing` reports once what cannot be written.
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        if not read_only:  # `_writing` reports once what cannot be written
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self._intact = None  # the step whose files were compared when the run was opened
         if not read_only and not in_store(self.directory):
             self._rename_damaged()

@@ -15,9 +15,10 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.training.divergence import MOST_SKIPPED, Diverged, DivergenceMonitor
 from adaptive_jax.training.ends import reason
 from adaptive_jax.training.loop import Training, train
+from adaptive_jax.training.metrics import Metrics
 from adaptive_jax.training.state import initial_state, parameter_names, shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
-from tests.training.test_metrics import metrics
+from tests.training.test_metrics import metrics, settings
 from tests.training.test_update import random_batch
 
 NAN, INF = math.nan, math.inf
@@ -171,7 +172,27 @@ def test_patience_over_starts_of_limited_hours():
     losses = {100: 5.0, 200: 4.9, 300: 4.95, 400: 4.94, 437: 4.93, 500: 4.92}
     run = SimpleNamespace(
         job=SimpleNamespace(config=config),
-        metrics=SimpleNamespace(losses=losses),
+        metrics=SimpleNamespace(losses=losses, extra={437}),
         state=SimpleNamespace(optimizer=()),
     )
     assert Training._reason(run, 500, False) is None
+
+
+def test_patience_after_evaluations_became_rarer(tmp_path):
+    """Better losses of evaluations that `evaluate_every` no longer asks for still count; that of a
+    start that its hours limited does not, over any number of starts.
+    """
+    config = {"steps": 900, "early_stopping": 4, "evaluate_every": 20, "checkpoint_every": 0}
+    losses = {10: 3.0, 20: 3.5, 30: 3.4, 35: 2.0, 40: 3.3, 50: 3.2, 60: 3.1}
+    first = Metrics(tmp_path, 0, settings(900))
+    for step, nll in losses.items():
+        first.write(step, "validation", {"nll": nll} | ({"extra": 1} if step == 35 else {}))
+    first.close()
+    again = Metrics(tmp_path, 60, settings(900))
+    again.close()
+    run = SimpleNamespace(
+        job=SimpleNamespace(config=config),
+        metrics=again,
+        state=SimpleNamespace(optimizer=()),
+    )
+    assert again.extra == {35} and Training._reason(run, 60, False) == "stopped early"
