@@ -378,6 +378,11 @@ def test_two_copies_of_a_split(own_text, tmp_path):
         load("text_files", own_text, tmp_path / "cache")
     with pytest.raises(InputError, match=r"add one of .*wiki\.test\.raw$"):
         load("wikitext2_raw", own_text, tmp_path / "cache")
+    for needed, names in ((), "train.txt, valid.txt, test.txt"), (("test",), "test.txt"):
+        with pytest.raises(
+            InputError, match=f"nowhere does not exist; use a directory with {names}$"
+        ):
+            local_texts(tmp_path / "nowhere", needed)
 
 
 @needs_real

@@ -186,8 +186,8 @@ def local_texts(
         return archived_texts(place, patterns)
     if not place.is_dir():
         archive = ", or the published archive" if all(patterns) else ""
-        *first, last = (f"{NAMES[split][0]}.txt" for split in SPLITS if split in needed)
-        names = f"{', '.join(first)} and {last}" if first else last
+        wanted = [split for split in SPLITS if split in needed] or SPLITS
+        names = ", ".join(f"{NAMES[split][0]}.txt" for split in wanted)
         cure = f"use a directory with {names}{archive}"
         if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
             cure = "it held copies of a file that was split: train again to make them, or " + cure
