@@ -290,3 +290,9 @@ def test_what_cannot_be_converted(content, words, says, tmp_path):
     line = str(error.value)
     assert "\n" not in line and all(part in line for part in says), line
     assert {path.name for path in tmp_path.iterdir()} == {"model.pt", "words.txt"}
+
+
+def test_a_byte_order_mark_is_no_letter(tmp_path):
+    """Of the first word of a list, which became `<unk>` in every evaluation."""
+    (tmp_path / "words.txt").write_text("the\n<eos>\ncat\n", encoding="utf-8-sig")
+    assert list(read_corpus(tmp_path / "words.txt")) == ["the", "<eos>", "cat"]

@@ -123,3 +123,14 @@ def test_work_is_that_of_all_bands():
     assert model.flops(model.apply({"params": params}, method="bands")) == 2 * (
         2 * 6 + 2 * 3 + 3 * 1
     )
+
+
+def test_weights_keep_their_dtype():
+    """Their gradient was float32 where they are bfloat16, which a product with them refused."""
+    model, params, hidden, targets, weights = setting("projections, 10,007 words")
+
+    def total(weights):
+        return model.apply({"params": params}, hidden, targets, weights, method="loss").total
+
+    half = jnp.asarray(weights, jnp.bfloat16)
+    assert jax.eval_shape(jax.grad(total), half).dtype == jnp.bfloat16

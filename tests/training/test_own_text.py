@@ -169,3 +169,18 @@ def test_own_text_in_one_line(text, tmp_path, capsys):
     with pytest.raises(InputError, match="--config.data.path=DIR"):
         train(request(), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_wrong_settings_are_told_before_the_text_is_prepared(in_process, tmp_path):
+    """A long text takes minutes, and gigabytes of the cache."""
+    (tmp_path / "mine.txt").write_text("a b c\n" * 400)
+    done = in_process(
+        "train.py",
+        "--config=configs/own_text.py:small",
+        f"--config.data.path={tmp_path / 'mine.txt'}",
+        f"--config.data.cache={tmp_path / 'cache'}",
+        "--config.optimizer.learning_rate=-1",
+        f"--workdir={tmp_path / 'run'}",
+    )
+    assert done.returncode == 2 and "learning_rate=-1.0 must be above 0" in done.stderr
+    assert not (tmp_path / "cache" / "split").exists()
