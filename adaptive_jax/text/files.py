@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from adaptive_jax.data.corpora.text import encoding_fault
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import unpacked
 
@@ -80,12 +81,6 @@ def _unpacked(name, file):
 
 
 def _decoded(line, encoding, place):
-    try:
-        text = line.decode(encoding)
-    except UnicodeDecodeError:
-        raise InputError(f"{place}: not UTF-8; convert the file to UTF-8") from None
-    if "\0" in text:
-        raise InputError(
-            f"{place}: a NUL byte, which text never has; repair the file, or convert it to UTF-8"
-        )
-    return text
+    if fault := encoding_fault(line):
+        raise InputError(f"{place}: {fault}")
+    return line.decode(encoding)
