@@ -271,6 +271,11 @@ def test_layers_of_other_modules_train():
     gradient, *_ = gradients(params, {}, jnp.zeros((), jnp.int32), parts, ())
     moved = jax.tree.map(lambda a: bool(jnp.abs(a).max() > 0), gradient)
     assert all(jax.tree.leaves(moved)), moved
+    # Without weights, each counts 1.
+    ones = parts._replace(weights=jnp.ones_like(parts.weights))
+    all_count = gradients(params, {}, jnp.zeros((), jnp.int32), ones, ())
+    without = gradients(params, {}, jnp.zeros((), jnp.int32), parts._replace(weights=None), ())
+    jax.tree.map(np.testing.assert_array_equal, without, all_count)
 
 
 def test_every_layer_is_under_contract():

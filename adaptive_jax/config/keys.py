@@ -21,7 +21,7 @@ from adaptive_jax.config.classes import ExternalClassError, find
 from adaptive_jax.errors import InputError, check_at_least, check_known
 
 ALL_GROUPS = "", *rows.GROUPS  # the outermost first
-LARGEST = 2**31 - 1  # of any number but the seed: JAX counts in 32 bits
+LARGEST = 2**31 - 2  # of any number but the seed: JAX counts in 32 bits, and words one further
 SEEDS = 2**32
 NAMES = {  # the default classes of groups with a key `name`, outer groups before inner ones
     "input": "adaptive",

@@ -63,6 +63,8 @@ def make_gradients(
     def on_one_device(params, lexicon, step, batch, carry, stored):
         # Every device computes with parameters of its own, whose gradients are summed at the end.
         axes = axes_of(batch.inputs)
+        if batch.weights is None:
+            batch = batch._replace(weights=jnp.ones_like(batch.inputs, jnp.float32))
         params, lexicon, stored, carry = pvary((params, lexicon, stored, carry), axes)
         key = jax.random.fold_in(jax.random.key(seed), step)
         # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as

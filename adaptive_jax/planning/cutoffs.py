@@ -117,9 +117,11 @@ def propose(
     reached = np.append(0.0, _cumulative(counts))
     words, widths = len(reached) - 1, workload.widths(bands)
     if bands * smallest > words:
+        most = words // smallest
+        cure = f"bands={most:,}" if most else f"smallest={words:,}"
         raise InputError(
             f"bands={bands} of smallest={smallest:,} words need more than the {words:,} words there"
-            f" are: use at most bands={words // smallest:,}"
+            f" are: use at most {cure}"
         )
     ends = np.append(_candidates(words, smallest * np.arange(1, bands), also), words)
     best = np.where(ends >= smallest, _flops(0, 0, ends, reached, widths, workload), np.inf)

@@ -46,7 +46,7 @@ class ScoreConfig(NamedTuple):
     def check(self) -> None:
         """Checks the ranges. Raises InputError: one is wrong, or `context_from` is unknown."""
         check_known(f"context_from={self.context_from!r}", self.context_from, CONTEXTS)
-        check_at_least(0, window=self.window, context=self.context or 0)
+        check_at_least(0, window=self.window, context=0 if self.context is None else self.context)
 
 
 class Options(NamedTuple):

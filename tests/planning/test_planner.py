@@ -171,6 +171,7 @@ def test_the_papers_cutoffs(corpus, words, cutoffs):
     [
         (lambda: propose([3, 2, 1], 4, Workload()), "bands=4 of smallest=1 .*3 words.*bands=3"),
         (lambda: propose([3, 2, 1], 2, Workload(), 2), "smallest=2 .*3 words .*bands=1"),
+        (lambda: propose([3, 2, 1], 2, Workload(), 4), "smallest=4 .*3 words .*most smallest=3"),
         (lambda: propose([3, 2, 1], 0, Workload()), "bands=0"),
         (lambda: propose([3, 2, 1], 2, Workload(), smallest=0), "smallest=0"),
         (lambda: propose([3, 2, 1], 3, Workload(features=8)), "3 bands of factor 4.* 8"),

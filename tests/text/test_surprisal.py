@@ -331,6 +331,7 @@ def test_settings_that_do_not_fit(model, lstm, config):
         (lambda: model.score(["0"], window="3"), "window='3' must be a whole number"),
         (lambda: lstm.score(["0"], context=3), "context=3 does not apply"),
         (lambda: model.score(["0"], "before"), "context_from='before'"),
+        (lambda: model.score(["0"], context=0.0), "context=0.0 must be a whole number"),
         (lambda: model.score(["0"], context=WINDOW), "window=16 must be greater"),
         (lambda: sentences.score(["0"], "previous"), "sentences saw nothing"),
         (lambda: model.perplexity([]), "no lines"),
