@@ -258,8 +258,8 @@ class Training:
             start = time.perf_counter() - waited
             program = self.updates[stored].lower(self.state, lexicon, batch)
             self.programs[kind] = program.compile()
-            # Starting up counts neither as waiting nor as work.
-            self.interval.start += time.perf_counter() - start
+            # This counts neither as waiting nor as work.
+            self.interval.leave_out(time.perf_counter() - start)
         with jax.transfer_guard("disallow"):
             self.state, metrics = self.programs[kind](self.state, lexicon, batch)
         return metrics

@@ -25,8 +25,9 @@ SHOWN = {
     "skipped": "{:,.0f} skipped",
     "learning_rate": "lr {:.3g}",
     "data_wait": "waiting for data {:.0%}",
+    "compile_seconds": "{:.0f} s of compiling before",
 }
-SHOWN_FROM = {"data_wait": 0.01, "skipped": 1}  # below this the terminal leaves the metric out
+SHOWN_FROM = {"data_wait": 0.01, "skipped": 1, "compile_seconds": 1}  # below this the terminal leaves the metric out
 
 
 class Interval:
@@ -39,7 +40,7 @@ class Interval:
     def __init__(self, work: float):
         self.start, self.work, self.last = time.perf_counter(), work, {}
         self.nll, self.tokens, self.words, self.waited = 0.0, 0.0, 0, 0.0
-        self.updates, self.skipped = 0, 0
+        self.updates, self.skipped, self.compiled = 0, 0, 0.0
 
     def add(self, metrics: Mapping, words: int) -> None:
         """Adds an update's metrics, see `make_update`, and the words of the text that this host's
@@ -53,6 +54,11 @@ class Interval:
         self.updates += 1
         self.skipped += skipped
         self.last = metrics
+
+    def leave_out(self, seconds: float) -> None:
+        """Leaves out the seconds that a program took to compile, and counts them by themselves."""
+        self.start += seconds
+        self.compiled += seconds
 
     def close(self) -> dict[str, float]:
         """The metrics of the interval; the next one starts."""
@@ -70,6 +76,8 @@ class Interval:
         }
         if "skipped" in self.last:
             metrics["skipped"] = self.skipped
+        if self.compiled:
+            metrics["compile_seconds"] = self.compiled
         work, kind = self.work * self.tokens, jax.devices()[0].device_kind
         utilisation = accelerators.utilisation(work, seconds, jax.device_count(), kind)
         if utilisation is not None:

@@ -26,7 +26,8 @@ from adaptive_jax.training.writers import TensorBoard, check
 
 def metrics(workdir, speeds=True):
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    of_speed = () if speeds else ("train/words_per_second", "train/step_seconds", "train/data_wait")
+    names = "words_per_second", "step_seconds", "data_wait", "compile_seconds"
+    of_speed = () if speeds else [f"train/{name}" for name in names]
     return [{key: value for key, value in line.items() if key not in of_speed} for line in lines]
 
 
@@ -38,17 +39,20 @@ def settings(steps=9, tensorboard=False, wandb=False):
 def test_an_interval(trained, monkeypatch):
     """Of two updates of 7 units that end 3 words: words a second are words of the text, losses a
     mean over tokens for each word; waiting is a share of the time, as in every window of a run.
+    What a program took to compile is no part of that time.
     """
-    times = iter([100.0, 108.0, 108.0, 110.0, 110.0])
+    times = iter([100.0, 138.0, 138.0, 140.0, 140.0])
     monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=times.__next__))
     interval = Interval(work=1e3)
     update = {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}
     interval.add(update, 1)
     interval.add(update | {"nll": 1.5, "tokens": 4.0}, 2)
     interval.waited += 2.0
+    interval.leave_out(30.0)
     found = interval.close()
     assert (found["data_wait"], found["words_per_second"]) == (0.25, 3 / 8)
-    assert (found["step_seconds"], interval.waited) == (4, 0)
+    assert (found["step_seconds"], found["compile_seconds"]) == (4, 30)
+    assert (interval.waited, interval.compiled) == (0, 0)
     assert found["nll"] == pytest.approx((2 * 3 + 1.5 * 4) / 3)
     assert "utilisation" not in found  # of a CPU
     interval.add(update, 0)
@@ -101,6 +105,7 @@ def test_tensorboard_holds_the_metrics(trained):
         if name != "step"
     }
     names = "nll perplexity words_per_second step_seconds data_wait learning_rate gradient_norm"
+    names += " compile_seconds"
     assert {name for name, _ in expected} == {
         *(f"train/{name}" for name in names.split()),
         "validation/nll",
