@@ -1,5 +1,5 @@
-"""The loss for every arrangement of arrays on a mesh and every way to call it, against optax: the
-cells of the table in docs/losses.md.
+"""The loss for every arrangement of arrays on a mesh and every way to call it, against optax: what
+docs/losses.md says of meshes.
 """
 
 import itertools

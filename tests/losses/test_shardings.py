@@ -215,7 +215,7 @@ def test_pairs_of_shardings(eight):
 
 @pytest.mark.slow
 def test_every_sharding(eight):
-    """Each cell of the table in docs/losses.md."""
+    """All arrangements that docs/losses.md speaks of."""
     check(numbers(eight, CELLS, "every"), 378)
 
 
