@@ -42,7 +42,9 @@ def check_rates(layer: object, *fields: str) -> None:
     """
     for field in fields:
         value = getattr(layer, field)
-        if not isinstance(value, numbers.Real) or not 0 <= value < 1:
+        if not isinstance(value, numbers.Real):  # an array is none
+            raise InputError(f"{field}={value!r} must be a Python number in [0, 1)")
+        if not 0 <= value < 1:
             raise InputError(f"{field}={value!r} must be in [0, 1)")
 
 

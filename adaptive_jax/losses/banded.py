@@ -133,10 +133,8 @@ def loss_and_report(
     weights, count = call.weights, call.count
     if axes:
         count = lax.psum(pvary(count, frozenset(axes)), axes)
-    halves = any(a.dtype == jnp.float16 for a in jax.tree.leaves((call.hidden, call.softmax)))
-    if mean and (halves or call.static.settings.gathers):
-        # A sum of gradients may exceed float16. Or devices have other counts, and the gradient of
-        # the softmax is of the tokens of all.
+    if mean and call.static.settings.gathers:
+        # Devices have other counts, and the gradient of the softmax is of the tokens of all.
         weights, count = weights / jnp.where(count == 0, 1, count).astype(weights.dtype), 1
     total, each, reported = _loss(call.static, *call.arrays(weights), seeds)
     report = lax.stop_gradient(call.report(each, reported))
@@ -286,10 +284,11 @@ def _one_pass(static, tokens, softmax, with_gradients):
         `((loss [tokens], nll [tokens], reports), d_hidden, d_softmax)`: see `reports.observed`;
         gradients have the dtypes of their arrays, or are None.
     """
-    settings, all_words, masked, _, sizes = static
-    groups, clusters, numbers = softmax
+    settings, all_words, masked, _, sizes, products = static
+    (groups, clusters, numbers), given = softmax, (tokens.hidden, softmax)
     settings = settings._replace(**numbers)
-    dtype = sum_dtype(tokens.hidden.dtype)
+    dtype = sum_dtype(products)
+    tokens = tokens._replace(hidden=tokens.hidden.astype(products))
     live = tokens.weight != 0 if masked else None
     if masked:  # 0 · NaN is NaN
         tokens = tokens._replace(hidden=jnp.where(live[:, None], tokens.hidden, 0))
@@ -329,11 +328,11 @@ def _one_pass(static, tokens, softmax, with_gradients):
         end, own = first + len(words), settings
         own_words = None if exist is None else exist[first:end]
         if first:
-            here = in_dtype(group, tokens.hidden.dtype), None
+            here = in_dtype(group, products), None
             arrays = here, in_tail, (ends[first - 1 : end - 1], ends[first:end], own_words)
         else:  # the paper drops units after the first projection of every cluster but the head
             own = own._replace(tail_dropout=0.0)
-            here = tuple(in_dtype(each, tokens.hidden.dtype) for each in (group, clusters))
+            here = tuple(in_dtype(each, products) for each in (group, clusters))
             arrays = here, in_head, ([0], [ends[-1] if masked else count], own_words)
         if first and tokens.pulls is None and flash_tails.fits(own, here[0], len(words)):
             visit = functools.partial(flash_tails.visit, (own, words))
@@ -351,9 +350,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
         return results, None, None
     zeros = jax.tree.map(jnp.zeros_like, numbers)
     d_softmax = tuple(d_group for d_group, _ in gradients), gradients[0][1], zeros
-    like = jax.tree.map(
-        lambda g, of: g.astype(of.dtype), (d_hidden, d_softmax), (tokens.hidden, softmax)
-    )
+    like = jax.tree.map(lambda g, of: g.astype(of.dtype), (d_hidden, d_softmax), given)
     return results, *like
 
 

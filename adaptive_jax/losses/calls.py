@@ -34,6 +34,7 @@ class Static(NamedTuple):
     pulled: bool = False  # whether reports have gradients of their own
     # Rows of each band, by group; empty where a mesh may cut bands, which are laid out within.
     sizes: tuple[tuple[int, ...], ...] = ()
+    products: jnp.dtype = jnp.dtype("float32")  # dtype of the products
 
 
 class Call:
@@ -55,6 +56,8 @@ class Call:
         settings = settings.of_numbers()
         settings.check()
         hidden, bands, clusters = validate_bands(hidden, bands, clusters)
+        products = hidden.dtype
+        hidden, bands, clusters = jax.tree.map(_widened, (hidden, bands, clusters))
         if settings.axis_name in axes_of(hidden):
             settings = settings._replace(gathers=True)
         words = words_of(bands, settings.words, settings.axis_name)
@@ -110,7 +113,7 @@ class Call:
             if isinstance(getattr(settings, name), jax.Array)
         }
         known = settings._replace(reports=others, **dict.fromkeys(numbers, 0.0))
-        self.static = Static(known, words, masked, pulled, sizes)
+        self.static = Static(known, words, masked, pulled, sizes, products)
         tokens = hidden, jnp.where(there, targets, 0), weights, probs, exist
         softmax = bands, clusters, numbers
         tokens, self.softmax = partitioned.aligned(tokens, softmax, by_words(softmax))
@@ -133,6 +136,13 @@ class Call:
         if "correct" in fields:
             fields["correct"] = self._exist & (self.weights != 0) & (fields["correct"] == 0)
         return Report(**fields)
+
+
+def _widened(array):
+    """An array of float16 in float32: of its gradient, the mean of many tokens or a scale of the
+    loss come first, and the range of float16 last.
+    """
+    return array.astype(jnp.float32) if array.dtype == jnp.float16 else array
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -195,7 +195,9 @@ def _scaled(scale, hidden, bands, clusters):
         return _times(*vary_alike((scale.astype(sum_dtype(array.dtype)), array)))
 
     def of_band(band):
-        return band if band.bias is None else band._replace(bias=times(band.bias))
+        if band.bias is None:
+            return band
+        return band._replace(bias=times(band.bias.astype(sum_dtype(band.bias.dtype))))
 
     return times(hidden), [*map(of_band, bands)], None if clusters is None else of_band(clusters)
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -304,8 +305,8 @@ _auto = custom_partitioning(_whole, static_argnums=(0,))
 
 
 def _partition(call, mesh, arguments, results):
-    specs = [argument.sharding.spec for argument in arguments]
-    cut = _cut(call, dict(mesh.shape), specs, [argument.shape for argument in arguments])
+    specs = [_axes_cutting(mesh, each.sharding, len(each.shape)) for each in arguments]
+    cut = _cut(call, dict(mesh.shape), specs, [each.shape for each in arguments])
 
     # The compiler calls this later, when settings that held around the loss may have ended.
     def local(*leaves):
@@ -322,6 +323,24 @@ def _partition(call, mesh, arguments, results):
     by_token = jax.tree.map(lambda _: on(cut.tokens), results[:2])
     gradients = [on(spec) for spec in cut.gradients] if call.gradients else []
     return mesh, local, (*by_token, gradients), tuple(map(on, cut.arguments))
+
+
+def _axes_cutting(mesh, sharding, dims):
+    """The axes of the mesh that cut each dimension, those of the largest parts first. One axis may
+    cut several, of which no `PartitionSpec` can tell: 8 devices with 16 rows, which the program
+    reshapes to 4 microbatches of 4 rows.
+    """
+    parts = sharding.devices_indices_map((mesh.size,) * dims)  # every sharding divides it evenly
+    begins = [[part.start or 0 for part in parts[device]] for device in mesh.devices.flat]
+    begins = np.reshape(begins, (*mesh.devices.shape, dims))
+    reach = {  # how far the parts along an axis lie apart, by dimension
+        name: np.ptp(begins, axis=i).reshape(-1, dims).max(axis=0)
+        for i, name in enumerate(mesh.axis_names)
+    }
+    return [
+        tuple(sorted((name for name in reach if reach[name][i]), key=lambda name: -reach[name][i]))
+        for i in range(dims)
+    ]
 
 
 def _rule(call, mesh, arguments, results):
@@ -347,4 +366,4 @@ def _rule(call, mesh, arguments, results):
     return f"{', '.join(given)} -> {', '.join(found)}"
 
 
-_auto.def_partition(partition=_partition, sharding_rule=_rule)
+_auto.def_partition(partition=_partition, sharding_rule=_rule, decode_shardings=False)

@@ -112,7 +112,7 @@ class Sampled(nn.Module):
         if self.proposal == "log_uniform":
             candidates = log_uniform(key, words, self.samples)
         else:
-            counts = jnp.asarray(self.counts)
+            counts = jnp.asarray(self.counts, jnp.float32)
             candidates = unigram(key, counts, self.samples)
         chunk = chunk_size(0, self.samples, band.table.shape[1])
         how = type(self).losses, math.log(words)

@@ -27,7 +27,8 @@ SHOWN = {
     "data_wait": "waiting for data {:.0%}",
     "compile_seconds": "{:.0f} s of compiling before",
 }
-SHOWN_FROM = {"data_wait": 0.01, "skipped": 1, "compile_seconds": 1}  # below this the terminal leaves the metric out
+# Below this the terminal leaves the metric out
+SHOWN_FROM = {"data_wait": 0.01, "skipped": 1, "compile_seconds": 1}
 
 
 class Interval:

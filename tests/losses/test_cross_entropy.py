@@ -269,6 +269,7 @@ def test_targets_that_do_not_exist(reduction):
         ({"soft_cap": 0}, r"soft_cap=0 must be a finite number above 0"),
         ({"reduction": "avg"}, r"reduction='avg' is not one of mean, sum, none"),
         ({"label_smoothing": 1.0}, r"label_smoothing=1.0 must be in \[0, 1\)"),
+        ({"label_smoothing": jnp.zeros(())}, r"label_smoothing=Array.* must be a Python number"),
         ({"z_loss": np.array(-1.0)}, r"z_loss=-1.0 must be a finite number, 0 or more"),
         ({"words": 6.5}, r"words=\(6.5,\) do not fit bands that have \[7\] rows"),
         ({"words": 8}, r"words=\(8,\) do not fit bands that have \[7\] rows on 1 device"),

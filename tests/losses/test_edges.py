@@ -62,6 +62,33 @@ def test_a_mean_in_float16_of_a_sum_beyond_it():
     np.testing.assert_allclose(slope(table), right, rtol=2e-3)
 
 
+def test_a_scaled_mean_in_float16():
+    """A scale of the loss comes before gradients are rounded to float16: those of a mean of 30,000
+    tokens lose their digits there.
+    """
+    hidden, table = RNG.standard_normal((30_000, 2)), RNG.standard_normal((3, 2)) / 50
+    targets = RNG.integers(0, 3, len(hidden))
+
+    def scaled(hidden, table):
+        return 2.0**15 * linear_cross_entropy(hidden, table, targets)
+
+    slopes = jax.jit(jax.grad(scaled, (0, 1)))
+    half = [jnp.asarray(a, jnp.float16) for a in (hidden, table)]
+    for one, right in zip(slopes(*half), slopes(*[a.astype("f") for a in half]), strict=True):
+        assert one.dtype == jnp.float16
+        assert jnp.abs(one.astype("f") - right).sum() <= 1e-3 * jnp.abs(right).sum()
+
+
+def test_a_scaled_bias_in_bfloat16():
+    """It is added in float32, so its product with the scale of the logits is not rounded."""
+    bias, none = jnp.asarray(9 * RNG.standard_normal(50), jnp.bfloat16), jnp.zeros((50, 1))
+    each = linear_cross_entropy(
+        none.astype(bias.dtype), none, range(50), bias=bias, logit_scale=1.3, reduction="none"
+    )
+    right = -jax.nn.log_softmax(1.3 * bias.astype("f"))
+    np.testing.assert_allclose(each, right, rtol=1e-5, atol=1e-5)
+
+
 def test_calls_outside_jit_compile_once(monkeypatch):
     """JAX compiles a loop at every call there, which took a second each time."""
     traced = []

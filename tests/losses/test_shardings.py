@@ -119,6 +119,18 @@ for kind in "Explicit", "Auto":
             right = jax.tree.map(np.asarray, step(*given))
             found[f"{kind}, {name}, {rows}"] = apart(step(*there), right)
 
+def accumulated(hidden, table, bias, weights, targets):
+    def step(total, part):
+        return total + loss(part[0], table, bias, *part[1:]), None
+
+    microbatches = [a.reshape(2, -1, *a.shape[1:]) for a in (hidden, weights, targets)]
+    return jax.lax.scan(step, 0.0, microbatches)[0]
+
+# 4 devices cut 8 rows; of 2 microbatches of 4 rows, their axis cuts both dimensions.
+for table in "replicated", "words":
+    _, placed = arrange("Auto", "4", "data", table)
+    found[f"microbatches, {table}"] = apart(jax.jit(with_gradients(accumulated))(*placed), want)
+
 # 5 steps of time do not cut evenly over 2 devices; products keep the precision of their context.
 mesh, placed = arrange("Auto", "2 x 2", "data and model", "replicated")
 short = lambda loss: lambda h, t, b, w, y: loss(h[:, 1:], t, b, w[:, 1:], y[:, 1:])

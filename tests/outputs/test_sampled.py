@@ -155,6 +155,17 @@ def test_candidates_are_drawn_as_often_as_is_said(words, proposal):
     assert abs(statistic - (words - 1)) < 4 * (2 * words + np.sum(1 / expected)) ** 0.5
 
 
+def test_whole_counts_that_sum_beyond_int32():
+    """Their sum in int32 is negative, and the loss was NaN."""
+    model, variables, *arrays = setting("sampled, 7 words")
+    counts = np.array([1.5e9, 1e9, 5e8, 10, 5, 2, 1])
+    whole, real = (
+        train_loss(model, {"lexicon": {"counts": given}}, variables["params"], *arrays)[0]
+        for given in (counts.astype(np.int64), counts.astype(np.float32))
+    )
+    assert whole == real
+
+
 def test_rare_words_of_a_large_vocabulary_can_be_drawn():
     """Of the rarest half of 267,735 words many different ones appear, more than 23 bits of one
     uniform number can tell apart.
