@@ -142,6 +142,7 @@ SIZES = rows(
     ("--config.data.codes=1000000", "data.codes=1000000", "or less"),
     ("--config.data.limit=3", "cutoff 60", "use cutoffs"),
     ("--config.fsdp=3", "fsdp=3", "choose"),
+    ("--config.tokens_per_update=0", "tokens_per_update=0 must be a multiple", "not 0: take"),
 )
 
 PLACES = rows(  # found before the text is looked for
@@ -186,7 +187,7 @@ EVALUATE = rows(
     ("--data_path={tmp}", "no test split"),
     ("--workdir=" + str(ROOT), "holds no run"),
     ("--workdir=/dev/null", "/dev/null"),
-    ("--workdir={text}/train.txt", "train.txt", "another place"),
+    ("--workdir={text}/train.txt", "train.txt", "holds no run"),
     ("--workdir=~nosuchuser", "~nosuchuser"),
 )
 

@@ -197,7 +197,7 @@ def main() -> None:
         )
     path = path_of(output)
     if path.exists():
-        raise InputError(f"--output={output} exists already: use another file, or remove it")
+        raise InputError(f"--output={output} already exists: use another file, or remove it")
     options = Clustering(**flag_values(Clustering))
     vocabulary = _vocabulary(given.vocabulary)
     header, ids, lines = make_clusters(vocabulary, options)

@@ -149,8 +149,8 @@ def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
     rows, rest = divmod(config["tokens_per_update"], length)
     if rest or rows < 1:
         raise InputError(
-            f"tokens_per_update={config['tokens_per_update']:,} is not a multiple of"
-            f" batches.sequence_length={length:,}: take {max(rows, 1) * length:,}"
+            f"tokens_per_update={config['tokens_per_update']:,} must be a multiple"
+            f" of batches.sequence_length={length:,}, and not 0: take {max(rows, 1) * length:,}"
         )
     if held and held < length:
         raise InputError(

@@ -14,6 +14,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 from absl import flags
@@ -21,7 +22,7 @@ from absl import flags
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.text import nbest
-from adaptive_jax.text.files import TextFiles
+from adaptive_jax.text.files import STDIN, TextFiles
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 WORDS = flags.DEFINE_boolean(
@@ -92,6 +93,11 @@ def main(*files: str) -> None:
     workdir, _ = commands.workdir()
     references = None if REFERENCES.value is None else list(TextFiles([REFERENCES.value]))
     source, follows = TextFiles(files), CONTEXT_FROM.value in ("none", "previous")
+    if not (
+        follows or CONTEXT_FROM.value == STDIN or Path(CONTEXT_FROM.value).expanduser().exists()
+    ):
+        choices = "none", "previous", "a file that exists"
+        check_known(f"--context_from={CONTEXT_FROM.value!r}", CONTEXT_FROM.value, choices)
     given = "" if follows else TextFiles([CONTEXT_FROM.value]).read()
     from adaptive_jax.text.load import load  # after the flags: their errors do not wait for jax
 

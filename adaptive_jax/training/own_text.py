@@ -143,7 +143,9 @@ def _split(data: dict) -> list[str]:
 
 
 def _check_place(place):
-    """Raises InputError where nothing is, or a directory whose files are parts of one text."""
+    """Raises InputError where nothing is, or a directory that is empty or whose files are parts of
+    one text.
+    """
     if in_store(place):
         return
     if not place.exists():
@@ -154,7 +156,12 @@ def _check_place(place):
     if not place.is_dir():
         return
     names = [entry.name for entry in place.iterdir() if not entry.name.startswith(".")]
-    if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
+    if not names:
+        raise InputError(
+            f"data.path={place} is empty: put train.txt, valid.txt and test.txt in it, or one text"
+            " file"
+        )
+    if not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
         raise InputError(
             f"data.path={place} has {len(names)} entries and none is train.txt: if they are parts"
             f" of one text, join them, as by `cat {place}/*.txt > text.txt`, and pass text.txt"

@@ -116,7 +116,7 @@ def read_config(workdir: Path) -> dict:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise ValueError("it holds no config")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(
             f"{workdir} holds no run (no config.json): use the --workdir of a run that train.py"
             " made"

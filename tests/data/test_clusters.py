@@ -207,7 +207,7 @@ def test_the_command(method, tmp_path, quick_command):
     if method == "frequency":
         assert order.tolist() == list(range(240))
         again = quick_command("-m", "adaptive_jax", "clusters", "--clusters=2", *read)
-        assert again.returncode == 2 and "c.txt exists already: use another" in again.stderr
+        assert again.returncode == 2 and "c.txt already exists: use another" in again.stderr
         assert read_clusters(tmp_path / "c.txt", WORDS)[0] == header
 
 

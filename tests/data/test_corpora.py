@@ -198,7 +198,7 @@ def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
     good = (text / "test.txt.gz").read_bytes()
     for damaged in good[:-9], b"":
         (text / "test.txt.gz").write_bytes(damaged)
-        with pytest.raises(InputError, match=r"cannot read .*test\.txt\.gz after 0 bytes of text"):
+        with pytest.raises(InputError, match=r"cannot read .*test\.txt\.gz: "):
             load("text_files", path=str(text))
     assert not list((tmp_path / "cache").rglob("*.npy"))
     assert not list((tmp_path / "cache").rglob("test/[!.]*"))

@@ -62,8 +62,8 @@ def test_each_part_is_shuffled_by_itself(text, tmp_path):
     ).read_bytes()
 
 
-def test_of_a_corpus_with_splits_each_beginning_is_taken(tmp_path):
-    """By any of the names that its files may have."""
+def test_of_a_corpus_with_splits_each_beginning_is_taken(tmp_path, caplog):
+    """By any of the names that its files may have. A part that the text does not fill is told."""
     (tmp_path / "wikitext").mkdir()
     for name in ("train", "valid", "test"):
         (tmp_path / "wikitext" / f"wiki.{name}.raw").write_text(f"{name} 1\n{name} 2\n{name} 3\n")
@@ -73,6 +73,7 @@ def test_of_a_corpus_with_splits_each_beginning_is_taken(tmp_path):
         [1, 2],
         [1, 2, 3],
     ]
+    assert caplog.messages == ["the text ended: the test split has 9 of 100 words"]
 
 
 def test_a_cut_that_fails_leaves_what_was_there(text, tmp_path):
@@ -85,7 +86,7 @@ def test_a_cut_that_fails_leaves_what_was_there(text, tmp_path):
     cut(text, tmp_path / "link", (5, 5, 5))  # an empty one is new
     before = (tmp_path / "docs" / "train.txt").read_bytes()
     for output in tmp_path / "docs", text:
-        with pytest.raises(InputError, match=rf"--output={output} exists already: use a new"):
+        with pytest.raises(InputError, match=rf"--output={output} already exists: use a new"):
             cut(text, output, (10, 5, 5))
     assert (tmp_path / "docs" / "train.txt").read_bytes() == before
 
@@ -256,7 +257,7 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
         (["TEXT", "--output=out", "--lines=3,x,5"], "must be three numbers, 1 or more, got 3,x,5"),
         (["TEXT", "--output=out", "--words=3,5,0"], "must be three numbers, 1 or more, got 3,5,0"),
         (["TEXT", "--output=out", "--words=3,5,5", "--lines=3,5,5"], "are both given"),
-        (["TEXT", "--output=."], "--output=. exists already"),
+        (["TEXT", "--output=."], "--output=. already exists"),
         (["binary", "--output=out"], "binary, line 2: not UTF-8"),
         (["zeros", "--output=out"], "zeros, line 1: a NUL byte"),
         (["TEXT", "--output=out", "--words=1000,5,5"], "no text left for the validation split"),

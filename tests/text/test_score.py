@@ -226,6 +226,7 @@ WRONG = [
     (["--nbest", "--weight=1", "--metric=bleu"], "the\n", "--metric compares texts with --ref"),
     (["--nbest", "--weight=1", "--references=x"], "the\n", "--references chooses --weight"),
     (["--nbest", "--weight=1"], "the\n", "line 1 of the n-best list"),
+    (["--context_from=previos"], "the\n", 'a file that exists. Did you mean "previous"?'),
 ]
 
 

@@ -95,6 +95,10 @@ def test_what_is_no_single_file(text, tmp_path):
     for name in "two", "text.tar.gz", "empty", "nowhere":
         assert single_file(str(tmp_path / name)) is None
     assert single_file(str(text)) is None
+    (tmp_path / "one.zip").touch()  # `unpacked` reads it
+    assert single_file(str(tmp_path / "one.zip")) == tmp_path / "one.zip"
+    with pytest.raises(InputError, match="empty is empty: put train.txt"):
+        with_text(request(**{"data.path": str(tmp_path / "empty")}), tmp_path)
     with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
         with_text(request(**{"data.path": str(tmp_path / "two")}), tmp_path)
     with pytest.raises(InputError, match="nowhere does not exist; use .*, or one text file"):
@@ -111,7 +115,7 @@ def test_what_is_no_single_file(text, tmp_path):
         (b"a\n" * 38 + b"\xff\n", "mine.txt, line 39: not UTF-8"),
         ("a\n" * 38 + "\n" * 9, "mine.txt has no words in the 2 lines of valid.txt"),
         ("a <eos>\n" * 40, "mine.txt: the text has <eos> of its own"),
-        (gzip.compress(b"a b\n" * 999)[:-9], "cannot read mine.txt.gz after"),
+        (gzip.compress(b"a b\n" * 999)[:-9], "cannot read mine.txt.gz: "),
         (b"(\xb5/\xfd", "mine.txt.zst is packed in a way that is not read here: unpack it"),
         (gzip.compress(b'{"text": "a b"}\n' * 40), "mine.jsonl.gz holds JSON, not text"),
     ],

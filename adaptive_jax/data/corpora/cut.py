@@ -16,6 +16,7 @@ lowers them when they are read.
 
 import hashlib
 import itertools
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import in_store, new_directory, path_of
+
+logger = logging.getLogger(__name__)
 
 POSITIONAL = ["TEXT"]
 WORDS = (2_000_000, 2_000_000, 10_000_000)
@@ -65,7 +68,7 @@ def cut(
             f"{source} does not exist: use a file of text, or a directory with train, valid and"
             " test"
         )
-    counts = {}
+    counts, short = {}, []
     with new_directory(output) as directory:
         for split, stream, size in zip(SPLITS, streams, sizes, strict=True):
             part = list(itertools.islice(stream, size) if by_lines else first_words(stream, size))
@@ -78,6 +81,11 @@ def cut(
                 random.Random(seed).shuffle(part)
             (directory / f"{NAMES[split][0]}.txt").write_bytes(b"".join(part))
             counts[split] = sum(len(line.split()) + 1 for line in part)
+            found, unit = (len(part), "lines") if by_lines else (counts[split], "words")
+            if found < size:
+                short.append((split, f"{found:,}", f"{size:,}", unit))
+    for each in short:
+        logger.warning("the text ended: the %s split has %s of %s %s", *each)
     return counts
 
 
@@ -86,7 +94,7 @@ def _check_new(output: Path) -> None:
     if output.is_dir() and not any(output.iterdir()):
         return
     if output.exists():
-        raise InputError(f"--output={output} exists already: use a new directory, or remove it")
+        raise InputError(f"--output={output} already exists: use a new directory, or remove it")
 
 
 def first_words(stream: Iterator[bytes], words: int) -> Iterator[bytes]:

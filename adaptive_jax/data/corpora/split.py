@@ -30,13 +30,14 @@ class Split(NamedTuple):
 
 def single_file(path: str) -> Path | None:
     """The only file of the directory `path`, hidden ones aside, or the file `path`; None for
-    anything else, archives too.
+    anything else, archives but .zip too.
     """
     place = Path(os.path.expanduser(path)).absolute()  # a link may point to another suffix
     if place.is_dir():
         entries = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
         place = entries[0] if len(entries) == 1 else place
-    return place if place.is_file() and not place.name.endswith(ARCHIVES) else None
+    archive = place.name.endswith(ARCHIVES) and not place.name.endswith(".zip")
+    return place if place.is_file() and not archive else None
 
 
 def split_lines(file: Path, cache: Path) -> Split:

@@ -106,8 +106,9 @@ class Text(NamedTuple):
                     f"cannot read {name}: permission denied; use a file that you may read"
                 ) from None
             except Exception as error:  # damaged archives make their readers fail in many ways
+                after = f" after {read:,} bytes of text" if read else ""
                 raise InputError(
-                    f"cannot read {' '.join(name.split())} after {read:,} bytes of text:"
+                    f"cannot read {' '.join(name.split())}{after}:"
                     f" {one_line(error)[:200]}; replace it by a complete copy"
                 ) from error
             before += file.stat().st_size
