@@ -77,7 +77,7 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
             ["schedule.warmup_steps=241", "steps=240", "take schedule.warmup_steps=24"],
         ),
         ({"schedule.shrink": 1.5}, ["schedule.shrink=1.5", "at most 1"]),
-        ({"schedule.cycles": 40}, ["schedule.cycles=40", "2,147,483,646"]),
+        ({"schedule.cycles": 40}, ["schedule.cycles=40", "2,147,483,647"]),
     ],
 )
 def test_a_wrong_setting(config, tmp_path, changes, says):
