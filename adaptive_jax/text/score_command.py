@@ -14,7 +14,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from os.path import exists, expanduser
 
 import numpy as np
 from absl import flags
@@ -93,9 +93,7 @@ def main(*files: str) -> None:
     workdir, _ = commands.workdir()
     references = None if REFERENCES.value is None else list(TextFiles([REFERENCES.value]))
     source, follows = TextFiles(files), CONTEXT_FROM.value in ("none", "previous")
-    if not (
-        follows or CONTEXT_FROM.value == STDIN or Path(CONTEXT_FROM.value).expanduser().exists()
-    ):
+    if not (follows or CONTEXT_FROM.value == STDIN or exists(expanduser(CONTEXT_FROM.value))):
         choices = "none", "previous", "a file that exists"
         check_known(f"--context_from={CONTEXT_FROM.value!r}", CONTEXT_FROM.value, choices)
     given = "" if follows else TextFiles([CONTEXT_FROM.value]).read()
