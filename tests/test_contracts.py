@@ -388,7 +388,7 @@ def test_body_with_a_carry_parts_equal_the_whole(body):
 )
 def test_body_continues_rows_of_a_stream(body):
     """From the carry of a stream two parts equal the whole, row by row; a row that is reset
-    equals one that stands alone.
+    equals one that stands alone. A carry may have been stored in another dtype.
     """
     layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
@@ -404,6 +404,9 @@ def test_body_continues_rows_of_a_stream(body):
     np.testing.assert_allclose(before, whole[:, : TIME // 2], atol=2e-5)
     expected = jnp.where(reset[:, None, None], fresh, whole[:, TIME // 2 :])
     np.testing.assert_allclose(after, expected, atol=2e-5)
+    stored = jax.tree.map(lambda a: a.astype(jnp.bfloat16), carry)
+    after, _ = jax.eval_shape(layer.apply, variables, second, stored, batch)
+    assert after.dtype == expected.dtype
 
 
 def loss_of(model, variables, *arrays, **how):

@@ -345,6 +345,7 @@ class GatedConv(nn.Module):
         memory = self.initial_carry(rows)
         if carry:
             _check_carry(carry, memory, rows, positions)
+            carry = jax.tree.map(lambda a, empty: jnp.asarray(a, empty.dtype), carry, memory)
             memory = _reset(reset_of(batch, rows), carry)
         sizes = {"dtype": self.dtype, "normed": self.weight_norm}
         convolution, form, after = functools.partial(Convolution, **sizes), FORMS[self.form], []

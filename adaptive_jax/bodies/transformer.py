@@ -254,6 +254,8 @@ class Transformer(nn.Module):
         (row_ids, segment_ids), seen = ids_of(batch, rows, time), 0
         if carry:
             _check_cache(carry, (rows, time), batch)
+            keys, values = (jnp.asarray(a, self.dtype) for a in (carry.keys, carry.values))
+            carry = carry._replace(keys=keys, values=values)
             seen = carry.seen
         x = vectors.astype(self.dtype)
         if self.scaled:

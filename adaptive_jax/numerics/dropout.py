@@ -59,7 +59,7 @@ def stays(first: jax.Array, second: jax.Array, positions: jax.Array, rate: float
     x = positions ^ first
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = ((x ^ (x >> 15)) + second) * jnp.uint32(0x846CA68B)
-    return (x ^ (x >> 16)) >= jnp.uint32(round(rate * 2**32))
+    return (x ^ (x >> 16)) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def positions(shape: tuple[int, ...], start=0) -> jax.Array:

@@ -113,6 +113,9 @@ class Sampled(nn.Module):
             candidates = log_uniform(key, words, self.samples)
         else:
             counts = jnp.asarray(self.counts, jnp.float32)
+            # A target may be a word that was never counted: a candidate of chance 0 has no loss.
+            rarest = jnp.min(counts, where=counts > 0, initial=jnp.inf)
+            counts = jnp.where(counts > 0, counts, rarest / 2)
             candidates = unigram(key, counts, self.samples)
         chunk = chunk_size(0, self.samples, band.table.shape[1])
         how = type(self).losses, math.log(words)

@@ -8,6 +8,7 @@ import jax, jax.numpy as jnp, numpy as np
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec as P
 from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, TiedTable
+from adaptive_jax.inputs.lookup import Lookup
 from tests.losses.shardings import apart, arrange
 
 normal = nn.initializers.normal(0.3)
@@ -67,6 +68,14 @@ for kind, devices, tokens, spec in (
             found[f"{cell}, few tokens"] = apart(step(placed, *few), want_few)
         if devices == "1":
             found["eager"] = apart(loss(placed, *ids), want[0])
+narrow = Lookup(40, 6, width=4)
+given = narrow.init(keys["params"], words)
+slopes = jax.jit(jax.grad(lambda params, words: jnp.sum(narrow.apply(params, words) ** 2)))
+want = jax.tree.map(np.asarray, slopes(given, words))
+mesh, (hidden, *_) = arrange("Explicit", "2 x 2", "data", "replicated")
+with jax.set_mesh(mesh):
+    placed = jax.device_put(given, NamedSharding(mesh, P())), jax.device_put(words, hidden.sharding)
+    found["a narrow Lookup"] = apart(slopes(*placed), want)
 specs = nn.get_partition_spec(boxed)["params"]["embed"]
 print(json.dumps([found, [*specs["table_1"]], [*specs["projection_1"]]]))
 """
@@ -82,5 +91,5 @@ def test_layers_on_meshes(eight):
     done = eight(PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
     found, table, projection = json.loads(done.stdout)
-    assert len(found) == 11 and {cell: far for cell, far in found.items() if not far < 1e-6} == {}
+    assert len(found) == 12 and {cell: far for cell, far in found.items() if not far < 1e-6} == {}
     assert (table, projection) == (["words", None], [None, "width"])

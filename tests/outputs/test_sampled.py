@@ -166,6 +166,24 @@ def test_whole_counts_that_sum_beyond_int32():
     assert whole == real
 
 
+@pytest.mark.parametrize("case", ["sampled, 7 words", "nce, 7 words"])
+def test_a_target_that_was_never_counted(case):
+    """It counts as half of the rarest word: with a chance of 0, NCE learnt nothing of it, and a
+    sampled softmax had no finite loss.
+    """
+    model, variables, hidden, targets, weights = setting(case)
+    model = model.clone(proposal="unigram")
+    arrays = hidden, jnp.full_like(targets, 6), jnp.ones_like(weights)
+
+    def loss(params, last):
+        lexicon = {"counts": jnp.array([5.0, 3, 2, 1, 1, 1, last])}
+        return train_loss(model, {"lexicon": lexicon}, params, *arrays)[0]
+
+    both = [jax.value_and_grad(loss)(variables["params"], last) for last in (0.0, 0.5)]
+    jax.tree.map(np.testing.assert_array_equal, *both)
+    assert jnp.isfinite(both[0][0])
+
+
 def test_rare_words_of_a_large_vocabulary_can_be_drawn():
     """Of the rarest half of 267,735 words many different ones appear, more than 23 bits of one
     uniform number can tell apart.
