@@ -222,3 +222,13 @@ def test_blocks_of_fairseqs_layers():
     for wrong in [(16, 4, 2)], [(16, 4, 1), (16, 4, 0)], [(16, 4, 0), (16, 4, 1)]:
         with pytest.raises(InputError, match="residual"):
             blocks_of(wrong)
+
+
+def test_a_carry_may_be_stored_in_another_dtype():
+    """bfloat16 is often stored as float32; the stages that repeat refused it."""
+    body = GatedConv(FEATURES, BLOCKS, dtype=jnp.bfloat16)
+    params, x = {"params": params_of(body)}, some(ROWS, TIME, FEATURES)
+    carry = body.apply(params, x, body.initial_carry(ROWS))[1]
+    stored = jax.tree.map(np.float32, carry)
+    for one, other in zip(*(body.apply(params, x, each) for each in (carry, stored)), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
