@@ -191,9 +191,12 @@ def keep(target: Target) -> dict:
     directory.mkdir(parents=True, exist_ok=True)
     shown = sorted(thinned + evaluations, key=lambda line: line["step"])
     (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in shown))
+    places = [flag.partition("=")[2] for flag in FLAGS.value if flag != without_path(flag)]
     for name in "config.json", "plan.json":
-        text = (target.workdir / name).read_text()
-        (directory / name).write_text(text.replace(str(target.home), "HOME"))
+        text = (target.workdir / name).read_text().replace(str(target.home), "HOME")
+        for place in places:
+            text = text.replace(json.dumps(place), '"DIR"')
+        (directory / name).write_text(text)
     config = json.loads((directory / "config.json").read_text())
     steps = [0, *(line["step"] for line in updates)]
     seconds = [

@@ -84,7 +84,7 @@ class Lookup(nn.Module):
         else:
             vectors = by_token(_rows, tokens, self.table).astype(self.dtype)
         vectors = self.drop(vectors, tokens, train=train)
-        return vectors if self.projection is None else by_token(_project, vectors, self.projection)
+        return vectors if self.projection is None else by_token(product, vectors, self.projection)
 
     def _look_up_for_all(self, tokens):
         """Vectors of tokens from the devices that hold them."""
@@ -111,7 +111,3 @@ class Lookup(nn.Module):
 
 def _rows(tokens, table):
     return look_up(table, tokens)
-
-
-def _project(vectors, projection):
-    return product(vectors, projection)

@@ -31,10 +31,10 @@ class Static(NamedTuple):
     settings: Settings
     words: tuple[int, ...]  # of each band, on all devices
     masked: bool  # whether weights may be 0
-    pulled: bool = False  # whether reports have gradients of their own
+    pulled: bool  # whether reports have gradients of their own
     # Rows of each band, by group; empty where a mesh may cut bands, which are laid out within.
-    sizes: tuple[tuple[int, ...], ...] = ()
-    products: jnp.dtype = jnp.dtype("float32")  # dtype of the products
+    sizes: tuple[tuple[int, ...], ...]
+    products: jnp.dtype  # the dtype that products run in
 
 
 class Call:

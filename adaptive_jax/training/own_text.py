@@ -161,7 +161,7 @@ def _check_place(place):
             f"data.path={place} is empty: put train.txt, valid.txt and test.txt in it, or one text"
             " file"
         )
-    if not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
+    if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
         raise InputError(
             f"data.path={place} has {len(names)} entries and none is train.txt: if they are parts"
             f" of one text, join them, as by `cat {place}/*.txt > text.txt`, and pass text.txt"
