@@ -288,20 +288,18 @@ def test_every_layer_is_under_contract():
     )
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        *({"body": case.values[0]} for case in cases(BODY)),
-        *({"input": case.values[0]} for case in cases(INPUT)),
-        *(
-            dict(zip(("input", "output", "table"), case, strict=True))
-            for case in [*on_tables(), *COMPUTED]
-        ),
-    ],
-    ids=str,
-)
-def test_strict_promotion(parts):
-    """Loss and gradients of training are traced where JAX mixes no dtypes by itself."""
+EVERY_LAYER = [
+    *({"body": case.values[0]} for case in cases(BODY)),
+    *({"input": case.values[0]} for case in cases(INPUT)),
+    *(
+        dict(zip(("input", "output", "table"), case, strict=True))
+        for case in [*on_tables(), *COMPUTED]
+    ),
+]
+
+
+def trace_gradients(parts):
+    """Traces loss and gradients of training, and returns the shapes of parameters."""
     model, batch = build(config(**parts), VOCABULARY), random_batch()
     lexical = {"lexicon": lexicon(WORDS, model.lexicon_spec())}
 
@@ -309,8 +307,26 @@ def test_strict_promotion(parts):
         how = {"train": True, "rngs": {"dropout": key}, "mutable": ["penalties"]}
         return model.apply(lexical | {"params": params}, batch, **how)[0][0][0]
 
+    params = parameter_shapes(model)
+    jax.eval_shape(jax.grad(loss), params, jax.random.key(0))
+    return params
+
+
+@pytest.mark.parametrize("parts", EVERY_LAYER, ids=str)
+def test_strict_promotion(parts):
+    """A program in which JAX mixes no dtypes by itself may train every layer."""
     with jax.numpy_dtype_promotion("strict"):
-        jax.eval_shape(jax.grad(loss), parameter_shapes(model), jax.random.key(0))
+        trace_gradients(parts)
+
+
+@pytest.mark.parametrize("parts", EVERY_LAYER, ids=str)
+def test_parameters_under_x64(parts):
+    """They are float32, as those of flax's own layers: most were float64, which doubled memory,
+    and the loop of an LSTM was refused.
+    """
+    with jax.enable_x64(True):
+        params = trace_gradients(parts)
+    assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize("source", cases(INPUT))
@@ -670,16 +686,6 @@ def test_a_long_row_in_a_shard_map_of_ones_own():
     cut = jax.NamedSharding(mesh, P("data"))
     vectors = jax.ShapeDtypeStruct((1, 1_200, FEATURES), jnp.float32, sharding=cut)
     assert jax.eval_shape(run, params, vectors).shape == vectors.shape
-
-
-def test_an_lstm_under_x64():
-    """Its loop was refused: weights that start uniform were float64, and cells float32."""
-    parts = {"input": ("lookup", {"init_range": 0.1}), "body": ("lstm", BODY["lstm"][0])}
-    with jax.enable_x64(True):
-        model = build(config(**parts), VOCABULARY)
-        params = parameter_shapes(model)
-        assert {a.dtype for a in jax.tree.leaves(params["body"])} == {jnp.dtype("float32")}
-        jax.eval_shape(lambda params: model.apply({"params": params}, random_batch()), params)
 
 
 @pytest.mark.parametrize(

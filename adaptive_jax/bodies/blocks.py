@@ -40,8 +40,8 @@ class Dense(nn.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`x [..., n]` to the product `[..., features]` and the bias `[features]`, float32."""
         shape = x.shape[-1], self.features
-        kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape)
-        bias = self.param("bias", nn.initializers.zeros_init(), shape[1:])
+        kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros_init(), shape[1:], jnp.float32)
         return product(x.astype(self.dtype), kernel), bias
 
 

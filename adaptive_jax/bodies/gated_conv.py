@@ -72,8 +72,8 @@ class Convolution(nn.Module):
         """
         inputs = self.kernel * x.shape[-1]
         initial = nn.initializers.normal(math.sqrt(self.variance / inputs))
-        v = self.param("v", initial, (self.kernel, x.shape[-1], self.outputs))
-        bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
+        v = self.param("v", initial, (self.kernel, x.shape[-1], self.outputs), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.outputs,), jnp.float32)
         v = v.reshape(inputs, self.outputs)
         g = self.param("g", lambda _: norms(v, axis=0)) if self.normed else None
         return save_for_backward(added(_convolve(x, before, positions, v, g), bias))

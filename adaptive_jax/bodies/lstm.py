@@ -223,7 +223,7 @@ class LSTM(nn.Module):
         width, inputs = self.widths[i], (self.features, *self.widths)[i]
 
         def param(name, *shape):
-            return self.param(f"{name}_{i}", uniform(width**-0.5), shape)
+            return self.param(f"{name}_{i}", uniform(width**-0.5), shape, jnp.float32)
 
         bias = sum(param(name, 4 * width) for name in ("bias", "recurrent_bias")[: self.biases])
         return Weights(

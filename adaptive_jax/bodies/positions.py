@@ -50,7 +50,10 @@ class LearnedPositions(nn.Module):
     def __call__(self, positions: jax.Array) -> jax.Array:
         """The vectors of `positions [time]`: `[time, features]`; of one beyond the table, NaN."""
         table = self.param(
-            "table", nn.initializers.normal(self.features**-0.5), (self.count, self.features)
+            "table",
+            nn.initializers.normal(self.features**-0.5),
+            (self.count, self.features),
+            jnp.float32,
         )
         return table.at[positions].get(mode="fill", fill_value=jnp.nan)
 

@@ -82,7 +82,9 @@ class AdaptiveInput(nn.Module):
         shapes = [(table.shape[1], self.features) for table in tables]
         self.drop = WordDropout(self.word_dropout)
         init = self.projection_init
-        projections = [self.param(f"projection_{i}", init, s) for i, s in enumerate(shapes)]
+        projections = [
+            self.param(f"projection_{i}", init, s, jnp.float32) for i, s in enumerate(shapes)
+        ]
         self.own = list(map(Band, tables, projections))
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:

@@ -108,28 +108,31 @@ class CharacterCNN(nn.Module):
 
     def setup(self):
         self.spelling = from_lexicon(self, "spelling", self.vocabulary_size, self._blank)
+
+        def param(name, start, *shape):
+            return self.param(name, start, shape, jnp.float32)
+
         init, pooled = nn.initializers, sum(out for _, out in self.filters)
-        torch = self.letters == "elmo"
-        square, table = init.xavier_normal(), (LETTERS[self.letters], self.width)
-        self.characters = self.param("characters", init.normal(1.0) if torch else square, table)
-        self.symbols = None if torch else self.param("symbols", square, (2, self.features))
+        torch, square = self.letters == "elmo", init.xavier_normal()
+        letters = init.normal(1.0) if torch else square
+        self.characters = param("characters", letters, LETTERS[self.letters], self.width)
+        self.symbols = None if torch else param("symbols", square, 2, self.features)
         convolutions, highways = [], []
         for i, (span, out) in enumerate(self.filters):
-            fan_in, shape = span * self.width, (span, self.width, out)
-            kernel = self.param(f"filter_{i}", self._start(fan_in), shape)
-            bias = self.param(f"filter_bias_{i}", uniform(fan_in**-0.5), (out,))
-            convolutions.append((kernel, bias))
+            fan_in = span * self.width
+            kernel = param(f"filter_{i}", self._start(fan_in), span, self.width, out)
+            convolutions.append((kernel, param(f"filter_bias_{i}", uniform(fan_in**-0.5), out)))
         start = self._start(pooled) if torch else square
         carry_first = _carry_first(pooled**-0.5 if torch else 0.0)
         for i in range(self.highway_layers):
-            kernel = self.param(f"highway_{i}", start, (pooled, 2 * pooled))
-            highways.append((kernel, self.param(f"highway_bias_{i}", carry_first, (2 * pooled,))))
+            kernel = param(f"highway_{i}", start, pooled, 2 * pooled)
+            highways.append((kernel, param(f"highway_bias_{i}", carry_first, 2 * pooled)))
         self.convolutions, self.highways = convolutions, highways
         last = self._start(pooled) if torch else init.xavier_uniform()
-        self.projection = self.param("projection", last, (pooled, self.features))
+        self.projection = param("projection", last, pooled, self.features)
         self.projection_bias = None
         if not torch:
-            self.projection_bias = self.param("projection_bias", init.zeros, (self.features,))
+            self.projection_bias = param("projection_bias", init.zeros, self.features)
 
     def _start(self, fan_in):
         """Initial weights of a filter, and of what follows with the letters of ELMo."""
@@ -194,8 +197,8 @@ def _is_filter(pair):
 def _carry_first(bound):
     """Biases of a highway layer, at whose start its gates mostly pass their input on."""
 
-    def init(key, shape):
+    def init(key, shape, dtype):
         half = (shape[0] // 2,)
-        return jnp.concatenate([uniform(bound)(key, half), jnp.ones(half)])
+        return jnp.concatenate([uniform(bound)(key, half, dtype), jnp.ones(half, dtype)])
 
     return init

@@ -135,8 +135,8 @@ class GroC(CharacterCNN):
             width = (1 + len(self.others)) * self.features
             init = uniform(width**-0.5)
             self.map = (
-                self.param("map", init, (width, self.features)),
-                self.param("map_bias", init, (self.features,)),
+                self.param("map", init, (width, self.features), jnp.float32),
+                self.param("map_bias", init, (self.features,), jnp.float32),
             )
 
     def _start(self, fan_in):

@@ -70,11 +70,13 @@ class Lookup(nn.Module):
         if self.init_range:
             init = uniform(self.init_range)
         rows = own_rows(self.vocabulary_size, self.word_axes)
-        self.table = self.param("table", init, (rows, width))
+        self.table = self.param("table", init, (rows, width), jnp.float32)
         self.drop = WordDropout(self.word_dropout)
         shape = (width, self.features)
         init = nn.initializers.xavier_uniform()
-        self.projection = None if width == self.features else self.param("projection", init, shape)
+        self.projection = (
+            None if width == self.features else self.param("projection", init, shape, jnp.float32)
+        )
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""

@@ -176,7 +176,7 @@ def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
     tables = []
     for name, words in words_in_tables(layer).items():
         rows, width = [own_rows(each, layer.word_axes) for each in words], next(widths)
-        table = layer.param(name, initializer(width), (sum(rows), width))
+        table = layer.param(name, initializer(width), (sum(rows), width), jnp.float32)
         tables += split_rows(table, rows) if len(rows) > 1 else [jnp.asarray(table)]
     return tables
 

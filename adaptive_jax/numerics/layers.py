@@ -53,7 +53,7 @@ def from_lexicon(layer: nn.Module, name: str, words: int, blank: Callable):
 
 def uniform(bound: float) -> Callable:
     """An initializer: uniform between -bound and bound."""
-    return lambda key, shape: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 class _WithRate(nn.Module):

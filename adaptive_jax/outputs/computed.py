@@ -86,10 +86,10 @@ class ComputedTable(nn.Module):
 
     def _set_up_bias(self):
         if self.bias == "own":
-            self.own_bias = self.param("bias", nn.initializers.zeros, (self.words(),))
+            self.own_bias = self.param("bias", nn.initializers.zeros, (self.words(),), jnp.float32)
         if self.bias == "predicted":
-            weights = self.param("bias_weights", _matrix, (self.features, 1))
-            self.bias_weights = weights, self.param("bias", nn.initializers.zeros, ())
+            weights = self.param("bias_weights", _matrix, (self.features, 1), jnp.float32)
+            self.bias_weights = weights, self.param("bias", nn.initializers.zeros, (), jnp.float32)
 
     def _mask(self, rate, train):
         """Factors `[1, features]` that all words and tokens of an update share."""
@@ -159,8 +159,8 @@ class MappedTable(ComputedTable):
         square, layers = (self.features, self.features), []
         start = uniform(self.features**-0.5)  # of biases, as torch starts those of a linear layer
         for i in range(1 if self.form == "bilinear" else self.depth):
-            kernel = self.param(f"kernel_{i}", _matrix, square)
-            layers.append((kernel, self.param(f"kernel_bias_{i}", start, square[:1])))
+            kernel = self.param(f"kernel_{i}", _matrix, square, jnp.float32)
+            layers.append((kernel, self.param(f"kernel_bias_{i}", start, square[:1], jnp.float32)))
         self.layers = layers
         self._set_up_bias()
 
@@ -259,9 +259,9 @@ class ComposedTable(ComputedTable):
     def setup(self):
         if self.correction:
             shape = self.words(), self.correction
-            self.corrections = self.param("corrections", nn.initializers.zeros, shape)
+            self.corrections = self.param("corrections", nn.initializers.zeros, shape, jnp.float32)
             shape = self.correction, self.features
-            self.correction_map = self.param("correction_map", _matrix, shape)
+            self.correction_map = self.param("correction_map", _matrix, shape, jnp.float32)
         self._set_up_bias()
 
     def words(self) -> int:

@@ -86,9 +86,9 @@ class Softmax(nn.Module):
         shape = (len(tails), head.table.shape[1])
         self.clusters = None
         if tails:
-            rows, bias = self.param("clusters", self.clusters_init, shape), None
+            rows, bias = self.param("clusters", self.clusters_init, shape, jnp.float32), None
             if head.bias is not None:
-                bias = self.param("cluster_bias", nn.initializers.zeros, shape[:1])
+                bias = self.param("cluster_bias", nn.initializers.zeros, shape[:1], jnp.float32)
             self.clusters = Band(rows, None, bias)
 
     def bands(self, *, train: bool = False) -> list[Band]:
@@ -269,7 +269,9 @@ class Hierarchical(Softmax):
         lacks = projection is None and any(band.projection is not None for band in others)
         self.projection = None
         if lacks:
-            self.projection = self.param("projection", nn.initializers.xavier_uniform(), square)
+            self.projection = self.param(
+                "projection", nn.initializers.xavier_uniform(), square, jnp.float32
+            )
         super().setup()
 
     def bands(self, *, train: bool = False) -> list[Band]:

@@ -195,7 +195,9 @@ class TiedTable(nn.Module):
         if self.cutoffs:
             bands = _cut(bands, self.cutoffs)
         if self.own_head:
-            head = self.param("head", nn.initializers.xavier_uniform(), bands[0].table.shape)
+            head = self.param(
+                "head", nn.initializers.xavier_uniform(), bands[0].table.shape, jnp.float32
+            )
             bands = [bands[0]._replace(table=head), *bands[1:]]
         of_tails = self.share_projections and not self.cutoffs
         take = [self.share_head_projection, *[of_tails] * (len(bands) - 1)]
@@ -250,7 +252,9 @@ def _biases(module, tables):
     if not module.bias:
         return [None] * len(tables)
     sizes = [len(table) for table in tables]
-    return split_rows(module.param("bias", nn.initializers.zeros, (sum(sizes),)), sizes)
+    return split_rows(
+        module.param("bias", nn.initializers.zeros, (sum(sizes),), jnp.float32), sizes
+    )
 
 
 def _own_projections(module, init, widths, shared):
@@ -264,15 +268,20 @@ def _own_projections(module, init, widths, shared):
 
     outer, inner = None, module.features
     if 0 not in shared and widths[0] != inner:
-        outer, inner = module.param("projection_0", init, (widths[0], inner)), widths[0]
+        outer, inner = (
+            module.param("projection_0", init, (widths[0], inner), jnp.float32),
+            widths[0],
+        )
     projections, tails = {0: outer} | shared, range(1, len(widths))
     own = [i for i in tails if i not in shared]
     if len(own) == len(tails) >= MANY_BANDS and len(set(widths)) == 1:
         shape = len(own), widths[0], inner
-        matrices = module.param("projections", init, shape).reshape(-1, inner)
+        matrices = module.param("projections", init, shape, jnp.float32).reshape(-1, inner)
         matrices = split_rows(matrices if outer is None else matrices @ outer, widths[1:])
     else:
-        matrices = [module.param(f"projection_{i}", init, (widths[i], inner)) for i in own]
+        matrices = [
+            module.param(f"projection_{i}", init, (widths[i], inner), jnp.float32) for i in own
+        ]
         matrices = matrices if outer is None else [matrix @ outer for matrix in matrices]
     projections |= zip(own, matrices, strict=True)
     return [projections[i] for i in range(len(widths))]
