@@ -54,7 +54,7 @@ def path_of(place: str | os.PathLike) -> Path:
             return Path(place).expanduser()
         except RuntimeError:
             raise InputError(
-                f"{place} must be a directory, and there is no such user: use the path of one"
+                f"{place} must be a path, and there is no such user: write it without the ~"
             ) from None
     if not isinstance(place, str):
         return place
@@ -281,10 +281,15 @@ def new_directory(path: Path) -> Iterator[Path]:
     when the block ends without an error.
 
     A block that fails leaves nothing. What a killed process left for the same `path` is removed
-    when it is a day old. In object storage, which renames nothing, the directory is `path` itself.
+    when it is a day old. In object storage, which renames nothing, the directory is `path` itself,
+    and what a killed process left stays.
     """
     if in_store(path):
-        yield path
+        try:
+            yield path
+        except BaseException:
+            path.rmtree(missing_ok=True)
+            raise
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)

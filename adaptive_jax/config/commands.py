@@ -168,8 +168,9 @@ def _print_warning(level, message):
 
 
 def _handle_signals(stopped="stopped"):
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt; another one while the program ends leaves it
-    at once, as does one during an import, which some libraries do not survive. Returns the handler.
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt. A second one, while the program ends, exits at
+    once; so does one during an import, because some libraries break when interrupted there. Returns
+    the handler.
     """
     process = os.getpid()
 

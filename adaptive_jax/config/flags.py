@@ -5,6 +5,7 @@ flag's value is a literal of Python, such as 5, 1e-3, True or (10,20), and other
 """
 
 import inspect
+import os
 import re
 import runpy
 import sys
@@ -30,7 +31,7 @@ _argv: list[str] = []  # the command line in the order that ml_collections asks 
 
 
 class _File(NamedTuple):
-    """What a config file holds for its row: what it states, and what `published_of` returns."""
+    """What a config file holds for its row: what it states, and what `published` returns of it."""
 
     stated: dict
     published: dict | None
@@ -66,6 +67,7 @@ def parse(argv: Sequence[str]) -> list[str]:
         _check_group(key)
     place, others = _without_config(argv[1:])
     if place is not None:
+        place = os.path.expanduser(place)  # as shells do not after "--config="
         _files[place] = _read(place)
     elif changed:
         raise InputError(f"--config.{changed[0]} changes a config, and --config is missing: {CURE}")
@@ -96,26 +98,15 @@ def config() -> tuple[dict, list[str]]:
     return keys.resolve(changed), said
 
 
-def read(place: str) -> dict:
-    """The whole config of `FILE` or `FILE:row`. Raises InputError as `parse` and `config` do."""
-    return _resolved(place, _read(place).stated)
-
-
 def published() -> tuple[dict | None, list[str]]:
-    """What a paper prints of the row that --config names, see `published_of`, and the keys that
-    flags changed.
+    """What a paper prints of the row that --config names: `validation`, `test` (perplexities, or
+    None), `table` and `row`; None where the file has no dict `ROWS`, or the row no such numbers.
+    And the keys that flags changed.
     """
     place, changes = _parsed()
-    row, now = read(place), config()[0]
+    row, now = _resolved(place, _files[place].stated), config()[0]
     changed = [key for key in changes if keys.at(row, key) != keys.at(now, key)]
     return _files[place].published, changed
-
-
-def published_of(place: str) -> dict | None:
-    """What a paper prints of `FILE:row`: `validation`, `test` (perplexities, or None), `table` and
-    `row`; None where the file has no dict `ROWS`, or the row no such numbers.
-    """
-    return _read(place).published
 
 
 def _parsed():

@@ -33,10 +33,9 @@ def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
 
     Returns:
         `characters` and `bits_per_character`, see `count_characters`; `bands`, see `by_band`, none
-        of words without counts; the
-        `vocabulary`'s size, its `unit` ("word" or "token", which losses are per) and its
-        `fingerprint`, which differs when a word, a count or the order differs; `versions` of
-        python, of packages and of the device.
+        of words without counts; the `vocabulary`'s size, its `unit` ("word" or "token", which
+        losses are per) and its `fingerprint`, which differs when a word, a count or the order
+        differs; `versions` of python, of packages and of the device.
     """
     counts = ~np.isnan(nll)
     nll, ids = nll[counts], ids[:][counts]

@@ -27,7 +27,7 @@ from adaptive_jax.evaluation.options import (
 )
 from adaptive_jax.parallel import hosts
 
-STOPPED = "stopped: nothing was written; the same command evaluates anew"
+STOPPED = "stopped: results that were printed are kept; the same command evaluates anew"
 MISSED = 3  # the exit status of a target that is not reached
 CONTEXTS = "Tokens of each window that are given and not scored; several are compared."
 TARGET = "Exit with status 3 if the perplexity, the best of several, is above it."

@@ -72,8 +72,9 @@ def evaluate(workdir: Path, request: Request) -> dict:
 
     Returns:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`
-        that scoring took (compilation included), `settings`: the config, break_mode, window,
-        context and checkpoint, of a run on streams, rows, too; what `card.metadata` returns; and as
+        that scoring took (compilation included), `settings`: what was asked, with break_mode and
+        window filled in, rows where they change scores, and the config; what `card.metadata`
+        returns; and as
         `published` and `scored`, what `card.published` and `card.fingerprint` return. Of a
         vocabulary with more words, `unseen` is the share of new words, `open` has share and
         perplexity of words that training knew and of others, and the settings are those of the

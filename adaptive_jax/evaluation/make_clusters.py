@@ -106,7 +106,8 @@ def make_clusters(
         f"{size:,} words with {share:.1%} of the tokens"
         for size, share in zip(sizes, shares, strict=True)
     )
-    lines.append(f"{options.method}, seed {options.seed}: {said}")
+    drawn = f", seed {options.seed}" if way.needs_vectors and not way.cuts else ""
+    lines.append(f"{options.method}{drawn}: {said}")
     header = Header(options.method, options.seed, vocabulary.digest, tuple(sizes))
     return header, ids, lines
 

@@ -10,7 +10,6 @@ that no word costs infinitely much:
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from adaptive_jax.data.corpora.load import count_words
 from adaptive_jax.data.vocabulary.words import Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.files import path_of
 
 TRAIN, UNION = "train", "union"
 # U for a model that gives new words no probability; of GroC's public code, where the paper names no
@@ -52,8 +52,8 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
 def _read(path):
     """The first word of every line."""
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+        lines = path_of(path).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise InputError(
             f"cannot read --vocabulary={path}: {reason}; use train, union, or a file with a word a"

@@ -29,8 +29,9 @@ Progress = Callable[[Iterable, int], Iterable]
 
 class Scored(NamedTuple):
     """Some tokens of a split: their positions int64 `[tokens]`, their negative log-likelihood in
-    nats, float32 `[tokens]`, and,
-    if asked for, the hidden states `[tokens, features]` that predicted them."""
+    nats, float32 `[tokens]`, and, if asked for, the hidden states `[tokens, features]` that
+    predicted them.
+    """
 
     at: np.ndarray
     nll: np.ndarray

@@ -23,9 +23,8 @@ def read_dictionary(path: Path) -> Vocabulary:
 
     `</s>` is called `<eos>` here. The file has no counts for fairseq's four words; they get the
     largest count in it, and a count above the one before it is lowered to that, so the unigram
-    perplexity of a converted model is only a rough number. A
-    word that a later line overwrites (`#fairseq:overwrite`) keeps its id under a name that cannot
-    occur in a text.
+    perplexity of a converted model is only a rough number. A word that a later line overwrites
+    (`#fairseq:overwrite`) keeps its id under a name that cannot occur in a text.
 
     Raises:
         InputError: gives the number of the wrong line.

@@ -34,7 +34,7 @@ def keep_programs(cache: str | os.PathLike) -> None:
     already has a compilation cache.
 
     Each machine has its own directory of programs for a CPU, because they may use instructions that
-    another CPU lacks. `load` has checked `cache`.
+    another CPU lacks.
     """
     if jax.config.jax_compilation_cache_dir is None:
         backend = jax.default_backend()

@@ -3,8 +3,8 @@ end.
 
     train.py on each of 4 machines    -> initialize() connects them; jax.devices() lists the
                                          devices of all four
-    hosts.log0("step 1")               -> prints one line, on host 0
-    hosts.barrier("workdir")             -> returns once all four hosts have called it
+    hosts.log0("step 1")              -> prints one line, on host 0
+    hosts.barrier("workdir")          -> returns once all four hosts have called it
     Ctrl-C or SIGTERM on any of them  -> stop(step) becomes true on all four after the same update
 
 A single process never waits in any of these functions.

@@ -4,11 +4,10 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from adaptive_jax.data.corpora.text import encoding_fault
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.files import unpacked
+from adaptive_jax.files import path_of, unpacked
 
 STDIN = "-"
 
@@ -60,11 +59,11 @@ def _open(name):
             raise InputError("standard input is closed: use a file, or text through a pipe")
         return sys.stdin.buffer
     try:
-        return Path(name).expanduser().open("rb")
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or one_line(error)
+        return path_of(name).open("rb")
+    except OSError as error:
+        why = error.strerror or one_line(error)
         raise InputError(
-            f"cannot read {name}: {reason}; use a file, or - for standard input"
+            f"cannot read {name}: {why}; use a file, or - for standard input"
         ) from None
 
 

@@ -55,7 +55,9 @@ def typed() -> Iterator[str]:
     print("write the beginning of a text; Ctrl-D ends", file=sys.stderr)
     while True:
         try:
-            yield input("> ")
+            if not sys.stdout.isatty():  # the prompt is no part of the output
+                print("> ", end="", file=sys.stderr, flush=True)
+            yield input("> " if sys.stdout.isatty() else "")
         except EOFError:
             print(file=sys.stderr)
             return

@@ -51,8 +51,8 @@ class Clock:
         """Whether the limit is reached, by the clock of host 0, so that all hosts end after the
         same update.
 
-        together: whether this is an update after which the hosts meet anyway; after the others only
-            a single process looks.
+        together: whether all hosts call this after this update. If not, a run of several hosts
+            returns False without looking.
         """
         if not self.limit or (jax.distributed.is_initialized() and not together):
             return False

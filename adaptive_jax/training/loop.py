@@ -132,8 +132,9 @@ class Training:
     """A run from its last checkpoint, or its start, to its end.
 
     Attributes:
-        state: of now; the updates of `first` are those of earlier processes.
-        checkpoints, metrics, clock: what the run has saved, logged and taken so far.
+        state: the current state.
+        first: updates that earlier processes did.
+        checkpoints, metrics, clock: what the run has saved and logged, and its time so far.
     """
 
     def __init__(self, job: Job, workdir: Path):

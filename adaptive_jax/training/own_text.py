@@ -132,7 +132,8 @@ def _split(data: dict) -> list[str]:
         )
     file = single_file(data["path"])
     if file is None:
-        _check_place(path_of(data["path"]))
+        if not in_store(data["path"]):
+            _check_place(path_of(data["path"]))
         return []
     directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
     data["path"] = str(directory)
@@ -143,11 +144,9 @@ def _split(data: dict) -> list[str]:
 
 
 def _check_place(place):
-    """Raises InputError where nothing is, or a directory that is empty or whose files are parts of
-    one text.
+    """Raises InputError if the path does not exist, or is a directory that is empty or holds parts
+    of one text.
     """
-    if in_store(place):
-        return
     if not place.exists():
         raise InputError(
             f"data.path={place} does not exist; use a directory with train.txt, valid.txt and"

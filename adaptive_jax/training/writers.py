@@ -45,8 +45,8 @@ def check(settings: Mapping) -> None:
 
 
 def recorded(workdir: Path, last_step: int) -> list[dict]:
-    """The lines of a run's metrics.jsonl up to `last_step`: `{"step": 20, "train/nll": 6.1}`. None
-    are read of a new run.
+    """The lines of a run's metrics.jsonl up to `last_step`: `{"step": 20, "train/nll": 6.1}`. Of
+    a new run, whose `last_step` is 0, the list is empty; the file is still checked.
 
     Raises:
         InputError: the file is damaged.
@@ -214,6 +214,7 @@ class WeightsAndBiases:
             with replacing(file) as new:
                 new.write(uuid.uuid4().hex[:12].encode())
         logging.getLogger("wandb").setLevel(logging.ERROR)
+        self.own = tempfile.TemporaryDirectory() if in_store(workdir) else None
         try:
             self.run = wandb.init(
                 project=PROJECT,
@@ -221,7 +222,7 @@ class WeightsAndBiases:
                 id=file.read_text(),
                 resume="allow",
                 config=json.loads(to_json(config)),
-                dir=tempfile.mkdtemp() if in_store(workdir) else str(workdir),
+                dir=self.own.name if self.own else str(workdir),
                 # It would take over stdout, and break the bar.
                 settings=wandb.Settings(console="off", silent=True),
             )
@@ -238,3 +239,5 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Sends pending points and ends the run."""
         self.run.finish()
+        if self.own:
+            self.own.cleanup()

@@ -49,7 +49,9 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def last_intact(directory: Path, enough: int) -> int:
-    """The latest step that is intact, 0 if there is none; or any, if it is at most `enough`."""
+    """The latest intact step, 0 if there is none. A latest step of at most `enough`, or one in
+    object storage, is returned unchecked.
+    """
     steps = steps_in(directory)
     if in_store(directory) or max(steps, default=0) <= enough:
         return max(steps, default=0)
@@ -132,8 +134,6 @@ class Checkpoints:
         Raises:
             OSError: this checkpoint, or the one before, does not fit on the disk.
         """
-        if step in self.manager.all_steps():
-            return
         items = {name: item for name, item in items.items() if jax.tree.leaves(item)}
         with self._writing():
             self.manager.wait_until_finished()
@@ -187,7 +187,7 @@ class Checkpoints:
         """Hours that the run had trained when the checkpoint was saved; 0 if it does not say."""
         try:
             return float(self.manager.metadata(step).custom_metadata["hours"])
-        except (ValueError, TypeError, AttributeError, KeyError):  # damaged metadata
+        except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError):  # or damaged
             text = "%s does not say how long the run had trained: its hours count from 0"
             logger.warning(text, self.directory / str(step))
             return 0.0

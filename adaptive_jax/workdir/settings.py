@@ -166,8 +166,8 @@ def at_clusters(config: dict, workdir: Path) -> dict:
 
 
 def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> dict:
-    """The config of a run as `build` takes it: without the name of its clusters, at which it has
-    been cut, and, once the run has begun, with the path of the copy of its lexicon in its workdir.
+    """The config of a run as `build` takes it: without its clusters, whose cutoffs are already in
+    it, and, once the run has begun, with the lexicon that was copied into its workdir.
 
     config: see `at_clusters`, or as `read_config` returns it.
     other_words: words that the run does not know are asked for, and its copy of the lexicon lacks
@@ -371,6 +371,7 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
         InputError: another run has begun there meanwhile, the hosts do not share a disk, or their
             flags differ.
     """
+    check_same_flags(config)
     check_same_run(workdir, config)
     check_same_corpus(workdir, corpus)
     hosts.barrier("before the workdir")  # all have checked for another run there
@@ -393,8 +394,6 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
             cure = "use a --workdir on a disk that they share, or a URL of gs:// or s3://"
             raise InputError(f"{workdir} is not the same on all hosts: {cure}")
         time.sleep(1)
-    check_same_run(workdir, config)
-    check_same_flags(config)
 
 
 def check_same_flags(config: Mapping) -> None:

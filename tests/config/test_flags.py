@@ -234,11 +234,11 @@ FULL = "from configs import quickstart\ndef get_config():\n    config = quicksta
         ("def get_config(row):\n    return {}\n", "", "{path}: TypeError: .*missing 1 .* 'row'"),
     ],
 )
-def test_a_config_file_that_is_refused(tmp_path, text, row, says):
+def test_a_config_file_that_is_refused(parsed, tmp_path, text, row, says):
     """In one line with the file and, where Python knows it, the line."""
     path = tmp_path / "mine.py"
     path.write_text(text)
-    line = refusal(flags.read, f"{path}:{row}" if row else str(path))
+    line = refusal(parsed, place=f"{path}:{row}" if row else str(path))
     assert re.match(says.replace("{path}", str(path)), line), line
 
 
@@ -253,9 +253,9 @@ def test_a_config_file_that_is_refused(tmp_path, text, row, says):
         ("configs/quickstart.py:adp_s", 'one of adp_t, learned, alibi. Did you mean "adp_t"?'),
     ],
 )
-def test_a_place_without_a_config(place, says):
+def test_a_place_without_a_config(parsed, place, says):
     """In one line."""
-    assert says in refusal(flags.read, place)
+    assert says in refusal(parsed, place=place)
 
 
 def test_a_config_elsewhere(parsed, tmp_path, monkeypatch):
@@ -277,3 +277,10 @@ def test_a_config_elsewhere(parsed, tmp_path, monkeypatch):
     plain = tmp_path / "dict.py"
     assert parsed("--config.steps=5", place=plain)[0]["steps"] == 5
     assert "rows.config" in refusal(parsed, "--config.data.lower", place=plain)
+
+
+def test_a_config_in_the_home_directory(parsed, monkeypatch, tmp_path):
+    """Shells expand no ~ after "--config="."""
+    (tmp_path / "mine.py").write_text("from configs.quickstart import get_config\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parsed(place="~/mine.py") == parsed()

@@ -5,6 +5,7 @@ vector, and the command.
 import bz2
 import gzip
 import importlib.util
+import io
 import lzma
 import sys
 import zipfile
@@ -63,12 +64,22 @@ def test_files_of_vectors(name, write, tmp_path):
         np.testing.assert_allclose(vectors, [[1, 2, 3], [1, 2, 3], [7, 8, -0.9], [4, 5, 6]])
 
 
+def in_deflate64(text):
+    """A .zip as archivers make it of a large file, in a way that Python does not read."""
+    with zipfile.ZipFile(archive := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("v.txt", text)
+    stated = b"\x14\0\0\0\x08\0"  # version, flags and way of packing, in both headers
+    assert archive.getvalue().count(stated) == 2
+    return archive.getvalue().replace(stated, b"\x14\0\0\0\x09\0")
+
+
 @pytest.mark.parametrize(
     "name, text, says",
     [
         ("a.txt", None, "cannot read the vectors .*: No such file"),
         ("a.gz", b"the 1 2", "cannot read the vectors .*gzip"),
         ("a.zip", b"the 1 2", "cannot read the vectors .*zip"),
+        ("a.zip", in_deflate64("the 1 2"), "cannot read the vectors .*compression"),
         ("a.txt", b"the 1 2\ncat 1 x\n", "a.txt, line 2: '1 x' must be 2 numbers"),
         ("a.txt", b"the 1 2\ncat 1\n", "a.txt, line 2: '1' must be 2 numbers"),
         ("a.txt", b"the 1 2\ncat 1 nan\n", "a.txt, line 2: '1 nan' must be 2 numbers"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_jax.config.flags import published_of
+from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.vocabulary.subwords import Subwords
@@ -260,14 +260,14 @@ def test_published_numbers(quick_command, flags, tmp_path):
 
 def test_rows_with_and_without_numbers(tmp_path):
     """Of the paper's files, of a row without numbers, and of a file without rows."""
-    assert published_of("configs/wikitext103.py:adp_t") == {
+    assert config_flags._read("configs/wikitext103.py:adp_t").published == {
         "validation": 19.79,
         "test": 20.51,
         "table": "Table 3",
         "row": "wikitext103.py:adp_t",
     }
-    assert published_of("configs/wikitext103.py")["row"] == "wikitext103.py:adp_t"
+    assert config_flags._read("configs/wikitext103.py").published["row"] == "wikitext103.py:adp_t"
     (tmp_path / "mine.py").write_text(CONFIG)
-    assert published_of(f"{tmp_path / 'mine.py'}:own") is None
+    assert config_flags._read(f"{tmp_path / 'mine.py'}:own").published is None
     (tmp_path / "mine.py").write_text("ROWS = [1]\ndef get_config():\n    return {}\n")
-    assert published_of(str(tmp_path / "mine.py")) is None
+    assert config_flags._read(str(tmp_path / "mine.py")).published is None

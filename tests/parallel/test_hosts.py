@@ -113,6 +113,7 @@ def test_flags_that_differ_between_hosts(config, tmp_path, monkeypatch):
     monkeypatch.setattr(workdirs, "_is_same_on_hosts", differs_in_hours)
     with pytest.raises(InputError, match=" hours=0.* must be the same on all hosts"):
         train(config(), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()  # the cured command may begin there
 
 
 def test_what_is_the_same_on_all_hosts(monkeypatch):

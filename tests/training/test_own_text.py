@@ -78,7 +78,10 @@ def test_a_file_is_split_in_order(lines, expected, compress, tmp_path):
     assert b"".join(parts) == text + b"\n"
     assert directory.parent.parent == cache
     assert {path.name for path in folder.iterdir()} == {".hidden", file.name}
+    for left in directory / ".train.txt.1f", directory / "valid.txt":
+        left.rename(left.with_suffix(".gone")) if left.exists() else left.touch()
     assert split_lines(file, cache) == (directory, counts)
+    assert not (directory / ".train.txt.1f").exists()  # of a process that was killed
     (link := tmp_path / file.name).symlink_to(file.rename(tmp_path / "blob"))  # as hubs keep files
     assert split_lines(single_file(str(link)), cache).lines == counts
     file.write_bytes(compress.compress(text + b" x") if compress else text + b" x")
@@ -101,6 +104,8 @@ def test_what_is_no_single_file(text, tmp_path):
         with_text(request(**{"data.path": str(tmp_path / "empty")}), tmp_path)
     with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
         with_text(request(**{"data.path": str(tmp_path / "two")}), tmp_path)
+    with pytest.raises(InputError, match="two holds no complete copy of a corpus"):
+        with_text(request(**{"data.path": f"file://{tmp_path}/two"}), tmp_path)
     with pytest.raises(InputError, match="nowhere does not exist; use .*, or one text file"):
         with_text(request(**{"data.path": str(tmp_path / "nowhere")}), tmp_path)
     (tmp_path / "two" / "a").write_text("one line only\nand another")

@@ -12,7 +12,7 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.stored import copy
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.files import kvstore, names_in, path_of, replacing
+from adaptive_jax.files import kvstore, names_in, new_directory, path_of, replacing
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir import lock
 from adaptive_jax.workdir.checkpoints import Checkpoints, steps_in
@@ -184,6 +184,18 @@ def test_a_workdir_without_a_run(store, quick_command):
         " train.py made"
     )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, line)
+
+
+def test_a_directory_that_is_not_finished(store):
+    """What fails leaves nothing, so that the same command may run again."""
+    export = path_of("gs://exports/model")
+    with pytest.raises(KeyboardInterrupt), new_directory(export) as directory:
+        (directory / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+    assert store.names("exports") == []
+    with new_directory(export) as directory:
+        (directory / "config.json").write_text("{}")
+    assert store.names("exports") == ["model/config.json"]
 
 
 def test_one_training_at_a_time(store, tmp_path, monkeypatch):

@@ -8,10 +8,9 @@ train, 2 million, and 10 million.
 
 The first downloads a year's file; the address of another file does, too. One file is cut into parts
 that follow each other; of a directory with train, valid and test, the beginning of each is taken.
-Lines stay whole and as they are:
---config.data.tokeniser=moses --config.data.lower=True, as in configs/news_crawl.py, splits and
-lowers them when they are read.
---lines cuts by lines, as the paper's public code does: --lines=87000,8700,440000.
+Lines stay whole and as they are: --config.data.tokeniser=moses --config.data.lower=True, as in
+configs/news_crawl.py, splits and lowers them when they are read. --lines cuts by lines, as the
+paper's public code does: --lines=87000,8700,440000.
 """
 
 import hashlib
@@ -129,7 +128,7 @@ def main(source: str) -> None:
 
 def _text(source, cache):
     """A file or directory; or what it names, downloaded."""
-    path = Path(source).expanduser()
+    path = Path(source) if "://" in source else path_of(source)
     if path.exists() or not source.startswith(("news_crawl_", "http://", "https://")):
         return path
     folder = cache_of(cache) / "downloads"

@@ -31,8 +31,8 @@ def main():
 
     if config["own_text"]:
         raise InputError(
-            "configs/own_text.py chooses the vocabulary when training begins: run train.py, which"
-            " prepares the text"
+            "configs/own_text.py splits a text and chooses its vocabulary when training begins: run"
+            " train.py, which prepares the text"
         )
     data = config["data"]
     if TO.value:

@@ -73,6 +73,9 @@ def split_lines(file: Path, cache: Path) -> Split:
     paths = [directory / f"{NAMES[name][0]}.txt" for name in SPLITS]
 
     def copy():
+        for left in directory.glob(".*.txt.*"):  # of a process that was killed
+            if left.suffix != ".lock":
+                left.unlink()
         lines = text.lines()
         for path, count in zip(paths, counts, strict=True):
             words = False
@@ -86,7 +89,7 @@ def split_lines(file: Path, cache: Path) -> Split:
                         " lines at its beginning and end"
                     )
 
-    if not all(path.exists() for path in paths):
-        paths[-1].unlink(missing_ok=True)  # written last, so that all exist wherever it does
+    if paths[-1].exists() and not all(path.exists() for path in paths):
+        paths[-1].unlink(missing_ok=True)  # written last: one of the others was removed
     make_once(paths[-1], copy)
     return Split(directory, counts)

@@ -95,13 +95,13 @@ class Subwords(Vocabulary):
         return cls(words, np.array(numbers, np.int64), model)
 
     @classmethod
-    def read(cls, path: str | os.PathLike) -> "Subwords":
-        """Reads what `write` wrote.
+    def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "Subwords":
+        """See `Vocabulary.from_lines`.
 
         Raises:
             InputError: anything else is there, or, as MissingPackage, sentencepiece is not.
         """
-        plain, file = Vocabulary.read(path), path_of(path).with_name(FILE)
+        plain, file = Vocabulary.from_lines(path, counts), path_of(path).with_name(FILE)
         try:
             pieces = _pieces(model := file.read_bytes())
             if {*pieces, EOS} != set(plain.words) - {UNKNOWN}:
@@ -194,12 +194,15 @@ def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
     """Reads a vocabulary of words, of sub-word units or of token ids, whichever was written.
     Raises InputError for anything else.
     """
-    if holds_ids(read_counts(path)):  # words would have `<eos>` among them
-        return TokenIds.read(path)
-    plain = Vocabulary.read(path)
+    counts = read_counts(path)
+    kind = Vocabulary
+    if holds_ids(counts):  # words would have `<eos>` among them
+        kind = TokenIds
     # Its units decide, not the model beside it: a missing model is an error, a left-over one is
     # not.
-    return Subwords.read(path) if all(name in plain.index for name in (MARK, *BYTES)) else plain
+    elif all(name in counts for name in (MARK, *BYTES)):
+        kind = Subwords
+    return kind.from_lines(path, counts)
 
 
 def _learn(counts: Mapping[str, int], codes: int) -> bytes:

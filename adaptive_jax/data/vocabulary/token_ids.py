@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from adaptive_jax.data.vocabulary.frequency import frequency_order
-from adaptive_jax.data.vocabulary.words import EOS, Vocabulary, read_counts
+from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 
 ENTRY = re.compile(r"0|[1-9][0-9]*|<eos=([0-9]+)>")
@@ -51,9 +51,8 @@ class TokenIds(Vocabulary):
         return cls(words, np.asarray(counts, np.int64)[order])
 
     @classmethod
-    def read(cls, path: str | os.PathLike) -> "TokenIds":
-        """Reads what `write` wrote. Raises InputError for anything else."""
-        counts = read_counts(path)
+    def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "TokenIds":
+        """See `Vocabulary.from_lines`."""
         if not holds_ids(counts):
             raise InputError(f"{path} does not hold every id of a tokenizer once: write it again")
         words = tuple(EOS if name[0] == "<" else name for name in counts)
@@ -97,8 +96,10 @@ class TokenIds(Vocabulary):
 
 def holds_ids(names: Mapping[str, int]) -> bool:
     """Whether the entries of a file are every id from 0 on, each once."""
+    if not all(ENTRY.fullmatch(name) for name in names):  # which ends at the second word
+        return False
     found = [ENTRY.fullmatch(name) for name in names]
-    if not all(found) or sum(each[1] is not None for each in found) > 1:
+    if sum(each[1] is not None for each in found) > 1:
         return False
     ids = sorted(int(each[1] or each[0]) for each in found)
     return ids == list(range(len(ids)))

@@ -4,15 +4,12 @@ spaces.
 
 import contextlib
 import io
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
-from lzma import LZMAError
 from pathlib import Path
 
 import numpy as np
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import unpacked
 
 
@@ -77,16 +74,15 @@ def _vector(values, width, where):
 
 
 def _lines(path) -> Iterator[str]:
-    import fsspec
-
     how = {"encoding": "utf-8-sig", "errors": "replace", "newline": "\n"}
     try:
-        with fsspec.open(str(path), "rb") as file:
+        with path.open("rb") as file:
             yield from io.TextIOWrapper(unpacked(file, str(path)), **how)
     except InputError:
         raise
-    except (OSError, EOFError, LZMAError, zlib.error, zipfile.BadZipFile, ValueError) as error:
+    except Exception as error:  # each format has its own: zlib.error, LZMAError, BadZipFile …
+        why = getattr(error, "strerror", None) or one_line(error)
         raise InputError(
-            f"cannot read the vectors {path}: {getattr(error, 'strerror', None) or error};"
-            " use text, plain or packed as .gz, .xz, .bz2 or .zip"
+            f"cannot read the vectors {path}: {why}; use text, plain or packed as .gz, .xz, .bz2 or"
+            " .zip"
         ) from error

@@ -85,7 +85,13 @@ class Vocabulary:
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Vocabulary":
         """Reads what `write` wrote. Raises InputError with the line number for anything else."""
-        counts = read_counts(path)
+        return cls.from_lines(path, read_counts(path))
+
+    @classmethod
+    def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "Vocabulary":
+        """Reads what `write` wrote, of whose lines `read_counts` has made `counts`. Raises
+        InputError for anything else.
+        """
         if EOS not in counts:
             raise InputError(
                 f"{path}: {EOS} is missing; add it with the number of lines as its count"

@@ -127,8 +127,8 @@ def _title(runs, request):
     """The title of the page and the line below it."""
     data = runs[0].config["data"]
     place = request.data_path or (data["path"] if data["corpus"] == "text_files" else "")
-    path, words = path_of(place), runs[0].result["words"]
-    path = path.resolve() if place and not in_store(place) else path
+    path = path_of(place).resolve() if place and not in_store(place) else Path(place)
+    words = runs[0].result["words"]
     corpus = "text of one file" if path.parent.name == SPLIT else path.name or data["corpus"]
     names = ", ".join(run.name for run in runs)
     if len(runs) > 3:

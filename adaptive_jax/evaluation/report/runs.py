@@ -1,5 +1,6 @@
 """What a report reads of a run: its scores, which evaluate.py keeps, and its logs."""
 
+import contextlib
 import io
 import json
 import math
@@ -209,10 +210,8 @@ def _log(path) -> list[dict]:
 def _hours(workdir, step):
     if is_exported(workdir):
         return None
-    checkpoints = Checkpoints(workdir, read_only=True)
-    hours = checkpoints.hours(step)
-    checkpoints.close()
-    return hours or None
+    with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
+        return checkpoints.hours(step) or None
 
 
 def _parameters(workdir):
