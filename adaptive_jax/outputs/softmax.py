@@ -56,8 +56,8 @@ class Softmax(nn.Module):
             each softmax that the token visits, in training alone.
         z_loss: weight of the squared log-normaliser of each softmax that the token visits, in
             training alone (PaLM, section 5: 1e-4).
-        clusters_init: how `clusters` starts, a function `(key, shape)`; with the names of its axes
-            if it comes from `nn.with_partitioning`.
+        clusters_init: how `clusters` starts, a function `(key, shape, dtype)`; with the names of
+            its axes if it comes from `nn.with_partitioning`.
 
     Raises:
         InputError: a rate or label_smoothing outside [0, 1), a negative z_loss, or a table without

@@ -80,8 +80,8 @@ class OwnTable(nn.Module):
             as fairseq's gated convolutional network does under a full softmax.
         projected: give bands a projection where their width is not `features`. Without, only a
             differentiated softmax of slices can read them.
-        table_init, projection_init: how every table and projection starts, functions `(key,
-            shape)`, as flax's `Embed` takes one: with the names of their axes if they come from
+        table_init, projection_init: how every table and projection starts, functions `(key, shape,
+            dtype)`, as flax's `Embed` takes one: with the names of their axes if they come from
             `nn.with_partitioning`. The projections of many tails of one width are one array
             `[tails, width, features]`.
         word_axes: as the input's.
