@@ -55,7 +55,7 @@ class LearnedPositions(nn.Module):
             (self.count, self.features),
             jnp.float32,
         )
-        return table.at[positions].get(mode="fill", fill_value=jnp.nan)
+        return jnp.asarray(table).at[positions].get(mode="fill", fill_value=jnp.nan)
 
 
 def check_table(count: int, time: int) -> None:

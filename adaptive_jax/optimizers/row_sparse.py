@@ -18,7 +18,9 @@ from adaptive_jax.inputs.letters import distinct
 from adaptive_jax.numerics import arrays
 from adaptive_jax.numerics.products import sum_dtype
 
-TRIED = tuple(10**n for n in range(7))  # updates: schedules begin and end somewhere between
+# Numbers of updates: schedules begin and end somewhere between, and what an optimizer holds back
+# comes with one of the first 12.
+TRIED = *range(1, 13), *(10**n for n in range(2, 7))
 
 
 def update_rows(
@@ -135,7 +137,8 @@ def _checked(tables, state):
 @functools.lru_cache(maxsize=64)
 def _moves_other_rows(optimizer, structure, kinds):
     """Whether an update that has a gradient for one row changes another, or what the optimizer
-    keeps of it, or depends on that other row; tried after 1, 10, 100 … updates, as it may wait.
+    keeps of it, or depends on that other row; tried after many updates, as it may wait, and with a
+    large gradient, as it may clip.
 
     structure: of the tree of tables; kinds: shape of a row, and dtype, of each.
     """
@@ -145,25 +148,25 @@ def _moves_other_rows(optimizer, structure, kinds):
             [jnp.full((rows, *shape), one, dtype).at[1:].set(other) for shape, dtype in kinds]
         )
 
-    def updated(rows, done, first=0, sign=1):
+    def updated(rows, done, first=0, sign=1, size=1):
         table = filled(rows, sign, sign)
-        _, state = optimizer.update(filled(rows, first), optimizer.init(table), table)
+        _, state = optimizer.update(filled(rows, first, size), optimizer.init(table), table)
         state = jax.tree.map(lambda a: _counted(jnp.asarray(a), done), state)
-        changes, after = optimizer.update(filled(rows, 0), state, table)
+        changes, after = optimizer.update(filled(rows, 0, size), state, table)
         trees = changes, state, after
         return [[a for a in jax.tree.leaves(tree) if jnp.shape(a)] for tree in trees]
 
-    def differs(done, sign=1):
-        changes, before, after = updated(2, done, first=1, sign=sign)
+    def differs(done, sign=1, size=1):
+        changes, before, after = updated(2, done, first=size, sign=sign, size=size)
         moved = [(a[1] != 0).any() for a in changes]
         moved += [(a[1] != b[1]).any() for a, b in zip(before, after, strict=True)]
-        pairs = zip(updated(2, done)[0], updated(1, done)[0], strict=True)
+        pairs = zip(updated(2, done, size=size)[0], updated(1, done, size=size)[0], strict=True)
         read = [~jnp.allclose(a[0], b[0], 1e-5) for a, b in pairs]
         return any(map(bool, moved + read))
 
     with jax.ensure_compile_time_eval():
         try:
-            return differs(1, sign=-1) or any(map(differs, TRIED))
+            return differs(1, sign=-1) or differs(1, size=1000) or any(map(differs, TRIED))
         except jax.errors.ConcretizationTypeError as error:
             raise InputError(
                 "the optimizer has a number that is not known yet: make it outside jax.jit, with a"

@@ -5,6 +5,7 @@ GroC's public code.
 import collections
 import json
 import lzma
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,25 @@ def test_json_lines_in_another_language(tmp_path):
     assert coverage(
         lexicon(vocabulary, {"input": {"relations": {"path": str(path), "most": 2}}})
     ) == {"relations": 0.4}
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("एक पालतू जानवर, जो भौंकता है", "एक पालतू जानवर जो भौंकता है"),
+        ("ஒரு வீட்டு விலங்கு.", "ஒரு வீட்டு விலங்கு"),
+        (unicodedata.normalize("NFD", "(für Käufer)"), unicodedata.normalize("NFD", "für Käufer")),
+        ("the dog’s bark isn't muted--half-way", "the dog’s bark isn't muted half-way"),
+    ],
+    ids=["Hindi", "Tamil", "accents apart", "English"],
+)
+def test_a_definition_without_punctuation(text, expected, tmp_path):
+    """Vowel signs and accents are parts of words: they were cut off, and the words were lost."""
+    words = expected.split()
+    vocabulary = Vocabulary((*words, "<eos>"), np.ones(len(words) + 1, np.int64))
+    path = tmp_path / "given.jsonl"
+    path.write_text(json.dumps({"word": words[0], "definition": text}))
+    assert words_of(definitions(vocabulary, str(path), 9), vocabulary) == {words[0]: words}
 
 
 def test_a_share_of_the_words_keeps_its_entries(tmp_path):

@@ -147,6 +147,10 @@ def test_lazy_adam_and_lazy_momentum():
         ),
         optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()),
         optax.chain(optax.clip_by_block_rms(0.1), optax.sgd(0.1)),
+        optax.chain(optax.clip_by_block_rms(9.0), optax.sgd(0.1)),  # of large gradients alone
+        # Sums of several updates, of which the last changes what all of them looked up
+        optax.chain(optax.apply_every(3), optax.sgd(0.1)),
+        optax.MultiSteps(optax.sgd(0.1), 6),
     ],
 )
 def test_another_method_must_be_asked_for(optimizer):

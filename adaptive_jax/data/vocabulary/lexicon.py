@@ -16,6 +16,7 @@ import importlib.util
 import itertools
 import json
 import re
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,7 +30,6 @@ from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
 FORMS = ("paper", "code")
-WORDS = re.compile(r"\w+(?:['-]\w+)*")
 CURE = "use a directory of WordNet, or a .jsonl file, see docs/words.md"
 NO_NLTK = "NLTK reads WordNet: run `pip install nltk`, or use input.lexicon as a .jsonl file"
 
@@ -270,9 +270,19 @@ def definitions(
     found = {}
     for word, entry in read_entries(vocabulary, path).items():
         text = " ".join(entry.definitions[:1])
-        text = text.split() if form == "code" else WORDS.findall(text)
+        text = text.split() if form == "code" else _word().findall(text)
         found[word] = [each for each in text if each in vocabulary.index]
     return _first(vocabulary, found, "definitions", most, share)
+
+
+@functools.cache
+def _word() -> re.Pattern:
+    """A word without punctuation. Letters of many scripts have combining marks, and joiners between
+    them, of which Python's `\\w` knows none.
+    """
+    marks = (chr(i) for i in range(0x300, 0x20000) if unicodedata.category(chr(i))[0] == "M")
+    letter = rf"[\w{''.join(marks)}\u200c\u200d]"
+    return re.compile(rf"{letter}+(?:['’-]{letter}+)*")
 
 
 SOURCES = {
