@@ -174,8 +174,4 @@ def put_lexicon(
     if shares := coverage(arrays):
         said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
         show(f"lexicon      of {len(vocabulary):,} words, {said}")
-    # Not device_put, by which several hosts send each other every array to check that they are
-    # equal.
-    return jax.tree.map(
-        lambda a: jax.make_array_from_callback(a.shape, whole, lambda index: a[index]), arrays
-    )
+    return jax.tree.map(lambda a: sharding.put(a, whole), arrays)

@@ -321,11 +321,7 @@ def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
     for part in range(0, len(ids), 1 << 20):  # a split may be larger than memory
         seen[ids[part : part + (1 << 20)]] = True
     seen = seen[: run.model.input.vocabulary_size]
-    words = jax.make_array_from_callback(
-        (int(seen.sum()),),
-        sharding.replicated(run.mesh),
-        lambda index: np.flatnonzero(seen).astype(np.int32)[index],
-    )
+    words = sharding.put(np.flatnonzero(seen).astype(np.int32), sharding.replicated(run.mesh))
     tables = _composer(run.model, run.mesh)(run.params, run.lexicon, words)
     return tables, None if which == "all" else (np.cumsum(seen) - 1).astype(np.int32)
 

@@ -79,14 +79,17 @@ def batch_spec(axis: int) -> PartitionSpec:
     return PartitionSpec(*[None] * axis, BATCH_AXES)
 
 
+def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Puts an array that all hosts have on the devices."""
+    # Not device_put: with several hosts it sends every array to all of them, to check that they are
+    # equal.
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
 def put_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
     """Puts a tree of host arrays on the devices and splits the rows, along `axis`, among them."""
     sharding = NamedSharding(mesh, batch_spec(axis))
-    # Not device_put: with several hosts it sends every array to all of them, to check that they are
-    # equal.
-    return jax.tree.map(
-        lambda a: jax.make_array_from_callback(a.shape, sharding, lambda index: a[index]), batch
-    )
+    return jax.tree.map(lambda a: put(a, sharding), batch)
 
 
 def put_host_share(mesh: Mesh, batch: Any, axis: int = 0) -> Any:

@@ -153,9 +153,7 @@ def finetuned(
             array = fresh
         elif array.shape != fresh.shape:
             array = fresh
-        params[path] = jax.make_array_from_callback(
-            array.shape, shardings[path], lambda index, array=array: array[index]
-        )
+        params[path] = sharding.put(array, shardings[path])
     line = "all word vectors are composed, so new words start with a vector as others do"
     if any(_by_word(path) and a.ndim for path, a in new.items()):
         new = int(np.sum(old_ids < 0))
