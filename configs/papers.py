@@ -250,7 +250,6 @@ def groc_layers(width: int, cutoffs) -> dict[str, dict]:
         "groc_adaptive": (
             adaptive
             | {"input.name": "adaptive", "input.cutoffs": cutoffs, "input.scaled": True}
-            | {"input.init_deviation": 1.0}
             | {"output.table.name": "assembled", "output.table.bias": "own"}
         ),
         "groc": grounded | mapped | {"output.table.depth": 0, "output.table.bias": "predicted"},

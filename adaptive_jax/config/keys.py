@@ -75,7 +75,7 @@ class General:
         init_words: with init_from: the vocabulary: new, words of the new corpus alone; both, those
             of that run, too.
         divergence: what follows an update whose loss or gradient is not finite, or whose loss is
-            1,000 nats a token or more: stop, or skip (leave the update out).
+            100 nats a token or more: stop, or skip (leave the update out).
         fsdp: devices that share one copy of the parameters; 0: as few as hold the model.
         shard_words: whether each of the fsdp devices computes the words that it holds, for the
             tokens of all of them: no table is gathered, tokens are. For large vocabularies.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import check_not_negative, check_rates
+from adaptive_jax.errors import check_rates
 from adaptive_jax.inputs import distinct
 from adaptive_jax.numerics.arrays import check_dtype, exists, ids
 from adaptive_jax.numerics.bands import (
@@ -17,7 +17,7 @@ from adaptive_jax.numerics.bands import (
     make_tables,
     words_in_tables,
 )
-from adaptive_jax.numerics.layers import WordDropout, uniform
+from adaptive_jax.numerics.layers import WordDropout
 
 
 def normal_by_width(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
@@ -45,12 +45,10 @@ class AdaptiveInput(nn.Module):
             4.3). A table that an output shares is not touched.
         scaled: multiply vectors by sqrt(features), as GroC's public code does for an LSTM; a table
             that an output shares is not.
-        init_deviation: deviation of tables that start as in GroC's public code, where it is 1; its
-            projections start uniform between -width_i^-0.5 and width_i^-0.5.
         dtype: of what `__call__` returns; parameters are float32.
         table_init, projection_init: how tables and projections start, functions `(key, shape,
             dtype)`, as flax's `Embed` takes one: with the names of their axes from
-            `nn.with_partitioning`. Without effect where `init_deviation` is given.
+            `nn.with_partitioning`.
         word_axes: one or several axes of `jax.shard_map` over which the words of every band are
             cut, as the rows of a batch are, see `adaptive_jax.losses.sharded`; (): none.
 
@@ -67,7 +65,6 @@ class AdaptiveInput(nn.Module):
     width: int = 0
     word_dropout: float = 0.0
     scaled: bool = False
-    init_deviation: float = 0.0
     dtype: jnp.dtype = jnp.float32
     table_init: Callable = normal_by_width
     projection_init: Callable = nn.initializers.xavier_uniform()
@@ -79,22 +76,17 @@ class AdaptiveInput(nn.Module):
         super().__post_init__()
         band_shapes(self)
         check_rates(self, "word_dropout")
-        check_not_negative(init_deviation=self.init_deviation)
         check_dtype(self.dtype)
 
     def setup(self):
-        table_init = self.table_init
-        if self.init_deviation:
-            table_init = nn.initializers.normal(self.init_deviation)
-        own = []
-        for i, table in enumerate(make_tables(self, lambda width: table_init)):
-            width = table.shape[1]
-            init = uniform(width**-0.5) if self.init_deviation else self.projection_init
-            shape = width, self.features
-            projection = self.param(f"projection_{i}", init, shape, jnp.float32)
-            own.append(Band(table, projection))
-        self.own = own
+        tables = make_tables(self, lambda width: self.table_init)
+        shapes = [(table.shape[1], self.features) for table in tables]
         self.drop = WordDropout(self.word_dropout)
+        init = self.projection_init
+        projections = [
+            self.param(f"projection_{i}", init, s, jnp.float32) for i, s in enumerate(shapes)
+        ]
+        self.own = list(map(Band, tables, projections))
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptive_jax.errors import InputError
 
-LARGEST_LOSS = 1000.0  # nats a token: an update whose loss reaches this has diverged
+LARGEST_LOSS = 100.0  # nats a token: an update whose loss reaches this has diverged
 MOST_SKIPPED = 20  # updates in a row: more, and skipping has not helped
 FLOW = ("input", "body", "output")  # the order in which a model computes
 
