@@ -108,7 +108,8 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
 
     def stack(layers, x):
         for weights in layers:
-            state = lstm.zero_state(len(x), len(weights.recurrent), x.dtype)
+            zeros = jnp.zeros((len(x), len(weights.recurrent)), x.dtype)
+            state = lstm.State(zeros, zeros.astype(jnp.float32))
             x, _ = lstm.lstm(x, weights, state)
         return x
 

@@ -18,12 +18,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.bodies.blocks import added, save_for_backward
+from adaptive_jax.bodies.blocks import save_for_backward
 from adaptive_jax.bodies.positions import biases
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.dropout import keep_mask, tied
 from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import capability, platform
+from adaptive_jax.numerics.products import added
 
 
 class Pairs(NamedTuple):
@@ -327,9 +328,8 @@ def _drop(weights, dropout, heads, first):
     in_head = (zero + first + jnp.arange(weights.shape[1]))[:, None] * time + jnp.arange(
         weights.shape[2]
     )[None]
-    of_head = jax.vmap(
-        lambda seed, head: keep_mask(seed, head * time**2 + in_head.astype(jnp.uint32), dropout)
-    )
+    in_head, of_one = in_head.astype(jnp.uint32), jnp.uint32(time**2 % 2**32)
+    of_head = jax.vmap(lambda seed, head: keep_mask(seed, head * of_one + in_head, dropout))
     return jnp.where(of_head(heads.seeds, heads.head_ids), weights / (1 - dropout), dropped)
 
 

@@ -94,16 +94,6 @@ def unrolled(x: jax.Array, train: bool) -> bool:
     return train and (platform() == "gpu" or is_cpu_bfloat16(x))
 
 
-def added(vectors: jax.Array, bias: jax.Array) -> jax.Array:
-    """`vectors [..., n]` with a float32 bias `[n]` added, in the dtype of the vectors.
-
-    The sum is in float32, so the gradient of the bias is too: in bfloat16, XLA on a CPU adds up
-    thousands of tokens slowly and to two digits.
-    """
-    shape = (1,) * (vectors.ndim - 1) + bias.shape
-    return (vectors.astype(bias.dtype) + bias.reshape(shape)).astype(vectors.dtype)
-
-
 def ids_of(batch: Batch | None, rows: int, time: int) -> tuple[jax.Array, jax.Array | None]:
     """`(row_ids [rows], segment_ids [rows, time] or None)` of a batch; of None, rows 0, 1, 2 … of
     one segment each.

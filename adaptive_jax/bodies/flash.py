@@ -22,9 +22,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from adaptive_jax.bodies.blocks import added, save_for_backward
+from adaptive_jax.bodies.blocks import save_for_backward
 from adaptive_jax.numerics.dropout import stays
 from adaptive_jax.numerics.platforms import platform
+from adaptive_jax.numerics.products import added
 
 HIDDEN = -1e30  # the score of a key that a query does not see
 

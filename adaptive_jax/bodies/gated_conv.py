@@ -26,7 +26,6 @@ from flax import linen as nn
 
 from adaptive_jax.bodies.blocks import (
     ParameterGroup,
-    added,
     as_stored,
     gathered_twice,
     ids_of,
@@ -39,7 +38,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_known, check_r
 from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, norms, weight_norm
-from adaptive_jax.numerics.products import product
+from adaptive_jax.numerics.products import added, product
 
 
 class Convolution(nn.Module):

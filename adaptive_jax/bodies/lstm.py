@@ -21,7 +21,7 @@ from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout, uniform
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
-from adaptive_jax.numerics.products import bits_on_cpu, of_bits, sum_dtype
+from adaptive_jax.numerics.products import bits_on_cpu, flat, of_bits, sum_dtype
 from adaptive_jax.numerics.step_products import dot, in_blocks, over_rows, step_product
 
 _barrier = jax.lax.optimization_barrier
@@ -53,11 +53,6 @@ class State(NamedTuple):
     cell: jax.Array
 
 
-def zero_state(rows: int, width: int, dtype=jnp.float32) -> State:
-    """The state before the first step."""
-    return State(jnp.zeros((rows, width), dtype), jnp.zeros((rows, width), sum_dtype(dtype)))
-
-
 def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax.Array, State]:
     """A layer of LSTM (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000).
 
@@ -73,7 +68,7 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax
     Args:
         x: `[rows, time, features]`; its dtype is that of the products. Sums and cells are float32.
         weights: float32.
-        state: from `zero_state`, or what a call before returned.
+        state: before the first step; zeros, or what a call before returned.
         starts: bool `[rows, time]`, where a token begins with a state of zeros; None: nowhere.
 
     Returns:
@@ -186,7 +181,10 @@ class LSTM(nn.Module):
 
     def initial_carry(self, rows: int) -> tuple[State, ...]:
         """The training carry before the first batch of a stream: zeros."""
-        return tuple(zero_state(rows, width, self.dtype) for width in self.widths)
+        dtypes = State(self.dtype, sum_dtype(self.dtype))
+        return tuple(
+            State(*(jnp.zeros((rows, width), dtype) for dtype in dtypes)) for width in self.widths
+        )
 
     def cache(self, rows: int, length: int) -> tuple[State, ...]:
         """An empty decoding memory, which holds tokens without end."""
@@ -326,15 +324,10 @@ def _squared_changes(hidden, batch):
 
 @jax.custom_vjp
 def _scan(x, weights, state, keep):
-    """`scan` with time first: `x [time, rows, features]`; `keep [time, rows, 1]`, False where a
+    """`lstm` with time first: `x [time, rows, features]`; `keep [time, rows, 1]`, False where a
     state of zeros begins, or None.
     """
     return _forward(x, weights, state, keep)[0]
-
-
-def _flat(a):
-    """`[time, rows, width]` to `[time * rows, width]`."""
-    return a.reshape(-1, a.shape[-1])
 
 
 def _kept(keep, at, *arrays):
@@ -349,12 +342,11 @@ def _put(array, at, row):
 def _forward(x, weights, state, keep):
     dtype = x.dtype
     recurrent = in_blocks(weights.recurrent.astype(dtype), len(x))
-    pushed = dot(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
+    pushed = dot(flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
 
     def step(at, loop):
-        before, (hiddens, cells, gates) = (
-            loop  # what later steps of `gates` hold is still the product of their inputs
-        )
+        # What later steps of `gates` hold is still the product of their inputs.
+        before, (hiddens, cells, gates) = loop
         hidden, cell = _kept(keep, at, *before)
         recurred = step_product(hidden, recurrent, len(weights.bias))
         i, f, g, o = jnp.split(gates[at] + weights.bias[None] + recurred, 4, axis=1)
@@ -381,9 +373,8 @@ def _backward(saved, gradient):
     back = _barrier(in_blocks(weights.recurrent.astype(dtype).T, len(x)))
 
     def step(number, loop):
-        (of_hidden, of_cell), gates = (
-            loop  # what later steps of `gates` hold is the gradient of their sums
-        )
+        # What later steps of `gates` hold is the gradient of their sums.
+        (of_hidden, of_cell), gates = loop
         at = len(x) - 1 - number
         i, f, g, o = jnp.split(of_bits(gates[at], dtype).astype(wide), 4, axis=1)
         (before,) = _kept(keep, at, jnp.where(at > 0, cells[at - 1], state.cell))
@@ -404,14 +395,14 @@ def _backward(saved, gradient):
     of_sums = of_bits(of_sums, dtype)
     befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
     befores = befores if keep is None else jnp.where(keep, befores, 0)
-    flat = _flat(of_sums)
+    each = flat(of_sums)
     of_weights = (
-        over_rows(_flat(x), flat),
-        over_rows(_flat(befores), flat),
-        jnp.sum(flat, axis=0, dtype=wide),
+        over_rows(flat(x), each),
+        over_rows(flat(befores), each),
+        jnp.sum(each, axis=0, dtype=wide),
     )
     of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
-    of_x = dot(flat, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
+    of_x = dot(each, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
     return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None
 
 

@@ -15,7 +15,6 @@ from adaptive_jax.bodies.blocks import (
     Dense,
     LayerNorm,
     ParameterGroup,
-    added,
     as_stored,
     gathered,
     ids_of,
@@ -36,6 +35,7 @@ from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout import drop, row_seeds
 from adaptive_jax.numerics.layers import Dropout
+from adaptive_jax.numerics.products import added
 
 BLOCKS = "blocks"  # the parameters of all blocks, stacked along a first axis
 
@@ -214,8 +214,8 @@ class Transformer(nn.Module):
         check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
         if self.features % self.heads or self.features % 2:
             raise InputError(
-                f"{self.heads} heads do not divide {self.features} features into equal even parts: "
-                "choose body.heads so that they do"
+                f"body.features={self.features} must be even and a multiple of body.heads="
+                f"{self.heads}: change one of them"
             )
 
     def attention_flops(self, length: int) -> int:

@@ -21,7 +21,7 @@ from adaptive_jax.numerics.layers import WordDropout
 
 
 def normal_by_width(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
-    """A table `[words, width]` drawn from N(0, width^-0.5)."""
+    """A table `[words, width]` drawn from N(0, 1 / width)."""
     return nn.initializers.normal(shape[1] ** -0.5)(key, shape, dtype)
 
 
@@ -31,7 +31,7 @@ class AdaptiveInput(nn.Module):
     The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of
     `width / factor^i`; a linear map for each band, the first included, takes them to `features`.
 
-    By default tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's
+    By default tables start as N(0, 1 / width_i), projections Xavier-uniform, as in the paper's
     public code. A transformer scales the vectors itself.
 
     Attributes:
@@ -41,8 +41,7 @@ class AdaptiveInput(nn.Module):
         factor: by which each band is narrower than the one before it.
         width: width of the first band; 0 means `features`.
         word_dropout: rate at which words are dropped in training, the same ones in a whole update
-            (Merity et al. 2018, section
-            4.3). A table that an output shares is not touched.
+            (Merity et al. 2018, section 4.3). A table that an output shares is not touched.
         scaled: multiply vectors by sqrt(features), as GroC's public code does for an LSTM; a table
             that an output shares is not.
         dtype: of what `__call__` returns; parameters are float32.

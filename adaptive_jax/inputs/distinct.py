@@ -23,8 +23,8 @@ from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import bits_on_cpu, of_bits, product, sum_dtype
 
-# Words of a chunk. On a CPU, 256 was no faster. Accelerators have not been
-# measured: they start every chunk anew, so they get few large ones.
+# Words of a chunk. On a CPU, 256 was no faster. Accelerators have not been measured: they start
+# every chunk anew, so they get few large ones.
 CHUNK, LARGE_CHUNK = 128, 1024
 
 

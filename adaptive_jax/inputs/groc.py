@@ -14,7 +14,7 @@ from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.numerics.arrays import exists, ids, look_up
 from adaptive_jax.numerics.layers import from_lexicon, uniform
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
-from adaptive_jax.numerics.products import product, sum_dtype
+from adaptive_jax.numerics.products import added, product, sum_dtype
 
 
 class GroC(CharacterCNN):
@@ -180,8 +180,8 @@ class GroC(CharacterCNN):
             parts.append(sum_of_rows(surfaces, places) / count)
         if not (self.combine == "concat" and lists):
             return sum(parts)
-        kernel, bias = (a.astype(self.dtype) for a in self.map)
-        return product(jnp.concatenate(parts, axis=1).astype(self.dtype), kernel) + bias[None]
+        kernel, bias = self.map
+        return added(product(jnp.concatenate(parts, axis=1).astype(self.dtype), kernel), bias)
 
 
 def sum_of_rows(table: jax.Array, places: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from jax import lax
 from adaptive_jax.numerics.arrays import look_up
 from adaptive_jax.numerics.layers import ACTIVATIONS
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
-from adaptive_jax.numerics.products import bits_on_cpu, of_bits, product, sum_dtype
+from adaptive_jax.numerics.products import added, bits_on_cpu, of_bits, product, sum_dtype
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
 MOST_KEPT = 2**30
@@ -203,7 +203,7 @@ def read_letters(
         x = gate * x + (1 - gate) * activation(new)
     kernel, bias = weights["projection"]
     vectors = product(x.astype(reader.dtype), kernel)
-    return vectors + (0 if bias is None else bias.astype(reader.dtype)[None]), products
+    return vectors if bias is None else added(vectors, bias), products
 
 
 def windows(x: jax.Array, span: int, stride: int, count: int) -> jax.Array:

@@ -22,7 +22,7 @@ read off the data. A token of weight 0 costs nothing and changes nothing, whatev
 While the logits of a chunk are alive, `softmax - onehot` gives the chunk's share of every gradient
 (`adaptive_jax.losses.chunks`), so logits are computed once, `[tokens, vocabulary]` never exists,
 and the backward pass only scales. Many tails that are alike share one loop
-(`adaptive_jax.losses.groups`); on NVIDIA GPUs a tail in 16 bits has kernels instead
+(`adaptive_jax.losses.groups`); on NVIDIA GPUs a tail in bfloat16 has kernels instead
 (`adaptive_jax.losses.flash_tails`).
 """
 
@@ -66,7 +66,7 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
 
     Args:
         hidden: `[..., features]`, any float dtype: matrix products run in it, sums and logarithms
-            in float32.
+            in float32, or float64 of those.
         targets: `[...]` word ids. Where the weight is 0, any number may stand, such as -1.
         weights: `[...]`, 0 for padding; None: all 1. Tokens of weight 0 are not computed: their
             hidden states may be NaN, all their results are 0, and so is the gradient of their

@@ -304,6 +304,7 @@ def totalled(settings, peak, sums, probs):
     if share:
         # The count was summed beside vectors of tokens.
         columns = smoothed[1] if settings.axis_name is None else smoothed[1][0]
+        columns = jnp.asarray(columns, total.dtype)
         average = smoothed[0] / columns
         loss = logsumexp - (1 - share) * scored - share * average
     if used(settings.z_loss):
@@ -359,9 +360,8 @@ def _overwritten(rounded, power, column, total):
     more: of 1.5 GB that a chunk of 3,328 tokens and 20,000 words moves, 0.27. The numbers are the
     same.
     """
-    column = jnp.where(
-        column < 0, power.shape[1], column
-    )  # a negative one would count from the end
+    # A negative one would count from the end.
+    column = jnp.where(column < 0, power.shape[1], column)
     target = jnp.take_along_axis(power, column[:, None], axis=1)[:, 0] - total
     at = rounded.at[jnp.arange(len(column)), column]
     return at.set(target.astype(rounded.dtype), mode="drop", unique_indices=True)

@@ -19,7 +19,7 @@ from jax import lax
 from adaptive_jax.losses.chunks import states, through_projection
 from adaptive_jax.losses.settings import Settings, Tokens, used
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.platforms import capability, large_shared_memory, platform
+from adaptive_jax.numerics.platforms import LARGE_SHARED_MEMORY, capability, platform
 
 WORDS = 128  # of a block
 ROWS = 64  # tokens of a block
@@ -30,8 +30,8 @@ WIDEST = 128  # where shared memory is small
 
 
 def fits(settings: Settings, band: Band, tails: int) -> bool:
-    """Whether the kernels compute a group of so many tails: one in bfloat16, without a bias, on
-    one NVIDIA GPU.
+    """Whether the kernels compute a group of so many tails: one in bfloat16, without a bias,
+    whose words one NVIDIA GPU holds.
     """
     rows, width = band.table.shape
     soft_cap = used(settings.soft_cap)
@@ -39,7 +39,9 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
         return False
     if tails > 1 or band.bias is not None or band.table.dtype != jnp.bfloat16:
         return False
-    if width not in WIDTHS or rows % WORDS or (width > WIDEST and not large_shared_memory()):
+    if width not in WIDTHS or rows % WORDS:
+        return False
+    if width > WIDEST and capability() not in LARGE_SHARED_MEMORY:
         return False
     return capability() >= (8, 0)
 

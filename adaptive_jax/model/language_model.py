@@ -253,11 +253,7 @@ def variable_shapes(model: LanguageModel) -> dict:
     """The collections "params" and, if the model reads one, "lexicon", as shapes: always the
     same dicts, not to be changed.
     """
-    ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    batch = Batch(
-        ids, ids, jax.ShapeDtypeStruct((1, 2), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.int32)
-    )
-    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), _smallest_batch())
     return {name: shapes[name] for name in ("params", "lexicon") if name in shapes}
 
 
@@ -268,10 +264,12 @@ def parameter_shapes(model: LanguageModel) -> dict:
 
 def init_params(model: LanguageModel, seed: int) -> dict:
     """Fresh parameters."""
+    return model.init(jax.random.key(seed), _smallest_batch())["params"]
+
+
+def _smallest_batch():
     ids = jnp.zeros((1, 2), jnp.int32)
-    return model.init(
-        jax.random.key(seed), Batch(ids, ids, jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))
-    )["params"]
+    return Batch(ids, ids, jnp.ones((1, 2), jnp.float32), jnp.zeros(1, jnp.int32))
 
 
 def _check_word_tables(model, config):

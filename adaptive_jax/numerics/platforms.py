@@ -55,13 +55,6 @@ def capability() -> tuple[int, int]:
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 
 
-def large_shared_memory() -> bool:
-    """Whether this code is traced for an NVIDIA GPU with the shared memory of those for
-    servers, see `LARGE_SHARED_MEMORY`.
-    """
-    return capability() in LARGE_SHARED_MEMORY
-
-
 def tracing_for(platform: str, kind: str) -> contextlib.AbstractContextManager:
     """Within it, code is traced for a device of this platform and kind. Under `jax.shard_map`,
     the mesh's devices count instead.

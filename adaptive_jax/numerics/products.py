@@ -38,7 +38,17 @@ def product(x: jax.Array, matrix: jax.Array) -> jax.Array:
 def _product(x, matrix):
     if not is_cpu_bfloat16(x):
         return x @ matrix.astype(x.dtype)
-    return wide(_flat(x), matrix.astype(x.dtype)).astype(x.dtype).reshape(*x.shape[:-1], -1)
+    return wide(flat(x), matrix.astype(x.dtype)).astype(x.dtype).reshape(*x.shape[:-1], -1)
+
+
+def added(vectors: jax.Array, bias: jax.Array) -> jax.Array:
+    """`vectors [..., n]` with a float32 bias `[n]` added, in the dtype of the vectors.
+
+    The sum is in float32, so the gradient of the bias is too: in bfloat16, XLA on a CPU adds up
+    thousands of tokens slowly and to two digits.
+    """
+    shape = (1,) * (vectors.ndim - 1) + bias.shape
+    return (vectors.astype(bias.dtype) + bias.reshape(shape)).astype(vectors.dtype)
 
 
 def wide(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -80,12 +90,11 @@ def _widened(left, right):
 
 def sum_dtype(dtype) -> jnp.dtype:
     """The dtype of sums of numbers of this one: float32, or their own if wider."""
-    return jnp.dtype(
-        np.promote_types(dtype, np.float32)
-    )  # JAX's own refuses under strict promotion
+    # JAX's own refuses under strict promotion.
+    return jnp.dtype(np.promote_types(dtype, np.float32))
 
 
-def _flat(x):
+def flat(x: jax.Array) -> jax.Array:
     """`[..., n]` as a matrix."""
     return x.reshape(-1, x.shape[-1])
 
@@ -97,7 +106,7 @@ def _forward(x, matrix):
 def _backward(saved, gradient):
     x, matrix = saved
     of_x = _product(gradient, matrix.T)
-    x, gradient = _flat(x), _flat(gradient)
+    x, gradient = flat(x), flat(gradient)
     if platform() != "cpu":
         return of_x, jnp.matmul(x.T, gradient, preferred_element_type=matrix.dtype)
     # Transpose the narrower operand, so that the sum over vectors runs along rows; the layouts stop

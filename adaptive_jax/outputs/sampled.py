@@ -215,7 +215,7 @@ def _losses(how, hidden, targets, own, others, given):
 
 
 def scores(hidden, projection, own, others, hit) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Float32 logits of the targets `[tokens]` and of the candidates `[tokens, samples]`; and
+    """Logits of the targets `[tokens]` and of the candidates `[tokens, samples]`; and
     `[tokens]`, an estimate:
 
     the log-sum-exp of all logits but the target's, each candidate that is not the target divided by

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.losses import partitioned
+from adaptive_jax.losses import long_tables, partitioned
 from adaptive_jax.losses.chunks import lifted, rows_of_chunk, through_projection
 from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
@@ -78,14 +78,10 @@ def nll_of(chunked: ChunkedLoss, hidden, targets, weights, bands, given=()):
 
 def _arranged(hidden, targets, weights, bands, given):
     # A sum over tokens may exceed float16.
-    bands = jax.tree.map(lambda a: a.astype(sum_dtype(a.dtype)) if _is_half(a) else a, bands)
+    bands = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, bands)
     tokens, shared = vary_alike(((hidden, targets, weights), (bands, given)))
     tokens, shared = partitioned.aligned(tokens, shared, _by_words(shared))
     return *tokens, *shared
-
-
-def _is_half(array):
-    return array.dtype == jnp.float16
 
 
 def _by_words(shared):
@@ -106,11 +102,7 @@ def _total_forward(chunked, hidden, targets, weights, bands, given):
 
 
 def _total_backward(chunked, saved, cotangents):
-    scale = cotangents[0]
-
-    def times(array):
-        return (scale * array.astype(scale.dtype)).astype(array.dtype)
-
+    times = functools.partial(long_tables.times, cotangents[0], in_place=False)
     d_hidden, d_bands, d_weights = jax.tree.map(times, saved)
     return d_hidden, None, d_weights, d_bands, None
 
@@ -214,8 +206,8 @@ _project.defvjp(lambda *given: (_project(*given), given), _from_projected)
 
 
 def logits_of(x: jax.Array, table: jax.Array, dtype) -> jax.Array:
-    """Float32 logits `[tokens, words]` of `x [tokens, width]` from `project`; all products run in
-    `dtype`, sums in float32.
+    """Logits `[tokens, words]` of `x [tokens, width]` from `project`; all products run in
+    `dtype`, sums in float32, or float64 of those.
     """
     return _logits_of(dtype, *vary_alike((x, table)))
 

@@ -242,8 +242,8 @@ class Hierarchical(Softmax):
     computed as an adaptive softmax whose band 0 has no words, so the parameter `clusters [classes,
     features]`, with `cluster_bias [classes]` where words have a bias, is all of the first level. A
     table of several bands leaves out the projection of its first one, the head of an adaptive
-    softmax; here that class has one as
-    the others do, the parameter `projection`: so counts Apostoae 2019, Table 5.1.
+    softmax; here that class has one as the others do, the parameter `projection`: so
+    counts Apostoae 2019, Table 5.1.
 
     Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`, and
         classes: n equal classes of a table of one band; 0: the bands of the table or, if it has

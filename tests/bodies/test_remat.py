@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from adaptive_jax.bodies import gated_conv, transformer
-from adaptive_jax.bodies.blocks import LayerNorm, added, policy
+from adaptive_jax.bodies.blocks import LayerNorm, policy
 from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer, _relu
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout import Mask, drop
 from adaptive_jax.numerics.platforms import tracing_for
+from adaptive_jax.numerics.products import added
 
 ROWS, TIME, FEATURES, LAYERS = 16, 256, 512, 5
 UNIT = ROWS * TIME * FEATURES * 2  # bytes of the vectors of all tokens in bfloat16

@@ -169,6 +169,21 @@ def test_parameters_do_not_depend_on_the_vocabulary(grounded):
         np.testing.assert_allclose(vector, plain_surface(params, "naïve", model), atol=2e-5)
 
 
+def test_map_of_few_bits(grounded):
+    """In bfloat16, gradients of the map and its bias are summed in float32 and not rounded."""
+    model, params, given = grounded(dtype=jnp.bfloat16)
+    tokens = jnp.arange(len(VOCABULARY))
+    pulls = jax.random.normal(jax.random.key(1), (len(tokens), 5), jnp.bfloat16)
+
+    def total(params):
+        vectors = model.apply({"params": params, "lexicon": given}, tokens)
+        return jnp.sum(pulls.astype(jnp.float32) * vectors.astype(jnp.float32))
+
+    found = jax.jit(jax.grad(total))(params)
+    np.testing.assert_allclose(found["map_bias"], np.sum(pulls, axis=0, dtype="f"), rtol=1e-5)
+    assert (found["map"] != found["map"].astype(jnp.bfloat16)).mean() > 0.9
+
+
 def test_init():
     """The map starts as torch's layers do, uniform up to 1 / sqrt(what enters), and gates at 1; the
     other parameters are compared in tests/reference/test_groc_code.py.

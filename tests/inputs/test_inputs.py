@@ -159,3 +159,18 @@ def test_projections_of_few_bits():
     gradient = jax.jit(jax.grad(lambda p: model.apply(p, tokens).astype("float32").sum()))(ones)
     found = gradient["params"]["projection_1"].astype("float32")
     np.testing.assert_allclose(found, 2_999, rtol=0.01)
+
+
+def test_biases_of_few_bits():
+    """In bfloat16, the gradient of a bias is the float32 sum of those of all words."""
+    words = Vocabulary.build({f"w{n}": 1 for n in range(60)})
+    model = CharacterCNN(len(words), 4, width=4, filters=((1, 3),), length=5, dtype=jnp.bfloat16)
+    tokens, given = jnp.arange(len(words)), {"lexicon": lexicon(words, model.lexicon_spec)}
+    params = model.init(jax.random.key(0), tokens[:1])["params"]
+    pulls = jax.random.normal(jax.random.key(1), (len(words), 4), jnp.bfloat16).astype(jnp.float32)
+
+    def total(params):
+        return jnp.sum(pulls * model.apply({"params": params} | given, tokens).astype(jnp.float32))
+
+    found = jax.jit(jax.grad(total))(params)["projection_bias"]
+    np.testing.assert_allclose(found, np.sum(pulls, axis=0), rtol=1e-5)

@@ -157,7 +157,10 @@ def test_strict_promotion(monkeypatch, dtype, tile):
             top_k=2,
             **options,
         )
-        return whole + each.sum() + report.entropy.sum()
+        padded = linear_cross_entropy(
+            hidden, bands[0].table, np.minimum(targets, 3), words=4, label_smoothing=0.1
+        )
+        return whole + each.sum() + report.entropy.sum() + padded
 
     with jax.numpy_dtype_promotion("strict"):
         found = jax.jit(jax.value_and_grad(total, (0, 1)))(jnp.asarray(hidden, dtype), bands)
