@@ -281,7 +281,7 @@ def _bar(context: int, what: str):
 
     def shown(batches: Iterable, count: int) -> Iterator:
         about = f"{what}, context {context:,}" if context else what
-        bar = Bar(count, 0, [about], shown=hosts.first())
+        bar = Bar(count, 0, [about], shown=hosts.first(), every=60.0)
         try:
             with hosts.stopping() as stop:
                 for number, batch in enumerate(batches):

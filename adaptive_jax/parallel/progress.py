@@ -4,6 +4,7 @@
 """
 
 import datetime
+import time
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -26,6 +27,8 @@ class Bar:
         console: where to draw; by default stderr. Nothing is drawn where that is no terminal, or
             with `shown=False`.
         limit: seconds from now after which the steps end, whatever is left; None: no limit.
+        every: seconds between lines to stderr that say how far the steps are, where that is no
+            terminal; None: no lines.
     """
 
     def __init__(
@@ -36,9 +39,11 @@ class Bar:
         console: Console | None = None,
         shown: bool = True,
         limit: float | None = None,
+        every: float | None = None,
     ):
         self.console = console or Console(stderr=True)
         self.shown = shown and self.console.is_terminal
+        self.every, self.said = every if shown and not self.shown else None, time.monotonic()
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what the others leave
         self.progress = Progress(
             TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
@@ -56,6 +61,11 @@ class Bar:
         """Shows that `done` steps are done, and other `parts`; None changes nothing."""
         text = None if parts is None else "  ".join(parts)
         self.progress.update(self.task, completed=done, description=text)
+        if self.every is not None and time.monotonic() - self.said >= self.every:
+            self.said, [task] = time.monotonic(), self.progress.tasks
+            self.console.print(
+                f"{task.description}  {task.completed:,.0f}/{task.total:,.0f}", highlight=False
+            )
 
     def say(self, line: str) -> None:
         """Prints a line above the bar, or to stdout where there is none."""

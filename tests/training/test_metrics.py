@@ -182,6 +182,17 @@ def test_the_bar_of_a_run_with_hours():
     assert "2:01:" in console.file.getvalue()
 
 
+def test_where_there_is_no_terminal():
+    """A log says now and then how far a long evaluation is, and training says nothing more."""
+    for every, lines in (0.0, ["neighbours  1/2", "neighbours  2/2"]), (60.0, []), (None, []):
+        console = Console(file=io.StringIO(), force_terminal=False)
+        bar = Bar(2, 0, ["neighbours"], console, every=every)
+        for step in 1, 2:
+            bar.show(step)
+        bar.close()
+        assert console.file.getvalue().split("\n")[:-1] == lines
+
+
 def test_hours_minutes_and_seconds():
     """Seconds are cut."""
     assert [clock(seconds) for seconds in (0, 107.9, 3_600)] == ["0:00:00", "0:01:47", "1:00:00"]
