@@ -116,7 +116,7 @@ OWN = rows(
     (
         "--config.data.path={text}/train.txt --config.data.cache=~nosuchuser",
         "~nosuchuser",
-        "must be a directory",
+        "must be a path",
     ),
 )
 
@@ -137,7 +137,12 @@ SIZES = rows(
         "GB a device",
         "sequence_length",
     ),
-    ("--config.body.heads=1000000000", "config.body: ", "1000000000 heads", "choose body.heads"),
+    (
+        "--config.body.heads=1000000000",
+        "config.body: ",
+        "1000000000 heads",
+        "body.heads that divide it",
+    ),
     ("--config.input.factor=1000000000", "1000000000", "a smaller factor"),
     ("--config.data.codes=1000000", "data.codes=1000000", "or less"),
     ("--config.data.limit=3", "cutoff 60", "use cutoffs"),

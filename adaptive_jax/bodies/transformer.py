@@ -214,8 +214,8 @@ class Transformer(nn.Module):
         check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
         if self.features % self.heads or self.features % 2:
             raise InputError(
-                f"body.features={self.features} must be even and a multiple of body.heads="
-                f"{self.heads}: change one of them"
+                f"{self.heads} heads do not divide {self.features} features, or those are odd:"
+                " choose an even body.features, and body.heads that divide it"
             )
 
     def attention_flops(self, length: int) -> int:

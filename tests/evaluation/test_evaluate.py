@@ -342,7 +342,8 @@ def test_an_interrupted_evaluation(trained, start, tmp_path):
     with start("evaluate.py", f"--workdir={workdir}", "--window=20") as process:
         maps = Path(f"/proc/{process.pid}/maps")
         done = interrupted(process, lambda: "test.npy" in maps.read_text())  # its ids are in use
-    assert done == (130, "stopped: nothing was written; the same command evaluates anew\n")
+    says = "stopped: results that were printed are kept; the same command evaluates anew\n"
+    assert done == (130, says)
     assert not (workdir / "eval").exists()
 
 
