@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from adaptive_jax.bodies.positions import alibi_slopes, sinusoids
+from adaptive_jax.bodies.positions import LearnedPositions, alibi_slopes, sinusoids
 from adaptive_jax.bodies.transformer import Block, PostNormTransformer, Transformer
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
@@ -80,6 +80,13 @@ def slow(params, x, final_norm, positions):
         x = x + dense(attended, p["attended"])
         x = x + dense(np.maximum(dense(norm(x, p["norm_feed_forward"]), p["inner"]), 0), p["outer"])
     return norm(x, params["norm"]) if final_norm else x
+
+
+def test_learned_positions():
+    """Parameters may be NumPy's, as those read from a file; a position beyond the table is NaN."""
+    table = np.arange(8, dtype="f").reshape(4, 2)
+    found = LearnedPositions(4, 2).apply({"params": {"table": table}}, np.array([3, 0, 4]))
+    np.testing.assert_array_equal(found, [[6, 7], [0, 1], [np.nan, np.nan]])
 
 
 def test_positions_of_many_rows():

@@ -23,7 +23,7 @@ from adaptive_jax.evaluation.report.drawing import VARIABLES, draw, look
 from adaptive_jax.evaluation.report.frequency import Bin, Words
 from adaptive_jax.evaluation.report.page import sample
 from adaptive_jax.evaluation.report.passage import Token, spelled
-from adaptive_jax.evaluation.report.report import Job, names_of, report
+from adaptive_jax.evaluation.report.report import Job, _title, names_of, report
 from adaptive_jax.evaluation.report.runs import read_run
 from adaptive_jax.workdir.settings import read_config, write_published
 
@@ -441,3 +441,19 @@ def test_the_command(made, quick_command, tmp_path):
         for statistic in ("mean", "median")
         for figure in ("by_word", "by_previous", "difference")
     }
+
+
+@pytest.mark.parametrize(
+    "place, corpus",
+    [
+        ("file:///prepared/news", "news"),  # failed after everything had been scored
+        ("gs://bucket/news", "news"),
+        ("cache/split/1f3a", "text of one file"),
+        ("", "text_files"),
+    ],
+)
+def test_the_line_below_the_title(place, corpus):
+    """Names the text, wherever it is."""
+    config = {"data": {"corpus": "text_files", "path": place}}
+    run = SimpleNamespace(name="a", config=config, result={"words": 7}, vocabulary=Vocabulary)
+    assert _title([run], Request(split="test")) == ("a", f"{corpus}, test split, 7 words")
