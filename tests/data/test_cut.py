@@ -5,6 +5,7 @@ import http.server
 import os
 import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -211,6 +212,8 @@ def test_an_address_that_does_not_answer(site, tmp_path):
         downloads.download("https://example.com/texts/", tmp_path)
     with pytest.raises(InputError, match="cannot download http://.x/news.gz"):
         downloads.download("http://[x/news.gz", tmp_path)
+    with pytest.raises(InputError, match="cannot write data.cache=/proc/x.*: No such file"):
+        downloads.download("https://example.com/news.gz", Path("/proc/x"))
     for wrong, reason in (
         (address.format(2006), "Not Found"),
         ("http://127.0.0.1:9/news.gz", "refused"),

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from adaptive_jax.data.corpora.cached import bar, make_once
+from adaptive_jax.data.corpora.cached import bar, cache_errors, make_once
 from adaptive_jax.errors import InputError, one_line
 
 CHUNK, TRIES, TIMEOUT = 1 << 20, 3, 60  # bytes, times, seconds without an answer
@@ -50,7 +50,8 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
         part.with_suffix(".version").unlink(missing_ok=True)
 
     try:
-        make_once(path, make)
+        with cache_errors(folder):
+            make_once(path, make)
     except InputError:
         raise
     except (http.client.HTTPException, OSError, ValueError) as error:
