@@ -74,12 +74,10 @@ def evaluate(workdir: Path, request: Request) -> dict:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`
         that scoring took (compilation included), `settings`: what was asked, with break_mode and
         window filled in, rows where they change scores, and the config; what `card.metadata`
-        returns; and as
-        `published` and `scored`, what `card.published` and `card.fingerprint` return. Of a
-        vocabulary with more words, `unseen` is the share of new words, `open` has share and
-        perplexity of words that training knew and of others, and the settings are those of the
-        request. Where several settings were tried, `grid` has a line for each, and the rest is of
-        the best one.
+        returns; and as `published` and `scored`, what `card.published` and `card.fingerprint`
+        return. Of a vocabulary with more words, `unseen` is the share of new words, and `open` has
+        share and perplexity of words that training knew and of others. Where several settings were
+        tried, `grid` has a line for each, and the rest is of the best one.
 
     Raises:
         InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the

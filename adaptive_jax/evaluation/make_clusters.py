@@ -71,11 +71,12 @@ def make_clusters(
             " vocabulary"
         )
     way = WAYS[options.method]
+    draws = way.needs_vectors and not way.cuts
     for flag, fits in (
         ("cutoffs", way.cuts),
         ("factor", way.cuts),
         ("embeddings", way.needs_vectors),
-        ("seed", way.needs_vectors and not way.cuts),
+        ("seed", draws),
     ):
         if not fits and getattr(options, flag) != Clustering._field_defaults[flag]:
             raise InputError(f"--{flag} does not fit --method={options.method}: leave it out")
@@ -106,8 +107,7 @@ def make_clusters(
         f"{size:,} words with {share:.1%} of the tokens"
         for size, share in zip(sizes, shares, strict=True)
     )
-    drawn = f", seed {options.seed}" if way.needs_vectors and not way.cuts else ""
-    lines.append(f"{options.method}{drawn}: {said}")
+    lines.append(f"{options.method}{f', seed {options.seed}' if draws else ''}: {said}")
     header = Header(options.method, options.seed, vocabulary.digest, tuple(sizes))
     return header, ids, lines
 

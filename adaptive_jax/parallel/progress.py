@@ -63,9 +63,8 @@ class Bar:
         self.progress.update(self.task, completed=done, description=text)
         if self.every is not None and time.monotonic() - self.said >= self.every:
             self.said, [task] = time.monotonic(), self.progress.tasks
-            self.console.print(
-                f"{task.description}  {task.completed:,.0f}/{task.total:,.0f}", highlight=False
-            )
+            line = f"{task.description}  {task.completed:,.0f}/{task.total:,.0f}"
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def say(self, line: str) -> None:
         """Prints a line above the bar, or to stdout where there is none."""

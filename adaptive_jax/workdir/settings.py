@@ -368,8 +368,7 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
     """Writes what the run is; the first host does, and the others wait until they see it.
 
     Raises:
-        InputError: another run has begun there meanwhile, the hosts do not share a disk, or their
-            flags differ.
+        InputError: another run is there, the hosts do not share a disk, or their flags differ.
     """
     check_same_flags(config)
     check_same_run(workdir, config)
