@@ -92,14 +92,15 @@ def put_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
     return jax.tree.map(lambda a: put(a, sharding), batch)
 
 
-def put_host_share(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
-    """`put_batch` for a tree that holds only this host's rows: host i of n holds the i-th of n
-    equal shares.
+def put_host_share(mesh: Mesh, batch: Any) -> Any:
+    """`put_batch` for a tree of arrays `[microbatches, rows, ...]` that holds only this host's
+    rows: host i of n holds the i-th of n equal shares.
     """
-    sharding, hosts = NamedSharding(mesh, batch_spec(axis)), jax.process_count()
+    sharding, hosts = NamedSharding(mesh, batch_spec(1)), jax.process_count()
 
     def put(a):
-        shape = (*a.shape[:axis], a.shape[axis] * hosts, *a.shape[axis + 1 :])
+        microbatches, rows, *rest = a.shape
+        shape = (microbatches, rows * hosts, *rest)
         return jax.make_array_from_process_local_data(sharding, np.ascontiguousarray(a), shape)
 
     return jax.tree.map(put, batch)

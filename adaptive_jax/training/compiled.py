@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from adaptive_jax.data.batches.layouts import LAYOUTS
+from adaptive_jax.data.batches.layouts import layout_class
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.model.language_model import build, variable_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -58,7 +58,7 @@ def compile_update(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole),
         variable_shapes(model).get("lexicon", {}),
     )
-    layout = _layout(config)
+    layout = layout_class(config["batches"]["layout"], config["batches"]["break_mode"])
 
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct((plan.accumulation, rows, *shape), dtype, sharding=by_rows)
@@ -72,11 +72,6 @@ def compile_update(
         model, optimizer, mesh, config["seed"], state, UpdateOptions.from_config(config)
     )
     return update.lower(state, lexicon, batch).compile(dict(options or {}))
-
-
-def _layout(config):
-    of_text, of_examples = LAYOUTS[config["batches"]["layout"]]
-    return of_text if config["batches"]["break_mode"] == "none" else of_examples
 
 
 def plan_update(

@@ -328,4 +328,4 @@ def _batch(job, step):
     share = jax.process_index(), jax.process_count()
     local = job.batches.batch(job.config["seed"], step - 1, share)
     words = int(np.sum(job.corpus.vocabulary.ends_word[local.targets] & (local.weights > 0)))
-    return sharding.put_host_share(job.run.mesh, local, axis=1), words
+    return sharding.put_host_share(job.run.mesh, local), words

@@ -178,6 +178,12 @@ class Similar(Single):
 LAYOUTS = {"packed": (Single, Packed), "similar": (Single, Similar), "streams": (Streams, None)}
 
 
+def layout_class(layout: str, break_mode: str) -> type:
+    """The class of a layout for text in a break mode."""
+    of_text, of_examples = LAYOUTS[layout]
+    return of_text if break_mode == "none" else of_examples
+
+
 def scored_break_mode(config: Mapping) -> str:
     """The break mode by which a run is evaluated where nothing else is asked for."""
     return config["evaluate_break_mode"] or config["batches"]["break_mode"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.batches.examples import examples
-from adaptive_jax.data.batches.layouts import LAYOUTS, check_layout
+from adaptive_jax.data.batches.layouts import check_layout, layout_class
 from adaptive_jax.data.batches.spans import Spans, fill_rows, runs
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.numerics.batch import Batch
@@ -56,9 +56,7 @@ class TrainingBatches:
         starts, lengths = examples(ids, eos, break_mode, length)
         self.ids, self.eos = ids, eos
         self.microbatches, self.per_microbatch = microbatches, rows // microbatches
-        of_text, of_examples = LAYOUTS[name]
-        make = of_text if break_mode == "none" else of_examples
-        self.layout = make(starts, lengths, length, rows)
+        self.layout = layout_class(name, break_mode)(starts, lengths, length, rows)
         self.examples, self.tokens = len(starts), int(lengths.sum(dtype=np.int64))
 
     def batch(self, seed: int, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
