@@ -249,7 +249,7 @@ def groc_layers(width: int, cutoffs) -> dict[str, dict]:
         "groc_deep_residual": groc | mapped | {"output.table.bias": "own"},
         "groc_adaptive": (
             adaptive
-            | {"input.name": "adaptive", "input.cutoffs": cutoffs, "input.scaled": True}
+            | {"input.name": "adaptive", "input.cutoffs": cutoffs}
             | {"output.table.name": "assembled", "output.table.bias": "own"}
         ),
         "groc": grounded | mapped | {"output.table.depth": 0, "output.table.bias": "predicted"},
