@@ -137,7 +137,7 @@ def test_a_run_in_clusters(config, tmp_path):
         write_clusters(moved, Header("kmeans", 4, words.digest, sizes), words.words)
         with pytest.raises(InputError, match=says):
             train(config(steps=9, **last | {"output.clusters": str(moved)}), stopped)
-    with pytest.raises(InputError, match=r"output.clusters was .*moved.txt and is now \."):
+    with pytest.raises(InputError, match=r"output.clusters was .*moved.txt and is now empty"):
         train(config(steps=9, **{"input.cutoffs": (40, 80)}), stopped)
     with pytest.raises(InputError, match=r"cannot read output.clusters=.*make it with .*--output="):
         train(config(**clusters), tmp_path / "new")

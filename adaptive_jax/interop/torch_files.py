@@ -220,10 +220,13 @@ class _Unpickler(pickle._Unpickler):
         last = offset + sum(
             (size - 1) * stride for size, stride in zip(shape, strides, strict=True)
         )
-        # A tensor may not repeat its storage either: with strides of 0, a few bytes would become
-        # any number of entries.
-        if 0 not in shape and (last >= len(storage) or math.prod(shape) > len(storage)):
+        if 0 not in shape and last >= len(storage):
             raise ValueError("a tensor extends beyond its storage")
+        if 0 not in shape and math.prod(shape) > len(storage):  # a few bytes as any number of them
+            raise InputError(
+                f"a tensor of shape {shape} repeats its {len(storage)} numbers: save it by"
+                " .contiguous()"
+            )
         steps = [stride * storage.itemsize for stride in strides]
         return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps)
 

@@ -22,7 +22,7 @@ from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training.state import State
 from adaptive_jax.workdir.parameters import checkpoint_step
-from adaptive_jax.workdir.settings import as_json, has_checkpoints, read_words
+from adaptive_jax.workdir.settings import as_json, has_checkpoints, read_words, shown
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ def _warn_of_other_settings(config, old):
     """Says where layers compute something else than the run whose parameters they get."""
     before, now = map(as_json, (old, config))
     differ = [
-        f"{key} was {before[key]} and is {now[key]}"
+        f"{key} was {shown(before, key)} and is {shown(now, key)}"
         for key in sorted(before.keys() & now.keys())
         if LAYERS.match(key)
         and before[key] != now[key]

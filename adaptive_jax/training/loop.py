@@ -197,9 +197,9 @@ class Training:
         first. Returns the step and the reason if the run is over.
         """
         config, step = self.job.config, self.first
-        steps, late = config["steps"], step > 0 and self.clock.over()
+        late = step > 0 and self.clock.over()
         if step:
-            due_now = any(validates(config, step, late or step == steps))
+            due_now = any(validates(config, step, self._reason(step, late) is not None))
             if due_now and not self.checkpoints.evaluated(step):
                 nll = self._validate(step)
                 if nll is not None:
@@ -207,7 +207,9 @@ class Training:
             elif (nll := self.checkpoints.recorded_loss(step)) is not None:
                 self._tell_optimizer(step, nll)
         if self.job.stop.asked:
-            raise Stopped(f"stopped after update {step:,} of {steps:,}: the same command resumes")
+            raise Stopped(
+                f"stopped after update {step:,} of {config['steps']:,}: the same command resumes"
+            )
         over = self._reason(step, late)
         return over and (step, over)
 

@@ -273,6 +273,12 @@ def _check_writable(workdir):
         raise
 
 
+def shown(config: Mapping, key: str) -> object:
+    """The value of a key as messages give it."""
+    value = config.get(key, "absent")
+    return "empty" if value == "" else value
+
+
 def check_same_run(workdir: Path, config: dict) -> None:
     """Refuses to resume a run with settings that would change its updates.
 
@@ -287,7 +293,7 @@ def check_same_run(workdir: Path, config: dict) -> None:
         new["output.clusters"] = old["output.clusters"]
     free = _free(config)
     differ = [
-        f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
+        f"{key} was {shown(old, key)} and is now {shown(new, key)}"
         for key in sorted({*old, *new} - free)
         if old.get(key) != new.get(key)
     ]

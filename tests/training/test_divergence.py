@@ -14,11 +14,12 @@ from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training.divergence import MOST_SKIPPED, Diverged, DivergenceMonitor
 from adaptive_jax.training.ends import reason
-from adaptive_jax.training.loop import Training, train
+from adaptive_jax.training.loop import Stopped, Training, train
 from adaptive_jax.training.metrics import Metrics
 from adaptive_jax.training.state import initial_state, parameter_names, shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 from tests.training.test_metrics import metrics, settings
+from tests.training.test_stopping import hosts_stop_at
 from tests.training.test_update import random_batch
 
 NAN, INF = math.nan, math.inf
@@ -140,7 +141,7 @@ def test_skip_is_a_cure(config, tmp_path, caplog, monkeypatch):
 
 def test_early_stopping(config, tmp_path, capsys):
     """A run that no longer improves is saved, ends and says so; it stays ended, and goes on if
-    given more patience.
+    given more patience. One that ends where it was stopped, between evaluations, is evaluated.
     """
     rates = {"optimizer.learning_rate": 1e-30, "schedule.warmup_from": 0.0}
     still = STEADY | rates | {"steps": 12, "evaluate_every": 2, "checkpoint_every": 0}
@@ -152,6 +153,11 @@ def test_early_stopping(config, tmp_path, capsys):
         assert (tmp_path / "run" / "checkpoints" / "6").is_dir()
     train(config(early_stopping=4, **still), tmp_path / "run")
     assert "stopped early: 10 updates" in capsys.readouterr().out
+    with hosts_stop_at(11), pytest.raises(Stopped):
+        train(config(early_stopping=0, **still), tmp_path / "run")
+    train(config(early_stopping=2, **still), tmp_path / "run")
+    assert "stopped early: 11 updates" in capsys.readouterr().out
+    assert "validation/nll" in metrics(tmp_path / "run")[-1]
 
 
 @pytest.mark.parametrize(
