@@ -13,8 +13,8 @@ STDIN = "-"
 
 
 class TextFiles:
-    """The lines of files, without their line feeds. Only a line feed or the end of a file ends a
-    line.
+    """The lines of files, without their ends: a line feed, after a carriage return or not, or the
+    end of a file.
 
     names: of files, also .gz, .xz, .bz2 and .zip; "-" is standard input, as is an empty list.
 
@@ -36,7 +36,7 @@ class TextFiles:
         self.terminal = any(file.isatty() for _, file in self._files)
 
     def __iter__(self) -> Iterator[str]:
-        return (line.removesuffix("\n") for line in self._lines())
+        return (line.removesuffix("\n").removesuffix("\r") for line in self._lines())
 
     def read(self) -> str:
         """All of the text, with a line feed after each line that has one."""

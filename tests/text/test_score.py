@@ -246,6 +246,12 @@ def test_archives_of_one_file(tmp_path):
         list(TextFiles([tmp_path / "two.zip"]))
 
 
+def test_lines_of_windows(tmp_path):
+    """Their carriage returns were part of the text that `score` and `generate` write out."""
+    (tmp_path / "a.txt").write_bytes(b"the\r\n\r\nhat\rcat\r\nend")
+    assert list(TextFiles([tmp_path / "a.txt"])) == ["the", "", "hat\rcat", "end"]
+
+
 def test_bytes_that_are_no_text(tmp_path):
     """Files that are not UTF-8 or have a NUL byte, and compressed ones that are cut or changed."""
     flipped = bytearray(gzip.compress(np.random.default_rng(0).bytes(500).hex().encode()))
