@@ -1,7 +1,8 @@
 """The flags `--config=FILE:row` and `--config.KEY=VALUE` of a command.
 
 `ml_collections.config_flags` reads the file and the values; `config` completes and checks them. A
-flag's value is a literal of Python, such as 5, 1e-3, True or (10,20), and otherwise text.
+flag's value is a literal of Python, such as 5, 1e-3, True or (10,20), and otherwise text; of a key
+that is text in the row, it is what was typed.
 """
 
 import inspect
@@ -27,6 +28,7 @@ CURE = "pass --config=configs/NAME.py or configs/NAME.py:row"
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = "site-packages", "<", sysconfig.get_path("stdlib"), f"{PACKAGE}/"
 _files: dict[str, "_File"] = {}  # by the value of --config
+_typed: dict[str, str] = {}  # by key, the text of the last flag --config.KEY=VALUE
 _argv: list[str] = []  # the command line in the order that ml_collections asks for, see `parse`
 
 
@@ -61,8 +63,11 @@ def parse(argv: Sequence[str]) -> list[str]:
             line); or the group of a flag --config.KEY does not exist.
         flags.Error: another flag is wrong.
     """
-    pattern = re.compile(r"--?(?:no)?config\.([^=]*)(=.*)?", re.DOTALL)
-    changed = [found[1] for argument in argv if (found := pattern.fullmatch(argument))]
+    pattern = re.compile(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", re.DOTALL)
+    found = [match.groups() for argument in argv if (match := pattern.fullmatch(argument))]
+    changed = [key for key, _ in found]
+    _typed.clear()
+    _typed.update((key, text) for key, text in found if text is not None)
     for key in changed:
         _check_group(key)
     place, others = _without_config(argv[1:])
@@ -91,10 +96,8 @@ def config() -> tuple[dict, list[str]]:
     """
     if flags.FLAGS["config"].value is None:
         raise InputError(f"--config is missing: {CURE}")
-    place, changes = _parsed()
-    stated = _files[place].stated
-    _resolved(place, stated)
-    changed, said = keys.switch(stated, changes)
+    place, _, changes = _parsed()
+    changed, said = keys.switch(_files[place].stated, changes)
     return keys.resolve(changed), said
 
 
@@ -103,16 +106,21 @@ def published() -> tuple[dict | None, list[str]]:
     None), `table` and `row`; None where the file has no dict `ROWS`, or the row no such numbers.
     And the keys that flags changed.
     """
-    place, changes = _parsed()
-    row, now = _resolved(place, _files[place].stated), config()[0]
+    (place, row, changes), now = _parsed(), config()[0]
     changed = [key for key in changes if keys.at(row, key) != keys.at(now, key)]
     return _files[place].published, changed
 
 
 def _parsed():
-    """The value of --config, and the values of the flags --config.KEY."""
+    """The value of --config, the config of its row, and the values of the flags --config.KEY."""
     flag = flags.FLAGS["config"]
-    return config_flags.get_config_filename(flag), config_flags.get_override_values(flag)
+    place, changes = config_flags.get_config_filename(flag), config_flags.get_override_values(flag)
+    row = _resolved(place, _files[place].stated)
+    for key, value in changes.items():
+        # A directory called 2007_01 is not the number 200701.
+        if isinstance(keys.at(row, key), str) and not isinstance(value, str):
+            changes[key] = _typed.get(key, value)
+    return place, row, changes
 
 
 def _check_group(key):

@@ -94,13 +94,14 @@ def test_a_cut_that_fails_leaves_what_was_there(text, tmp_path):
 
 def test_files_of_a_directory_end_their_last_lines(tmp_path):
     """Where a line feed is missing, the next file still begins a line; a byte order mark is no
-    letter.
+    letter; an editor's backup is not read.
     """
     for name in ("train", "valid", "test"):
         (tmp_path / "in" / name).mkdir(parents=True)
         for i in range(3):
             content = "\ufeff" * (i == 1) + f"{name} {i}"
             (tmp_path / "in" / name / f"{i}.txt").write_text(content)
+        (tmp_path / "in" / name / "1.txt~").write_text("as it was")
     cut(tmp_path / "in", tmp_path / "out", (3, 2, 1), by_lines=True)
     assert (tmp_path / "out" / "train.txt").read_text() == "train 0\ntrain 1\ntrain 2\n"
 

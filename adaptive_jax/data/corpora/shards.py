@@ -58,7 +58,8 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[tuple[bytes, float]]:
         for chunk in parts:
             buffer += chunk.data
             while len(buffer) >= size:
-                end = buffer.rfind(NEWLINE, 0, size) + 1 or buffer.rfind(b" ", 0, size) + 1
+                spaces = (buffer.rfind(space, 0, size) for space in b" \t\r\v\f")
+                end = buffer.rfind(NEWLINE, 0, size) + 1 or max(spaces) + 1
                 if not end:
                     raise InputError(
                         f"{name}: a word of more than {size:,} bytes; use text, words separated"

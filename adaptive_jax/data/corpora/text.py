@@ -216,9 +216,13 @@ def local_texts(
 
 
 def _files(directory: Path) -> list[Path]:
-    """All files of a directory in order of name, except hidden ones; [] if there is none."""
+    """All files of a directory in order of name, except hidden ones and an editor's backups, whose
+    names end in ~; [] if there is none.
+    """
     if not directory.is_dir():
         return []
     return sorted(
-        file for file in directory.iterdir() if file.is_file() and not file.name.startswith(".")
+        file
+        for file in directory.iterdir()
+        if file.is_file() and not (file.name.startswith(".") or file.name.endswith("~"))
     )

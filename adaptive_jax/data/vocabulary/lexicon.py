@@ -142,7 +142,7 @@ def _parse(line, where):
                 [entry["word"], *itertools.chain(*parts)]
             ).encode()  # fails for half a character
             return entry["word"], *parts
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         pass
     example = '{"word": "dog", "relations": ["hound"], "definition": "an animal"}'
     text = line.decode(errors="replace").strip()[:60]
