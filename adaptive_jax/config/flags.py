@@ -1,8 +1,8 @@
 """The flags `--config=FILE:row` and `--config.KEY=VALUE` of a command.
 
 `ml_collections.config_flags` reads the file and the values; `config` completes and checks them. A
-flag's value is a literal of Python, such as 5, 1e-3, True or (10,20), and otherwise text; of a key
-that is text in the row, it is what was typed.
+flag's value is a literal of Python, such as 5, 1e-3, True or (10,20), and otherwise text; a number
+for a key that is text in the row is what was typed.
 """
 
 import inspect
@@ -118,7 +118,8 @@ def _parsed():
     row = _resolved(place, _files[place].stated)
     for key, value in changes.items():
         # A directory called 2007_01 is not the number 200701.
-        if isinstance(keys.at(row, key), str) and not isinstance(value, str):
+        number = isinstance(value, int | float | tuple) and not isinstance(value, bool)
+        if number and isinstance(keys.at(row, key), str):
             changes[key] = _typed.get(key, value)
     return place, row, changes
 
