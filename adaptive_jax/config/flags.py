@@ -120,7 +120,7 @@ def _parsed():
         # A directory called 2007_01 is not the number 200701.
         number = isinstance(value, int | float | tuple) and not isinstance(value, bool)
         if number and isinstance(keys.at(row, key), str):
-            changes[key] = _typed.get(key, value)
+            changes[key] = _typed[key]
     return place, row, changes
 
 

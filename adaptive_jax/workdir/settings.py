@@ -275,8 +275,9 @@ def _check_writable(workdir):
 
 def shown(config: Mapping, key: str) -> object:
     """The value of a key as messages give it."""
-    value = config.get(key, "absent")
-    return "empty" if value == "" else value
+    if key not in config:
+        return "absent"
+    return config[key] if config[key] != "" else "empty"
 
 
 def check_same_run(workdir: Path, config: dict) -> None:

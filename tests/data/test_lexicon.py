@@ -249,6 +249,7 @@ LINE = '{"word": "dog"}\n'
     "content, says",
     [
         (LINE + "dog\n", ["lexicon.jsonl, line 2: 'dog' must be like"]),
+        (LINE + "[" * 100_000, ["lexicon.jsonl, line 2: '[[[", "must be like"]),
         (LINE + '{"relations": []}', ["line 2", '"word": "dog"']),
         (LINE + LINE, ["line 2: 'dog' has a line before: join the two"]),
         ('{"word": "dog", "relations": "cur"}', ["line 1", "must be like"]),

@@ -139,10 +139,11 @@ def test_a_giant_line(tmp_path, monkeypatch):
     """Is cut between words, whatever separates them, and ends once; a giant word is no text."""
     monkeypatch.setattr(shards, "PIECE", 1 << 15)
     others = dict.fromkeys(["cat", "sat", "on", "mat"], 10_000)
-    for space in b" ", b"\t", b"\r":
-        counts = made_of(b"the cat sat on the mat ".replace(b" ", space) * 10_000, tmp_path)
+    for name, space in ("spaces", b" "), ("tabs", b"\t"), ("returns", b"\r"):
+        (directory := tmp_path / name).mkdir()
+        counts = made_of(b"the cat sat on the mat ".replace(b" ", space) * 10_000, directory)
         assert counts == {"the": 20_000, "<eos>": 1} | others
-        assert len(list((tmp_path / "made").glob("*.npz"))) == 8
+        assert len(list((directory / "made").glob("*.npz"))) == 8
     with pytest.raises(InputError, match=r"text\.txt: a word of more than 32,768 bytes; use text"):
         made_of(b"a" * (3 << 15), tmp_path)
 
