@@ -37,6 +37,7 @@ from adaptive_jax.training.dry_run import checked
 from adaptive_jax.training.ends import Clock, due, reason, validates
 from adaptive_jax.training.finetuning import finetuned, vocabulary_for
 from adaptive_jax.training.metrics import Interval, Metrics
+from adaptive_jax.training.programs import Programs
 from adaptive_jax.training.state import (
     initial_state,
     parameter_names,
@@ -171,7 +172,6 @@ class Training:
             )
             for stored in ((False, True) if shared else (False,))
         ]
-        self.programs = {}
 
     def run(self) -> None:
         """Trains to the end: updates, logs, evaluates and saves when due; then closes the files."""
@@ -216,11 +216,14 @@ class Training:
     def _train(self):
         """Updates until the run is over; returns the last step and the reason."""
         job, config, steps = self.job, self.job.config, self.job.config["steps"]
-        work, unread = job.plan.flops_per_token, None
+        work, unread, ahead = job.plan.flops_per_token, None, range(self.first + 1, steps + 1)
         self.interval, make = Interval(work), functools.partial(_batch, job)
-        with Prefetcher(make, range(self.first + 1, steps + 1)) as batches:
+        programs, start = Programs(self._kind, self._lower), time.perf_counter()
+        with programs, Prefetcher(make, ahead) as batches:
+            programs.begin(ahead)
+            self.interval.leave_out(time.perf_counter() - start)
             for step, (arrays, words) in batches:
-                metrics = self._update(step, arrays, batches.waited)
+                metrics = self._update(programs.of(step), arrays, batches.waited)
                 # The update is under way; meanwhile the metrics of the one before are read.
                 if unread is not None:
                     self._read(step - 1, unread)
@@ -248,23 +251,33 @@ class Training:
                 self.interval = Interval(work)  # neither scoring nor saving counts in its speed
         raise AssertionError("the last update ends the run")
 
-    def _update(self, step, batch, waited):
-        """Makes an update, without waiting for it, and returns its metrics; waited: seconds that
-        its batch took.
+    def _kind(self, step):
+        """What programs of updates differ in: whether one uses stored encodings of words, and the
+        shape of its batch.
         """
-        config, lexicon = self.job.config, self.job.run.lexicon
+        config = self.job.config
         stored = not sparse.composes(config["seed"], step, config["compose_share"])
-        kind = stored, batch.inputs.shape
-        if kind in self.programs:
+        return stored, self.job.batches.shape(config["seed"], step - 1)
+
+    def _lower(self, step):
+        stored, _ = self._kind(step)
+        batch, _ = _batch(self.job, step)
+        return self.updates[stored].lower(self.state, self.job.run.lexicon, batch)
+
+    def _update(self, program, batch, waited):
+        """Makes an update, without waiting for it, and returns its metrics.
+
+        program: a future, see `Programs.of`. waited: seconds that the batch took.
+        """
+        if program.done():
             self.interval.waited += waited
         else:
             start = time.perf_counter() - waited
-            program = self.updates[stored].lower(self.state, lexicon, batch)
-            self.programs[kind] = program.compile()
+            program.result()
             # This counts neither as waiting nor as work.
             self.interval.leave_out(time.perf_counter() - start)
         with jax.transfer_guard("disallow"):
-            self.state, metrics = self.programs[kind](self.state, lexicon, batch)
+            self.state, metrics = program.result()(self.state, self.job.run.lexicon, batch)
         return metrics
 
     def _read(self, step, metrics_and_words):

@@ -85,5 +85,10 @@ class TrainingBatches:
             *(None if a is None else a.reshape(*row_ids.shape, *a.shape[1:]) for a in arrays)
         )
 
+    def shape(self, seed: int, step: int) -> tuple[int, int]:
+        """The rows of update `step` and their length."""
+        _, numbers, time = self.layout.update(seed, step)
+        return len(numbers), time
+
     def __str__(self):
         return self.layout.describe(self.examples, self.tokens)

@@ -54,9 +54,10 @@ class Streams:
 
     def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
         """As `Single.update`; the numbers of window w are w · rows to (w + 1) · rows − 1."""
-        done = self._windows.setdefault(seed, [0])
+        done = self._windows.get(seed, (0,))
         while done[-1] <= step:
-            done.append(done[-1] + len(self.ends(seed, len(done) - 1)))
+            done = (*done, done[-1] + len(self.ends(seed, len(done) - 1)))
+        self._windows[seed] = done  # never changed in place, as another thread may read it
         epoch = int(np.searchsorted(done, step, side="right")) - 1
         window = step - done[epoch]
         ends = self.ends(seed, epoch)
