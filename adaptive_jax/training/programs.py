@@ -1,4 +1,4 @@
-"""The programs of a run's updates, compiled side by side and ahead of the updates that need them."""
+"""The programs of a run's updates, compiled side by side, ahead of the updates that need them."""
 
 import contextlib
 from collections.abc import Callable, Hashable
