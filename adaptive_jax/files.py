@@ -33,7 +33,9 @@ SCHEMES = "gs", "s3"
 PATIENCE = 60.0
 DAY = 86_400  # in seconds
 AT_ONCE = 4  # objects that are compared with their checksums
-PACKED = (".zst", ".lz4", ".lzma", ".Z", ".7z", ".rar")  # names of files that nothing here unpacks
+# Names of files that nothing here unpacks
+PACKED = ".zst", ".lz4", ".lzma", ".z", ".7z", ".rar"
+ARCHIVES = ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"
 
 
 def in_store(path: str | os.PathLike) -> bool:
@@ -358,7 +360,9 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
         InputError: a .zip of several files; a file that is packed otherwise. What is damaged raises
             the errors of its format.
     """
-    if name.endswith(PACKED):
+    if name.lower().endswith(ARCHIVES):
+        raise InputError(f"{name} is an archive, which is not read here: unpack it first")
+    if name.lower().endswith(PACKED):
         raise InputError(f"{name} is packed in a way that is not read here: unpack it first")
     if name.lower().endswith(".zip"):
         archive = zipfile.ZipFile(file)

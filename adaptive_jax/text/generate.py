@@ -34,7 +34,7 @@ class Continuation(NamedTuple):
     """Text after a prompt.
 
     Attributes:
-        text: what follows the prompt, with the space between them.
+        text: what follows the prompt, with the space between them unless the prompt ends in it.
         tokens: int32 `[n]`.
         log_prob: the sum of the tokens' log-probabilities in nats, by the model, whatever the
             options.
@@ -260,6 +260,7 @@ class Writer:
         self._banned = tuple(_banned(lines, options.avoid))
         rows = options.beams or options.samples
         self.state = DecodeState(decoder, lines.encode(prompt), options, rows)
+        self._spaced = prompt.endswith(" ")
 
     def continuations(self) -> list[Continuation]:
         """The texts that the options ask for: all samples, or the best of a beam search, the
@@ -306,7 +307,16 @@ class Writer:
                 return
 
     def _pieces(self, tokens):
-        """The text of tokens after the prompt, word by word.
+        """The text of tokens after the prompt, word by word; a space that ends the prompt is not
+        written again.
+        """
+        pieces = self._after_line(tokens)
+        if self._spaced:
+            yield next(pieces, "").removeprefix(" ")
+        yield from pieces
+
+    def _after_line(self, tokens):
+        """The text of tokens after the prompt's last line, word by word.
 
         A word may change how the line before it is written, such as a quotation mark; then the rest
         of the line comes at its end.

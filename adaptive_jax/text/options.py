@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from adaptive_jax.data.vocabulary.words import UNKNOWN
@@ -87,7 +87,8 @@ class Options(NamedTuple):
             InputError: a number out of range, more samples than beams, or settings of draws where
                 nothing is drawn.
         """
-        if isinstance(self.avoid, str) or not isinstance(self.avoid, Iterable):
+        listed = isinstance(self.avoid, Collection) and not isinstance(self.avoid, str)
+        if not listed or not all(word and isinstance(word, str) for word in self.avoid):
             raise InputError(f"avoid={self.avoid!r} must be a list of words")
         check_at_least(1, words=self.words, samples=self.samples)
         check_at_least(

@@ -221,6 +221,10 @@ def test_a_corpus_is_one_entry(served, tmp_path, load, monkeypatch):
     assert not list((tmp_path / "cache").rglob("*.npy"))
     (folder / "test.txt").write_bytes(b"cat\n")
     assert words(load("toy"), "test") == ["cat", "<eos>"]
+    with pytest.raises(
+        InputError, match='data.treshold=2 is not one of .* Did you mean "threshold"'
+    ):
+        load("text_files", path=str(text), treshold=2)
     with pytest.raises(InputError, match='Did you mean "toy"'):
         load("toys")
 

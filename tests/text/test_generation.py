@@ -96,6 +96,11 @@ def test_a_loop_without_a_cache_writes_the_same(model, slow):
         seen += 1
     assert len(text.tokens) == 30
     np.testing.assert_allclose(text.log_prob, total, rtol=1e-4)
+    # A space that the prompt has is not written twice, whole or in pieces.
+    assert text.text.startswith(" ")
+    spaced = dict(prompt="the t1w0 ", words=30, temperature=0, avoid=())
+    assert model.generate(**spaced) == text.text[1:]
+    assert "".join(model.stream(**spaced)) == text.text[1:]
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -272,6 +277,8 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"top_p": "0.9"}, "top_p='0.9'"),
         ({"top_p": 1.5}, "top_p=1.5 must be in (0, 1]"),
         ({"avoid": "nonsense"}, "avoid='nonsense' must be a list of words"),
+        ({"avoid": [1]}, "avoid=[1] must be a list of words"),
+        ({"avoid": [""]}, "avoid=[''] must be a list of words"),
         ({"prompt": None}, "text must be a string, got None"),
         ({"beams": 2, "samples": 3}, "samples=3"),
         ({"beams": 2, "top_k": 5}, "top_k=5 has no effect with beams=2"),

@@ -121,6 +121,7 @@ def test_what_is_no_single_file(text, tmp_path):
         ("a <eos>\n" * 40, "mine.txt: the text has <eos> of its own"),
         (gzip.compress(b"a b\n" * 999)[:-9], "cannot read mine.txt.gz: "),
         (b"(\xb5/\xfd", "mine.txt.zst is packed in a way that is not read here: unpack it"),
+        (b"BZh9", "mine.tar.xz is an archive, which is not read here: unpack it first"),
         (gzip.compress(b'{"text": "a b"}\n' * 40), "mine.jsonl.gz holds JSON, not text"),
     ],
 )

@@ -149,6 +149,8 @@ def checked_settings(data: Mapping) -> Settings:
     Raises:
         InputError: an unknown name, or a value out of range.
     """
+    for key, value in data.items():
+        check_known(f"data.{key}={value!r}", key, Settings._fields)
     settings = Settings(**data)
     aliases = {alias: name for name, known in CORPORA.items() for alias in known.aliases}
     check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA, aliases)

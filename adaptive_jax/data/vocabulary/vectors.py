@@ -62,7 +62,8 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
 
 def _vector(values, width, where):
     try:
-        vector = np.array(values, np.float32)
+        with np.errstate(over="ignore"):  # what is infinite is refused below
+            vector = np.array(values, np.float32)
     except ValueError:
         vector = np.zeros(0, np.float32)
     if len(vector) != width or not np.isfinite(vector).all():
