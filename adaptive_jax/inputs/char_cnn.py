@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.inputs.letters import Reader, read_words
+from adaptive_jax.inputs.letters import Chunks, Reader, read_words
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.layers import ACTIVATIONS, from_lexicon, uniform
@@ -70,10 +70,9 @@ class CharacterCNN(nn.Module):
     letters: str = "bytes"
     dtype: jnp.dtype = jnp.float32
 
-    # See `Reader`. Accelerators start every chunk anew, so they get few large ones.
-    chunk: ClassVar[int] = 256
-    large_chunk: ClassVar[int] = 1024
-    short: ClassVar[tuple[int, ...]] = (8, 16)
+    on_cpu: ClassVar[Chunks] = Chunks(256, short=(8, 16))
+    # Each chunk starts many kernels, so these are few and large.
+    on_accelerators: ClassVar[Chunks] = Chunks(1024, short=(8, 16))
 
     def __post_init__(self):
         super().__post_init__()
@@ -175,9 +174,9 @@ class CharacterCNN(nn.Module):
             weights["characters"] = jnp.pad(self.characters, [(1, 0), (0, 0)])
             weights["symbols"] = self.symbols
         strides = tuple(self.strides or (1,) * len(self.filters))
-        chunk = self.chunk if platform() == "cpu" else self.large_chunk
-        chunk = min(chunk, self.vocabulary_size, len(words))
-        reader = Reader(strides, self.activation, self.dtype, chunk, self.short)
+        chunks = self.on_cpu if platform() == "cpu" else self.on_accelerators
+        size = chunks.size(min(self.vocabulary_size, len(words)))
+        reader = Reader(strides, self.activation, self.dtype, size, chunks.short)
         return read_words(reader, weights, words, self.spelling)
 
     def _blank(self):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_not_negative
 from adaptive_jax.inputs.char_cnn import CharacterCNN
+from adaptive_jax.inputs.letters import Chunks
 from adaptive_jax.numerics.arrays import exists, ids, look_up
 from adaptive_jax.numerics.layers import from_lexicon, uniform
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
@@ -88,8 +89,9 @@ class GroC(CharacterCNN):
     combine: str = "concat"
     init_range: float = 0.05
 
-    chunk: ClassVar[int] = 1024  # many: large gradients of the highway layers add up over chunks
-    short: ClassVar[tuple[int, ...]] = (8, 12)
+    # Many: large gradients of the highway layers add up over chunks.
+    on_cpu: ClassVar[Chunks] = Chunks(1024, short=(8, 12))
+    on_accelerators: ClassVar[Chunks] = Chunks(8192, short=())  # the convolutions are little work
 
     def __post_init__(self):
         super().__post_init__()

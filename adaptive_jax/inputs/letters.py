@@ -25,6 +25,26 @@ from adaptive_jax.numerics.products import added, bits_on_cpu, of_bits, product,
 MOST_KEPT = 2**30
 
 
+class Chunks(NamedTuple):
+    """How many words are read at a time.
+
+    Attributes:
+        most: distinct words of a chunk at most.
+        short: as of `Reader`.
+    """
+
+    most: int
+    short: tuple[int, ...]
+
+    def size(self, words: int) -> int:
+        """The words of each chunk, if so many are cut into few chunks of about the same size: a
+        multiple of 128, unless that is more than there are or may be.
+        """
+        words = max(1, words)
+        even = -(-words // -(-words // self.most))
+        return min(self.most, words, -(-even // 128) * 128)
+
+
 class Reader(NamedTuple):
     """How words are read; hashable.
 

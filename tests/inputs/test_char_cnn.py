@@ -115,7 +115,7 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens, kep
     anew.
     """
     monkeypatch.setattr(letters, "MOST_KEPT", kept)
-    monkeypatch.setattr(CharacterCNN, "chunk", chunk)
+    monkeypatch.setattr(CharacterCNN, "on_cpu", CharacterCNN.on_cpu._replace(most=chunk))
     model, tokens = module(), jnp.array(tokens)
     params = shaken(model)
     pull = jax.random.normal(jax.random.key(5), (len(tokens), FEATURES))
@@ -129,6 +129,15 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens, kep
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, expected
     )
+
+
+def test_chunks_are_even():
+    """10,000 words in chunks of up to 8,192 would compute 16,384; no chunk exceeds what there is
+    room for, and few words are one small chunk.
+    """
+    sizes = {words: letters.Chunks(8_192, ()).size(words) for words in (0, 1, 300, 8_192, 10_000)}
+    assert sizes == {0: 1, 1: 1, 300: 300, 8_192: 8_192, 10_000: 5_120}
+    assert [letters.Chunks(3, ()).size(words) for words in (2, 3, 4, 10)] == [2, 3, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_vectors_are_those_of_the_plain_one(grounded, monkeypatch):
     """Every word, short or cut off, in the lexicon or not; alone, together, and composed of
     surfaces that were read before.
     """
-    monkeypatch.setattr(GroC, "chunk", 3)
+    monkeypatch.setattr(GroC, "on_cpu", GroC.on_cpu._replace(most=3))
     model, params, given = grounded()
     expected, some = plain(params, model), jnp.array([3, 0, 9, 3])
 
@@ -137,13 +137,12 @@ def test_gradients_are_those_of_every_letter_of_every_chunk(grounded, monkeypatc
     def value(params):
         variables = {"params": params, "lexicon": given}
         whole = model.apply(variables, method="bands")[0].table
-        alone = model.apply(variables, some) if model.short else whole[some]
+        alone = model.apply(variables, some) if model.on_cpu.short else whole[some]
         return jnp.vdot(whole, pulls[0]) + jnp.vdot(alone, pulls[1]), alone - whole[some]
 
     made = []
     for chunk, short, kept in (3, (8, 12), 2**30), (99, (), 0):
-        monkeypatch.setattr(GroC, "chunk", chunk)
-        monkeypatch.setattr(GroC, "short", short)
+        monkeypatch.setattr(GroC, "on_cpu", letters.Chunks(chunk, short))
         monkeypatch.setattr(letters, "MOST_KEPT", kept)
         made.append(jax.jit(lambda params: jax.grad(value, has_aux=True)(params))(params))
     for _, apart in made:
