@@ -244,6 +244,20 @@ def test_markers(whole, marker, tmp_path):
         stored.open(f"file://{place}", ("train",))
 
 
+@pytest.mark.parametrize("kept", [None, 0, 0.5])
+def test_lost_and_cut_shards(whole, kept, tmp_path):
+    """Objects may be lost after the copy was complete; permissions would cure nothing."""
+    place = shutil.copytree(whole / "copy", tmp_path / "copy")
+    [shard] = (place / "train" / "c").iterdir()
+    if kept is None:
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[: int(kept * shard.stat().st_size)])
+    corpus = stored.open(f"file://{place}", ("train",))
+    with pytest.raises(InputError, match=r"cannot read .* shard.*; remove it and write it again"):
+        corpus.ids["train"][:4]
+
+
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory):
     """A text and its cache, of words and of sub-words, and how to load it."""

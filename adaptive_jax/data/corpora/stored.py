@@ -187,7 +187,7 @@ def _one_line(what: str, url: str) -> Iterator[None]:
         reason = files.reason(error)
         cure = (
             "remove it and write it again"
-            if "DATA_LOSS" in reason
+            if "DATA_LOSS" in reason or "shard entry" in reason  # lost or cut short
             else f"use a URL of gs://, s3:// or file:/// that you may {what}"
         )
         raise InputError(f"cannot {what} {url}: {reason}; {cure}") from error
