@@ -49,8 +49,12 @@ def export(
         f"{output}: {count:,} parameters, {len(run.vocabulary):,} words, after {run.step:,} updates"
     )
     if shape is None:
+        data = run.config["data"]
+        converted = data["corpus"] == "text_files" and not data["path"]
+        place = " --data_path=DIRECTORY" if converted else ""
         hosts.log0(
-            f"python -m adaptive_jax evaluate --workdir={shlex.quote(str(output))} --split=test"
+            f"python -m adaptive_jax evaluate --workdir={shlex.quote(str(output))}{place}"
+            " --split=test"
         )
 
 

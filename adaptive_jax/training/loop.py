@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -206,12 +207,17 @@ class Training:
                     self.checkpoints.record_loss(step, nll)
             elif (nll := self.checkpoints.recorded_loss(step)) is not None:
                 self._tell_optimizer(step, nll)
-        if self.job.stop.asked:
-            raise Stopped(
-                f"stopped after update {step:,} of {config['steps']:,}: the same command resumes"
-            )
+        self._stop_unchanged()
         over = self._reason(step, late)
         return over and (step, over)
+
+    def _stop_unchanged(self):
+        """Stops, if told to, before the first update of this process: there is nothing to save."""
+        if self.job.stop.asked:
+            raise Stopped(
+                f"stopped after update {self.first:,} of {self.job.config['steps']:,}: the same"
+                " command resumes"
+            )
 
     def _train(self):
         """Updates until the run is over; returns the last step and the reason."""
@@ -220,7 +226,11 @@ class Training:
         self.interval, make = Interval(work), functools.partial(_batch, job)
         programs, start = Programs(self._kind, self._lower), time.perf_counter()
         with programs, Prefetcher(make, ahead) as batches:
-            programs.begin(ahead)
+            count, first = programs.begin(ahead), programs.of(self.first + 1)
+            hosts.log0("compiling    the update" + (f", {count} programs" if count > 1 else ""))
+            while not first.done():
+                self._stop_unchanged()
+                wait([first], timeout=0.1)
             self.interval.leave_out(time.perf_counter() - start)
             for step, (arrays, words) in batches:
                 metrics = self._update(programs.of(step), arrays, batches.waited)

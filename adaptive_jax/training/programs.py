@@ -15,8 +15,8 @@ class Programs(contextlib.AbstractContextManager):
     """The programs of a run's updates: one for each kind of update, such as each shape of batches.
 
     Threads compile them, as many at a time as there are cores, while the run goes on. JAX traces
-    them in the thread that asks. When the `with` block exits, those not yet begun are dropped, and
-    those under way are waited for.
+    them in the thread that asks. When the `with` block exits, those not yet begun are dropped; the
+    process waits for those under way when it ends.
 
     Args:
         kind_of: returns the kind of an update.
@@ -30,12 +30,13 @@ class Programs(contextlib.AbstractContextManager):
         self.pool = ThreadPoolExecutor(cores(), "compiler")
 
     def __exit__(self, *error):
-        self.pool.shutdown(cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def begin(self, steps: range) -> None:
-        """Begins to compile what the first `AHEAD` of these updates need."""
+    def begin(self, steps: range) -> int:
+        """Begins to compile what the first `AHEAD` of these updates need: so many programs."""
         for step in steps[:AHEAD]:
             self.of(step)
+        return len(self.programs)
 
     def of(self, step: int) -> Future:
         """The program of an update; its `result` waits until it is compiled.

@@ -229,7 +229,7 @@ class Checkpoints:
         step = named.get(name, lambda: int(name) if name.isdecimal() else name)()
         saved = sorted(self.manager.all_steps())
         if step not in saved:
-            steps = f"it has steps {', '.join(map(str, saved))}"
+            steps = f"it has steps {', '.join(map(str, saved))}; or use best or latest"
             raise InputError(
                 f"{self.directory} holds no checkpoint {name!r}: "
                 + (steps if saved else "train.py has saved none yet")

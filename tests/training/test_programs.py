@@ -31,7 +31,7 @@ def test_each_kind_is_compiled_once_while_the_loop_goes_on():
         return Lowered(step, signal)
 
     with Programs(lambda step: step % 3, lower) as programs:
-        programs.begin(range(7, 5 + AHEAD))
+        assert programs.begin(range(7, 5 + AHEAD)) == 3
         assert lowered == [7, 8, 9]  # and nothing waited
         assert not programs.of(8).done()
         signal.set()

@@ -7,6 +7,7 @@ import json
 import platform
 import signal
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -75,6 +76,25 @@ def test_a_run_that_is_stopped_saves_and_says_where(stopped, config, capsys):
     assert err == STOPPING + saved_at
     train(config(**LONG | {"steps": step + 1}), workdir)
     assert f"after {step:,} of {step + 1:,} updates" in capsys.readouterr().out
+
+
+def test_compiling_does_not_delay_the_end(config, tmp_path, monkeypatch):
+    """The first program may take minutes, longer than a machine is left to a run."""
+    stop = hosts.Stop()
+
+    class Compiling(loop.Programs):
+        def begin(self, steps):
+            stop.asked = True
+            return 3
+
+        def of(self, step):
+            return Future()  # that is never done
+
+    monkeypatch.setattr(loop, "Programs", Compiling)
+    monkeypatch.setattr(hosts, "stopping", lambda first="": contextlib.nullcontext(stop))
+    with pytest.raises(loop.Stopped, match="stopped after update 0 of 5,000: the same command"):
+        train(config(**LONG), tmp_path)
+    assert not saved(tmp_path)
 
 
 def test_a_run_that_began_meanwhile_is_not_overwritten(config, tmp_path, monkeypatch):
