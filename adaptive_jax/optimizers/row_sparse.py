@@ -74,6 +74,8 @@ def update_rows(
     tables = jax.tree.map(lambda a: _table(jnp.asarray(a)), table)
     state = jax.tree.map(jnp.asarray, state)  # which may come from a file
     rows, shapes = _checked(tables, state)
+    if jax.tree.structure(jax.eval_shape(optimizer.init, tables)) != jax.tree.structure(state):
+        raise InputError("state must be `optimizer.init(table)`, got that of another optimizer")
     leaves, structure = jax.tree.flatten(tables)
     try:
         structure.flatten_up_to(gradient)

@@ -27,6 +27,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.parallel.processors import order_collectives
 
 MEETING = 300  # seconds in which all hosts must have started
 ENDING = 10  # seconds in which all hosts must have ended
@@ -143,6 +144,7 @@ def initialize(
     arguments = distributed_arguments(coordinator, hosts, host, os.environ)
     if arguments is None:
         return
+    order_collectives()
     # In a thread, because jax kills the process with a stack trace after its own timeout. Its
     # timeout for the end of a run is short, so that no host waits long for one that is gone.
     joined = ThreadPoolExecutor(1, "meeting").submit(

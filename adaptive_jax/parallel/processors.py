@@ -1,5 +1,5 @@
-"""What makes training on a CPU faster and must be chosen before JAX starts: large pages of memory,
-and two devices.
+"""What training on a CPU needs and must be chosen before JAX starts: large pages of memory and two
+devices, which are faster, and collectives in one order, without which several hosts hang.
 
 If JAX_NUM_CPU_DEVICES or XLA_FLAGS sets the number of CPU devices, neither devices nor memory are
 changed.
@@ -18,6 +18,8 @@ PLUGINS = "jax_plugins", "libtpu"  # of jax[cuda] and jax[tpu]
 FILES, DEVICES = Path("/dev"), ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
 LSTMS = "lstm", "awd_lstm"  # whose wide layers are faster on one device, for few rows
 WIDE, LEAST_ROWS = 512, 64  # their units, and rows of which two devices have enough
+# XLA then begins collectives that do not depend on each other in the order of the program
+IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 OWN_CHOICE = "JAX_NUM_CPU_DEVICES", "--xla_force_host_platform_device_count"
 
 
@@ -51,6 +53,15 @@ def use_two_devices(config: Mapping) -> bool:
         return False
     jax.config.update("jax_num_cpu_devices", 2)
     return jax.default_backend() == "cpu"
+
+
+def order_collectives() -> None:
+    """Makes the processes of a run on CPUs begin their collectives in the same order; otherwise
+    each may wait for another one than its peers, for ever. Call it before JAX uses a device.
+    """
+    told = os.environ.get("XLA_FLAGS", "")
+    if IN_ORDER not in told and not _has_accelerators():
+        os.environ["XLA_FLAGS"] = f"{told} {IN_ORDER}=false".strip()
 
 
 def cores() -> int:

@@ -173,6 +173,7 @@ class Training:
             )
             for stored in ((False, True) if shared else (False,))
         ]
+        self.begun = set()  # programs that have run
 
     def run(self) -> None:
         """Trains to the end: updates, logs, evaluates and saves when due; then closes the files."""
@@ -233,7 +234,7 @@ class Training:
                 wait([first], timeout=0.1)
             self.interval.leave_out(time.perf_counter() - start)
             for step, (arrays, words) in batches:
-                metrics = self._update(programs.of(step), arrays, batches.waited)
+                metrics = self._update(step, programs.of(step), arrays, batches.waited)
                 # The update is under way; meanwhile the metrics of the one before are read.
                 if unread is not None:
                     self._read(step - 1, unread)
@@ -274,16 +275,20 @@ class Training:
         batch, _ = _batch(self.job, step)
         return self.updates[stored].lower(self.state, self.job.run.lexicon, batch)
 
-    def _update(self, program, batch, waited):
+    def _update(self, step, program, batch, waited):
         """Makes an update, without waiting for it, and returns its metrics.
 
         program: a future, see `Programs.of`. waited: seconds that the batch took.
         """
-        if program.done():
+        if program in self.begun:
             self.interval.waited += waited
         else:
             start = time.perf_counter() - waited
             program.result()
+            # A host that compiles for longer would keep the others waiting in the update itself,
+            # which on CPUs fails after 30 seconds.
+            hosts.barrier(f"the program of update {step}")
+            self.begun.add(program)
             # This counts neither as waiting nor as work.
             self.interval.leave_out(time.perf_counter() - start)
         with jax.transfer_guard("disallow"):

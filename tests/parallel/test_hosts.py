@@ -232,7 +232,8 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     train and are stopped.
 
     They make the updates of one process alone, with dropout, and its scores, in windows that do not
-    share out evenly, with a cache and with dynamic evaluation; two devices share the parameters.
+    share out evenly, with a cache and with dynamic evaluation; four devices share the parameters
+    and compute each its own words.
     All is written and said once, an error of both hosts too, which ends both. Ctrl-C on the second
     host stops both after the same step, which is
     saved before anything is scored.
@@ -258,7 +259,7 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     processes = start_hosts(
         "-c",
         ON_HOSTS % EVALUATE_AND_TRAIN,
-        *flags(workdir, **own, steps=100_000, fsdp=2),
+        *flags(workdir, **own, steps=100_000, fsdp=4, shard_words=True),
         devices=2,
     )
     until(processes, workdir / "metrics.jsonl", 10)

@@ -182,6 +182,13 @@ def test_a_rate_that_is_not_known():
     np.testing.assert_allclose(after[1], table[1] - 0.5 * table[0], rtol=1e-6)
 
 
+def test_a_state_of_another_optimizer():
+    """Ended in an error inside of optax."""
+    table = tables()["table"]
+    with pytest.raises(InputError, match="state must be `optimizer.init.table.`"):
+        update_rows(optax.adagrad(0.1), table, optax.sgd(0.1).init(table), [1], table[:1])
+
+
 def test_ids_that_do_not_exist():
     """Known, they are refused; inside jit they change nothing, the last row neither, and do not
     displace a row where all rows occur.
