@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 CHECKSUMS, LOSS = "checksums.sha256", "metrics/metrics"
+LISTINGS = 10  # training deletes one checkpoint at a time, far more slowly than they are listed
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -117,7 +118,9 @@ class Checkpoints:
         )
         # Without item names, Orbax takes a directory without metrics for one of a single item.
         try:
-            self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
+            self.manager = _listed(
+                lambda: ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
+            )
         except ValueError as error:  # it reads the validation losses
             cure = f"delete the folder of the step whose {LOSS} is no JSON"
             if not in_store(self.directory):
@@ -173,7 +176,7 @@ class Checkpoints:
 
     def reload(self) -> None:
         """Looks again at what another process has saved and deleted."""
-        self.manager.reload()
+        _listed(self.manager.reload)
 
     def evaluated(self, step: int) -> bool:
         """Whether the checkpoint has a validation loss."""
@@ -334,6 +337,14 @@ def _mismatch(error):
         found
         and f"it has an array of shape {found[2]} where config.json describes one of {found[1]}"
     )
+
+
+def _listed(read):
+    """What `read` returns; again where training deletes a checkpoint while Orbax lists them."""
+    for _ in range(LISTINGS - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+    return read()
 
 
 def _loss(metrics):

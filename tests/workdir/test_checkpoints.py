@@ -9,6 +9,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from adaptive_jax.config.keys import resolve
@@ -55,6 +56,27 @@ def test_hours_that_cannot_be_read(tmp_path, caplog):
         assert reader.hours(3) == hours
         reader.close()
         assert ("its hours count from 0" in caplog.text) == (hours == 0)
+
+
+def test_a_checkpoint_deleted_while_they_are_listed(tmp_path, monkeypatch):
+    """Evaluating a run that still trains would end in a traceback."""
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in 1, 2, 3:
+        checkpoints.save(step, {"params": {"a": jnp.arange(3)}}, None)
+    checkpoints.close()
+    names, deleting = type(ocp.path.step.standard_name_format()), [2, 1]
+    find_all = names.find_all
+
+    def deleted_once_listed(self, directory):
+        found = list(find_all(self, directory))
+        if deleting:
+            shutil.rmtree(tmp_path / "checkpoints" / str(deleting.pop()))
+        return found
+
+    monkeypatch.setattr(names, "find_all", deleted_once_listed)
+    reader = Checkpoints(tmp_path, read_only=True)
+    assert (reader.latest(), deleting, steps_in(reader.directory)) == (3, [], [3])
+    reader.close()
 
 
 def test_items_are_read_one_by_one(tmp_path):
