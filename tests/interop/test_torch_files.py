@@ -300,7 +300,7 @@ def test_a_hostile_file(says, number, tmp_path):
     before = set(sys.modules)
     as_zip(pickle.PROTO + b"\x04" + HOSTILE[says][number], tmp_path / "bad.pt")
     assert says in refused(tmp_path / "bad.pt")
-    assert not set(sys.modules) - before
+    assert set(sys.modules) - before <= {"encodings.cp437"}  # zipfile's, for names
 
 
 def test_a_compressed_archive(tmp_path):
