@@ -94,7 +94,7 @@ def test_a_cut_that_fails_leaves_what_was_there(text, tmp_path):
 
 def test_files_of_a_directory_end_their_last_lines(tmp_path):
     """Where a line feed is missing, the next file still begins a line; a byte order mark is no
-    letter; an editor's backup is not read.
+    letter; an editor's backup is not read; JSON is not taken for text.
     """
     for name in ("train", "valid", "test"):
         (tmp_path / "in" / name).mkdir(parents=True)
@@ -104,6 +104,9 @@ def test_files_of_a_directory_end_their_last_lines(tmp_path):
         (tmp_path / "in" / name / "1.txt~").write_text("as it was")
     cut(tmp_path / "in", tmp_path / "out", (3, 2, 1), by_lines=True)
     assert (tmp_path / "out" / "train.txt").read_text() == "train 0\ntrain 1\ntrain 2\n"
+    (tmp_path / "in" / "train" / "0.txt").rename(tmp_path / "in" / "train" / "0.jsonl")
+    with pytest.raises(InputError, match="train/0.jsonl holds JSON, not text"):
+        cut(tmp_path / "in", tmp_path / "again", (3, 2, 1), by_lines=True)
 
 
 class Server(http.server.BaseHTTPRequestHandler):

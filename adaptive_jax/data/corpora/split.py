@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import os
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ from adaptive_jax.files import replacing
 
 SHARE = 20  # one line in 20 is validation text, and one in 20 is test text
 MOST = 10_000  # lines of each
-JSON = re.compile(r"\.jsonl?(\.(gz|xz|bz2|zip))?$", re.IGNORECASE)
 
 
 class Split(NamedTuple):
@@ -53,11 +51,6 @@ def split_lines(file: Path, cache: Path) -> Split:
         InputError: JSON, fewer than three lines, a part without words, a file that cannot be read,
             is not UTF-8 or has `<eos>` of its own.
     """
-    if JSON.search(file.name):
-        raise InputError(
-            f"{file} holds JSON, not text: write its texts line by line, or the ids of a tokenizer"
-            " as .npy, see docs/own_data.md"
-        )
     text, total, ends = Text((file,)), 0, 0
     for line in text.lines():
         total, ends = total + 1, ends + line.count(EOS.encode())

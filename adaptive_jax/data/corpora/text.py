@@ -27,6 +27,7 @@ SUFFIXES = ("", ".xz", ".gz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 SPLIT = "split"  # the directory of a cache that holds parts of files,
 COPIES = re.compile("[0-9a-f]{16}")  # those of each in a directory with such a name
+JSON = re.compile(r"\.jsonl?(\.(gz|xz|bz2|zip))?$", re.IGNORECASE)
 CHUNK = 1 << 20
 
 
@@ -87,9 +88,16 @@ class Text(NamedTuple):
         return sum(file.stat().st_size for file in self.files)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the text, a MiB at a time. InputError: a file that cannot be read to its end."""
+        """Yields the text, a MiB at a time. InputError: JSON, or a file that cannot be read to its
+        end.
+        """
         before, total = 0, max(self.size, 1)
         for file in self.files:
+            if JSON.search(file.name):
+                raise InputError(
+                    f"{file} holds JSON, not text: write its texts line by line, or the ids of a"
+                    " tokenizer as .npy, see docs/own_data.md"
+                )
             name, read = str(file), 0
             try:
                 with file.open("rb") as raw:
