@@ -48,6 +48,12 @@ def define_workdir(what: str, several_hosts: bool = True) -> None:
     flags.DEFINE_integer("host", None, f"Number of this host, from 0; {known}")
 
 
+def define_checkpoint() -> flags.FlagHolder:
+    """Defines the flag --checkpoint, for commands that read a trained model."""
+    what = "best (by validation), latest, or a step."
+    return flags.DEFINE_string("checkpoint", "best", what)
+
+
 def define_allow() -> None:
     """Defines the flag --allow, for commands that open runs."""
     flags.DEFINE_list(

@@ -15,10 +15,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.evaluation.scoring import part_of
 from adaptive_jax.workdir.settings import PUBLISHED
 
 PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
@@ -70,8 +70,8 @@ def fingerprint(workdir: Path, step: int, vocabulary: Vocabulary, ids: np.ndarra
     ):
         if path.exists():
             digest.update(path.read_bytes())
-    for part in range(0, len(ids), 1 << 20):  # the text may be larger than memory
-        digest.update(np.ascontiguousarray(ids[part : part + (1 << 20)]))
+    for piece in pieces(ids):
+        digest.update(np.ascontiguousarray(piece))
     return digest.hexdigest()[:16]
 
 
@@ -127,14 +127,10 @@ def by_band(nll: np.ndarray, ranks: np.ndarray, parts: list[int]) -> list[dict]:
         For each band `first` and `last`, ranks counted from 1, `share`, and `perplexity`, None of
         no tokens.
     """
-    bands = []
-    for begin, end in itertools.pairwise(parts):
-        which = (ranks >= begin) & (ranks < end)
-        cost = perplexity(float(np.mean(nll[which], dtype=np.float64))) if which.any() else None
-        bands.append(
-            {"first": begin + 1, "last": end, "share": float(np.mean(which)), "perplexity": cost}
-        )
-    return bands
+    return [
+        {"first": begin + 1, "last": end} | part_of(nll, (ranks >= begin) & (ranks < end))
+        for begin, end in itertools.pairwise(parts)
+    ]
 
 
 def published(workdir: Path, split: str) -> dict | None:

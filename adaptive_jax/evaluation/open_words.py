@@ -16,7 +16,7 @@ import numpy as np
 from adaptive_jax.data.corpora.load import count_words
 from adaptive_jax.data.vocabulary.words import Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.evaluation.scoring import part_of
 from adaptive_jax.files import path_of
 
 TRAIN, UNION = "train", "union"
@@ -70,11 +70,4 @@ def seen_and_unseen(nll: np.ndarray, ids: np.ndarray, known: int) -> dict:
     """
     counts = ~np.isnan(nll)
     nll, new = nll[counts], ids[:][counts] >= known
-    parts = {}
-    for name, which in ("seen", ~new), ("unseen", new):
-        mean = float(np.mean(nll[which], dtype=np.float64)) if which.any() else None
-        parts[name] = {
-            "share": float(np.mean(which)),
-            "perplexity": None if mean is None else perplexity(mean),
-        }
-    return parts
+    return {"seen": part_of(nll, ~new), "unseen": part_of(nll, new)}

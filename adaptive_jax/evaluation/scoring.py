@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check_windows, windows
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.composition import Compose, compose_shared
@@ -309,6 +309,16 @@ def perplexity(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
+def part_of(nll: np.ndarray, which: np.ndarray) -> dict:
+    """`share` of some tokens among all, and their `perplexity`, None of no tokens.
+
+    nll: `[tokens]` in nats; which: bool `[tokens]`.
+    """
+    mean = float(np.mean(nll[which], dtype=np.float64)) if which.any() else None
+    cost = None if mean is None else perplexity(mean)
+    return {"share": float(np.mean(which)), "perplexity": cost}
+
+
 def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
     """Tables composed once for a split, and for every word its row in them; None where rows are
     word ids.
@@ -318,8 +328,8 @@ def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
         return {}, None
     seen = np.full(len(run.vocabulary), which == "all")
     seen[run.vocabulary.eos] = True
-    for part in range(0, len(ids), 1 << 20):  # a split may be larger than memory
-        seen[ids[part : part + (1 << 20)]] = True
+    for piece in pieces(ids):
+        seen[piece] = True
     seen = seen[: run.model.input.vocabulary_size]
     words = sharding.put(np.flatnonzero(seen).astype(np.int32), sharding.replicated(run.mesh))
     tables = _composer(run.model, run.mesh)(run.params, run.lexicon, words)

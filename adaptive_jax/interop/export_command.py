@@ -20,7 +20,7 @@ from adaptive_jax.errors import InputError
 
 OUTPUT = flags.DEFINE_string("output", None, "New directory to write.")
 FORMAT = flags.DEFINE_enum("format", "safetensors", ["safetensors", "stablehlo"], "What to write.")
-CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
+CHECKPOINT = commands.define_checkpoint()
 ROWS = flags.DEFINE_integer(
     "rows", 1, "Of --format=stablehlo: rows that the program scores at once."
 )

@@ -25,7 +25,7 @@ PROMPT = flags.DEFINE_multi_string(
     "prompt", None, "Text to write on from; give the flag again for several."
 )
 PROMPTS = flags.DEFINE_string("prompts", None, "File with a prompt a line, or - for stdin.")
-CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
+CHECKPOINT = commands.define_checkpoint()
 FORMAT = flags.DEFINE_enum(
     "format", "text", ["text", "jsonl"], "text, or a JSON object for each text."
 )

@@ -24,7 +24,7 @@ from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.text import nbest
 from adaptive_jax.text.files import STDIN, TextFiles
 
-CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
+CHECKPOINT = commands.define_checkpoint()
 WORDS = flags.DEFINE_boolean(
     "words", False, "Print a line for each word instead of each line of text."
 )

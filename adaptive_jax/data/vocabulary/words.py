@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from adaptive_jax.files import path_of, replacing
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
+PIECE = 1 << 20  # tokens
 
 
 class _Index(dict[str, int]):
@@ -143,16 +144,14 @@ class Vocabulary:
         """
         if self.ends_word.all():
             return len(ids)
-        part = 1 << 20  # a split may be larger than memory
-        return sum(int(self.ends_word[ids[i : i + part]].sum()) for i in range(0, len(ids), part))
+        return sum(int(self.ends_word[piece].sum()) for piece in pieces(ids))
 
     def unk_rate(self, ids: np.ndarray) -> float:
         """Returns the share of ids `[tokens]` that are `<unk>`. Reads all of them."""
         if UNKNOWN not in self.index or not len(ids):
             return 0.0
-        wanted, part = self.index[UNKNOWN], 1 << 20  # a split may be larger than memory
-        found = sum(int(np.sum(ids[i : i + part] == wanted)) for i in range(0, len(ids), part))
-        return found / len(ids)
+        wanted = self.index[UNKNOWN]
+        return sum(int(np.sum(piece == wanted)) for piece in pieces(ids)) / len(ids)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -236,6 +235,12 @@ def read_counts(path: str | os.PathLike) -> dict[str, int]:
             raise InputError(f"{path}, line {number}: {wrong}")
         counts[word] = int(count)
     return counts
+
+
+def pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields ids `[tokens]` a piece at a time, because a split may be larger than memory."""
+    for begin in range(0, len(ids), PIECE):
+        yield ids[begin : begin + PIECE]
 
 
 def check_cut(threshold: int, limit: int) -> None:
