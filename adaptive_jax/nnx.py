@@ -13,14 +13,33 @@ Parameters are `nnx.Param` under the names of linen's, made without a sample inp
 its key from the call: `softmax(hidden, targets, train=True, rngs=nnx.Rngs(dropout=key))`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import jax
 from flax import linen, nnx
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs import adaptive
 from adaptive_jax.outputs import softmax
 from adaptive_jax.outputs.tables import TiedTable
+
+
+class Lexicon(nnx.Variable):
+    """What a layer reads of words, linen's collection "lexicon"; not a parameter."""
+
+
+nnx.register_variable_name("lexicon", Lexicon)
+
+
+def give_lexicon(layer: nnx.bridge.ToNNX, lexicon: Mapping) -> None:
+    """Gives a `CharacterCNN` or `GroC` in flax's bridge what it reads of words, before a softmax
+    shares its parameters.
+
+    lexicon: what `adaptive_jax.data.vocabulary.lexicon.lexicon` makes by the linen layer's
+        `lexicon_spec`.
+    """
+    for name, arrays in lexicon.items():
+        setattr(layer, name, jax.tree.map(Lexicon, dict(arrays)))
 
 
 class AdaptiveInput(nnx.bridge.ToNNX):

@@ -8,8 +8,10 @@ from flax import linen, nnx
 
 import adaptive_jax
 from adaptive_jax import InputError, OwnTable, TiedTable
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.interop.torch_softmax import from_torch, to_torch
-from adaptive_jax.nnx import AdaptiveInput, AdaptiveSoftmax
+from adaptive_jax.nnx import AdaptiveInput, AdaptiveSoftmax, give_lexicon
 
 SIZES = {"vocabulary_size": 40, "features": 8, "cutoffs": (10, 20), "factor": 2}
 TOKENS = np.random.default_rng(0).integers(0, 40, (3, 5))
@@ -111,6 +113,35 @@ def test_a_tied_softmax_shares_the_parameters_of_its_input():
             wrong()
     with pytest.raises(InputError, match="table must be a linen module, got "):
         AdaptiveSoftmax(model.embed, rngs=nnx.Rngs(1))
+
+
+def test_a_composed_input_and_the_softmax_on_it():
+    """Any input works in the bridge: without its lexicon it says so, and the lexicon is no
+    parameter.
+    """
+    words = Vocabulary.build({"the": 5, "cat": 3, "sat": 2, "<eos>": 4, "<unk>": 1})
+    layer = adaptive_jax.CharacterCNN(5, 8, width=4, filters=((1, 3),), length=6)
+    known, tokens = lexicon(words, layer.lexicon_spec), TOKENS % 5
+    table = adaptive_jax.MappedTable(layer, 8, depth=0)
+    embed = nnx.bridge.ToNNX(layer).lazy_init(tokens, rngs=nnx.Rngs(0))
+    with pytest.raises(InputError, match="needs the spelling of its words"):
+        embed(tokens)
+    give_lexicon(embed, known)
+    softmax = AdaptiveSoftmax(table, source=embed, rngs=nnx.Rngs(1))
+    both, given = nnx.List([embed, softmax]), {"lexicon": known}
+
+    def linen_loss(params):
+        vectors = layer.apply({"params": params} | given, tokens)
+        inner = {"params": params} | given
+        inner = {name: {"table": {"source": each}} for name, each in inner.items()}
+        return adaptive_jax.AdaptiveSoftmax(table).apply(inner, vectors, tokens)
+
+    loss, gradient = nnx.jit(nnx.value_and_grad(lambda m: m[1](m[0](tokens), tokens)))(both)
+    [gradient] = nnx.to_pure_dict(gradient).values()  # the softmax has no parameters of its own
+    expected = jax.jit(jax.value_and_grad(linen_loss))(params_of(embed))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), (loss, gradient), expected
+    )
 
 
 def test_weights_of_torch_go_in_and_out():

@@ -30,6 +30,8 @@ from adaptive_jax import (
     TiedTable,
     Transformer,
 )
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.losses import banded
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.dropout import row_seeds
@@ -331,7 +333,7 @@ WRONG = [
     (lambda: made(lookup(), IDS[:0]), "[0, 3]"),
     (lambda: made(adaptive(), ids_at(1, 0, 25)), "tokens[1, 0]=25"),
     (lambda: spelt(tokens=ids_at(0, 0, 21)), "tokens[0, 0]=21"),
-    (lambda: spelt(words=7), "7 words"),
+    (lambda: spelt(words=7), "[7]"),
     (lambda: made(letters(), [1, 44], method="compose"), "words[1]=44"),
     (lambda: made(letters(), IDS, method="compose"), "[2, 3]"),
     # hidden states, targets and weights
@@ -395,6 +397,27 @@ WRONG = [
     (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9), batch(segment_ids=IDS)), "segment_ids"),
     (lambda: made(lstm(), HIDDEN, lstm().cache(5, 9)), "carry of shape [5, 5]"),
     (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9)[1:]), "1 states"),
+    *(
+        (lambda body=body, wrong=wrong: made(body(), HIDDEN, *wrong), says)
+        for body in (transformer, gated, lstm)
+        for wrong, says in (
+            (
+                ((), {"row_ids": np.arange(ROWS)}),
+                "batch must be a Batch or None, got one of type dict",
+            ),
+            ((HIDDEN,), "got one of type ndarray"),
+            ((batch(),), "got one of type Batch"),
+        )
+    ),
+    (lambda: made(transformer(), HIDDEN, lstm().cache(ROWS, 9)), "got tuple"),
+    (lambda: cache(ROWS, -1), "length=-1"),
+    (lambda: lstm().initial_carry(2.0), "rows=2.0"),
+    (lambda: gated().initial_carry("a"), "rows='a'"),
+    (lambda: lookup(dtype=None), "dtype=None"),
+    (lambda: TiedTable(AdaptiveInput), "source=AdaptiveInput is a class"),
+    (lambda: ComposedTable(None, FEATURES), "cnn=None"),
+    (lambda: lexicon(["the", "cat"], letters().lexicon_spec), "got list"),
+    (lambda: lexicon(Vocabulary.build({"the": 2}), letters()), "got CharacterCNN"),
     (lambda: row_seeds(jax.random.key(0), [0.5]), "float32"),
     (lambda: made(model, batch(inputs=ids_at(0, 1, 50))), "tokens[0, 1]=50"),
     (lambda: made(model, batch(targets=IDS[:1])), "[1, 3]"),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.platforms import platform
@@ -99,14 +100,27 @@ def ids_of(batch: Batch | None, rows: int, time: int) -> tuple[jax.Array, jax.Ar
     one segment each.
 
     Raises:
-        InputError: other shapes, or no whole numbers.
+        InputError: no batch, other shapes, or no whole numbers.
     """
     if batch is None:
         return jnp.arange(rows), None
-    segment_ids = batch.segment_ids
+    if not hasattr(batch, "segment_ids"):
+        raise InputError(f"batch must be a Batch or None, got one of type {type(batch).__name__}")
+    row_ids, segment_ids = batch.row_ids, batch.segment_ids
     if segment_ids is not None:
         segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
-    return whole_numbers("row_ids", batch.row_ids, rows), segment_ids
+    if row_ids is None:
+        return jnp.arange(rows), segment_ids
+    return whole_numbers("row_ids", row_ids, rows), segment_ids
+
+
+def check_carry(carry) -> None:
+    """Raises InputError for what no body carries, such as an array or a batch."""
+    if not isinstance(carry, tuple | list) or isinstance(carry, Batch):
+        raise InputError(
+            "carry must be (), or made by body.initial_carry or body.cache, got one of type"
+            f" {type(carry).__name__}"
+        )
 
 
 def reset_of(batch: Batch | None, rows: int) -> jax.Array | None:

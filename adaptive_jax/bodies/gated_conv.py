@@ -27,6 +27,7 @@ from flax import linen as nn
 from adaptive_jax.bodies.blocks import (
     ParameterGroup,
     as_stored,
+    check_carry,
     gathered_twice,
     ids_of,
     reset_of,
@@ -338,6 +339,7 @@ class GatedConv(nn.Module):
             InputError: shapes that do not fit, or segments together with a carry.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
+        check_carry(carry)
         rows, time = vectors.shape[:2]
         row_ids, segment_ids = ids_of(batch, rows, time)
         positions = None if segment_ids is None else positions_in_segments(segment_ids)
@@ -379,6 +381,8 @@ class GatedConv(nn.Module):
         For each stage a tuple, with None for a layer of kernel 1 and else `[rows, kernel - 1,
         width]`, or `[rows, count, kernel - 1, width]` for a stage of several blocks.
         """
+
+        check_at_least(1, rows=rows)
 
         def zeros(stage):
             widths = stage.width, *(units for _, units in stage.layers[:-1])

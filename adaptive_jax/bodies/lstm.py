@@ -10,6 +10,7 @@ from flax import linen as nn
 from adaptive_jax.bodies.blocks import (
     ParameterGroup,
     as_stored,
+    check_carry,
     gathered_twice,
     ids_of,
     reset_of,
@@ -159,6 +160,7 @@ class LSTM(nn.Module):
             InputError: shapes that do not fit; `batch` has segments, and a carry is given.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
+        check_carry(carry)
         rows, time = vectors.shape[:2]
         row_ids, segment_ids = ids_of(batch, rows, time)
         if carry and segment_ids is not None:
@@ -181,6 +183,7 @@ class LSTM(nn.Module):
 
     def initial_carry(self, rows: int) -> tuple[State, ...]:
         """The training carry before the first batch of a stream: zeros."""
+        check_at_least(1, rows=rows)
         dtypes = State(self.dtype, sum_dtype(self.dtype))
         return tuple(
             State(*(jnp.zeros((rows, width), dtype) for dtype in dtypes)) for width in self.widths

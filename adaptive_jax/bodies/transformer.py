@@ -16,6 +16,7 @@ from adaptive_jax.bodies.blocks import (
     LayerNorm,
     ParameterGroup,
     as_stored,
+    check_carry,
     gathered,
     ids_of,
     policy,
@@ -250,6 +251,7 @@ class Transformer(nn.Module):
                 a cache that overflows are NaN.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
+        check_carry(carry)
         rows, time = vectors.shape[:2]
         (row_ids, segment_ids), seen = ids_of(batch, rows, time), 0
         if carry:
@@ -322,6 +324,7 @@ class Transformer(nn.Module):
         Raises:
             InputError: learned positions are fewer.
         """
+        check_at_least(1, rows=rows, length=length)
         if self.positions == "learned":
             check_table(self.max_positions, length)
         shape = (self.layers, rows, length, self.heads, self.features // self.heads)
@@ -334,6 +337,8 @@ def _check_cache(cache, shape, batch):
     """Refuses what would give wrong hidden states: other rows, rows that do not simply
     continue, more tokens than fit.
     """
+    if not isinstance(cache, Cache):
+        raise InputError(f"carry must be () or made by body.cache, got {type(cache).__name__}")
     (rows, time), held = shape, cache.keys.shape[1]
     if rows != held:
         raise InputError(

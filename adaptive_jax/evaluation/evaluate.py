@@ -106,6 +106,11 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
             f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"
             " that or less"
         )
+    if windows[0].layout == "streams" and request.rows > (most := len(ids) - max(contexts)):
+        raise InputError(
+            f"rows={request.rows} must be {max(1, most)} or less: each begins at another token of"
+            f" the {split} split, {len(ids)} tokens"
+        )
     words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
     comparable = _is_published(request, config, vocabulary.count_words(ids))
     paper = card.published(workdir, split) if comparable else None

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from adaptive_jax.errors import check_rates
 from adaptive_jax.inputs import distinct
-from adaptive_jax.numerics.arrays import check_dtype, exists, ids
+from adaptive_jax.numerics.arrays import check_dtype, ids, nan_if_missing
 from adaptive_jax.numerics.bands import (
     Band,
     band_shapes,
@@ -93,8 +93,7 @@ class AdaptiveInput(nn.Module):
         vectors = distinct.vectors(tokens, self.own, self.dtype, self.words(), self.word_axes)
         vectors = vectors * self.features**0.5 if self.scaled else vectors
         vectors = self.drop(vectors, tokens, train=train)
-        # Adding -0.0 changes no bit, and the backward pass has nothing to select.
-        return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
+        return nan_if_missing(vectors, tokens, self.vocabulary_size)
 
     def words(self) -> list[int]:
         """Words of each band."""

@@ -105,8 +105,20 @@ class CharacterCNN(nn.Module):
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"spelling": {"length": self.length, "marks": self.letters == "elmo"}}
 
+    def lexicon_shapes(self, words: int) -> dict:
+        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+
+        def array(dtype, *shape):
+            return jax.ShapeDtypeStruct((words, *shape), dtype)
+
+        letters = {"letters": array(jnp.int16, self.length)}
+        if self.letters == "bytes":
+            letters = {"letters": array(jnp.uint8, self.length), "symbols": array(jnp.int8)}
+        lengths = {name: array(jnp.int32) for name in ("lengths", "row_of_word")}
+        return {"spelling": letters | lengths}
+
     def setup(self):
-        self.spelling = from_lexicon(self, "spelling", self.vocabulary_size, self._blank)
+        self.spelling = from_lexicon(self, "spelling", self.vocabulary_size)
 
         def param(name, start, *shape):
             return self.param(name, start, shape, jnp.float32)
@@ -178,13 +190,6 @@ class CharacterCNN(nn.Module):
         size = chunks.size(min(self.vocabulary_size, len(words)))
         reader = Reader(strides, self.activation, self.dtype, size, chunks.short)
         return read_words(reader, weights, words, self.spelling)
-
-    def _blank(self):
-        words = jnp.zeros(self.vocabulary_size, jnp.int32)
-        dtype = jnp.uint8 if self.letters == "bytes" else jnp.int16
-        blank = jnp.zeros((self.vocabulary_size, self.length), dtype)
-        symbols = {"symbols": words.astype(jnp.int8)} if self.letters == "bytes" else {}
-        return {"letters": blank, "lengths": words, "row_of_word": words} | symbols
 
 
 def _is_filter(pair):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_not_negative
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.letters import Chunks
-from adaptive_jax.numerics.arrays import exists, ids, look_up
+from adaptive_jax.numerics.arrays import exists, ids, look_up, nan_if_missing
 from adaptive_jax.numerics.layers import from_lexicon, uniform
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import added, product, sum_dtype
@@ -105,8 +105,8 @@ class GroC(CharacterCNN):
             raise InputError(f"share={self.share!r} must be a number from 0 to 1")
         if not isinstance(self.lexicon, str):
             raise InputError(
-                f"lexicon={self.lexicon!r} must be the path of WordNet or of a .jsonl file;"
-                " see docs/words.md"
+                f"lexicon={self.lexicon!r} must be a string, the path of WordNet or of a .jsonl"
+                " file; see docs/words.md"
             )
 
     def _parts(self):
@@ -121,17 +121,18 @@ class GroC(CharacterCNN):
         parts = {name: lexicon | {"most": most} for name, most in self._parts().items()}
         return super().lexicon_spec | parts
 
+    def lexicon_shapes(self, words: int) -> dict:
+        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        parts = {
+            name: {"words": jax.ShapeDtypeStruct((words, most), jnp.int32)}
+            for name, most in self._parts().items()
+        }
+        return super().lexicon_shapes(words) | parts
+
     def setup(self):
         super().setup()
-
-        def unrelated(most):
-            return {"words": jnp.full((self.vocabulary_size, most), -1, jnp.int32)}
-
         self.others = {
-            name: from_lexicon(
-                self, name, self.vocabulary_size, functools.partial(unrelated, most)
-            )["words"]
-            for name, most in self._parts().items()
+            name: from_lexicon(self, name, self.vocabulary_size)["words"] for name in self._parts()
         }
         if self.combine == "concat" and self.others:
             width = (1 + len(self.others)) * self.features
@@ -173,17 +174,20 @@ class GroC(CharacterCNN):
                 start += others.size
             known = exists(words, self.vocabulary_size)
             words = jnp.where(known, jnp.arange(len(words)), len(surfaces))
-        parts = [look_up(surfaces, words)]
+        parts = [look_up(surfaces, words, missing=0)]
         for places in lists:
             count = places.shape[1]
             if self.form == "paper":
                 count = jnp.sum(places >= 0, axis=1, keepdims=True)
             count = jnp.maximum(count, 1).astype(surfaces.dtype)
             parts.append(sum_of_rows(surfaces, places) / count)
-        if not (self.combine == "concat" and lists):
-            return sum(parts)
-        kernel, bias = self.map
-        return added(product(jnp.concatenate(parts, axis=1).astype(self.dtype), kernel), bias)
+        if self.combine == "concat" and lists:
+            kernel, bias = self.map
+            joined = jnp.concatenate(parts, axis=1).astype(self.dtype)
+            vectors = added(product(joined, kernel), bias)
+        else:
+            vectors = sum(parts)
+        return nan_if_missing(vectors, words, len(surfaces))
 
 
 def sum_of_rows(table: jax.Array, places: jax.Array) -> jax.Array:

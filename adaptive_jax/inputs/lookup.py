@@ -9,7 +9,7 @@ from flax import linen as nn
 from jax import lax
 
 from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
-from adaptive_jax.numerics.arrays import check_dtype, exists, ids, look_up
+from adaptive_jax.numerics.arrays import check_dtype, ids, look_up, nan_if_missing
 from adaptive_jax.numerics.bands import Band, own_rows
 from adaptive_jax.numerics.layers import WordDropout, uniform
 from adaptive_jax.numerics.meshes import by_token
@@ -86,15 +86,16 @@ class Lookup(nn.Module):
         else:
             vectors = by_token(_rows, tokens, self.table).astype(self.dtype)
         vectors = self.drop(vectors, tokens, train=train)
-        return vectors if self.projection is None else by_token(product, vectors, self.projection)
+        if self.projection is not None:
+            vectors = by_token(product, vectors, self.projection)
+        return nan_if_missing(vectors, tokens, self.vocabulary_size)
 
     def _look_up_for_all(self, tokens):
-        """Vectors of tokens from the devices that hold them."""
+        """Vectors of tokens from the devices that hold them; 0 for one that does not exist."""
         rows = lax.all_gather(tokens, self.word_axes, tiled=True)
         rows -= lax.axis_index(self.word_axes) * len(self.table)
         own = self.table.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-        vectors = lax.psum_scatter(own.astype(self.dtype), self.word_axes, tiled=True)
-        return jnp.where(exists(tokens, self.vocabulary_size)[..., None], vectors, jnp.nan)
+        return lax.psum_scatter(own.astype(self.dtype), self.word_axes, tiled=True)
 
     def words(self) -> list[int]:
         """Words of each band."""
@@ -112,4 +113,4 @@ class Lookup(nn.Module):
 
 
 def _rows(tokens, table):
-    return look_up(table, tokens)
+    return look_up(table, tokens, missing=0)

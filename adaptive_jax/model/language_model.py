@@ -198,14 +198,20 @@ class LanguageModel(nn.Module):
         """What the layers read of each word, by layer: the second argument of
         `adaptive_jax.data.vocabulary.lexicon.lexicon`.
         """
-        table = (
-            {"table": self.output.table.lexicon_spec}
-            if hasattr(self.output.table, "lexicon_spec")
-            else {}
+        return self._of_lexicon(lambda layer: layer.lexicon_spec)
+
+    def lexicon_shapes(self) -> dict:
+        """The shapes and dtypes of what `lexicon_spec` asks for, in the same tree."""
+        return self._of_lexicon(lambda layer: layer.lexicon_shapes(self.input.vocabulary_size))
+
+    def _of_lexicon(self, what):
+        """What each layer that reads the lexicon says."""
+        source, table, output = (
+            what(layer) if hasattr(layer, "lexicon_spec") else {}
+            for layer in (self.input, self.output.table, self.output)
         )
-        table |= getattr(self.output, "lexicon_spec", {})
-        spec = {"input": getattr(self.input, "lexicon_spec", {}), "output": table}
-        return {name: inner for name, inner in spec.items() if inner}
+        tree = {"input": source, "output": ({"table": table} if table else {}) | output}
+        return {name: said for name, said in tree.items() if said}
 
 
 def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
@@ -250,11 +256,11 @@ def output_features(body: nn.Module) -> int:
 
 @functools.lru_cache(maxsize=8)
 def variable_shapes(model: LanguageModel) -> dict:
-    """The collections "params" and, if the model reads one, "lexicon", as shapes: always the
-    same dicts, not to be changed.
+    """The collections "params" and "lexicon" as shapes: always the same dicts, not to be
+    changed.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0), _smallest_batch())
-    return {name: shapes[name] for name in ("params", "lexicon") if name in shapes}
+    return {"params": shapes["params"], "lexicon": model.lexicon_shapes()}
 
 
 def parameter_shapes(model: LanguageModel) -> dict:

@@ -75,14 +75,24 @@ def exists(array: jax.Array, count: int) -> jax.Array:
     return (array >= 0) & (array < count)
 
 
-def look_up(table: jax.Array, array: jax.Array) -> jax.Array:
-    """Rows `[..., width]` of a table `[rows, width]` by their ids `[...]`: NaN for an id that
-    does not exist. Gradients of a row's many occurrences are summed in float32.
+def look_up(table: jax.Array, array: jax.Array, missing: float = jnp.nan) -> jax.Array:
+    """Rows `[..., width]` of a table `[rows, width]` by their ids `[...]`, filled with `missing`
+    for an id that does not exist. Gradients of a row's many occurrences are summed in float32.
     """
     table = jnp.asarray(table)
     rows = table.astype(sum_dtype(table.dtype)).at[array]
-    rows = rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    rows = rows.get(mode="fill", fill_value=missing, wrap_negative_indices=False)
     return rows.astype(table.dtype)
+
+
+def nan_if_missing(vectors: jax.Array, array: jax.Array, count: int) -> jax.Array:
+    """Vectors `[..., width]`, NaN where the id in `array [...]` does not exist.
+
+    Only after the last product: a factor of NaN makes gradients NaN even where a caller masks the
+    vector.
+    """
+    # Adding -0.0 changes no bit, and the backward pass has nothing to select.
+    return vectors + jnp.where(exists(array, count), -0.0, jnp.nan)[..., None]
 
 
 def check_dtype(dtype) -> None:
@@ -95,7 +105,7 @@ def check_dtype(dtype) -> None:
         known = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:
         known = False
-    if not known:
+    if dtype is None or not known:  # NumPy takes None for float64
         name = getattr(dtype, "__name__", dtype)
         raise InputError(f"dtype={name} must be a type of floats, such as float32 or bfloat16")
 

@@ -19,7 +19,7 @@ class Batch(NamedTuple):
         weights: float32 `[rows, time]`: how much each target counts in the loss, 0 for padding.
             None: all 1.
         row_ids: int32 `[rows]`, the number of each row in its update. Dropout is a function of it,
-            so no layout of devices and microbatches changes what is dropped.
+            so no layout of devices and microbatches changes what is dropped. None: 0, 1, 2 …
         segment_ids: int32 `[rows, time]`, or None where each row is one example. A token sees
             tokens of its own segment only; 0 is padding.
         reset: bool `[rows]`, or None where no row does: the row starts anew and ignores the carry.
@@ -30,6 +30,6 @@ class Batch(NamedTuple):
     inputs: "Array"
     targets: "Array"
     weights: "Array | None"
-    row_ids: "Array"
+    row_ids: "Array | None"
     segment_ids: "Array | None" = None
     reset: "Array | None" = None

@@ -5,7 +5,7 @@ initializer, and what the lexicon says of words.
 The one file of this folder that needs flax.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -31,24 +31,40 @@ ACTIVATIONS = {
 }
 
 
-def from_lexicon(layer: nn.Module, name: str, words: int, blank: Callable):
-    """What the collection "lexicon" holds for a layer under `name`: arrays whose rows are `words`
-    words, or a dict of them. `blank()` stands for it while the layer is initialised.
+def from_lexicon(layer: nn.Module, name: str, words: int):
+    """What the collection "lexicon" holds for a layer under `name`, in the shapes that
+    `layer.lexicon_shapes(words)` says; ones where there is none and parameters are made.
 
     Raises:
-        InputError: there is none, or it has rows of another number of words.
+        InputError: there is none, or one of another vocabulary or of other settings.
     """
-    if not (layer.is_initializing() or layer.has_variable("lexicon", name)):
+    wanted = layer.lexicon_shapes(words)[name]
+    if not layer.has_variable("lexicon", name):
+        # Inside `nn.remat` and its like, flax tries `setup` without its flag of initialisation.
+        if layer.is_initializing() or layer.is_mutable_collection("params"):
+            return jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), wanted)
         raise InputError(
             f"{type(layer).__name__} needs the {name} of its words: pass apply"
             ' {"params": ..., "lexicon": lexicon(...)}'
         )
-    found = layer.variable("lexicon", name, blank).value
-    if (known := len(jax.tree.leaves(found)[0])) != words:
-        raise InputError(
-            f"the lexicon must have the vocabulary's {words} words, got one of {known} words"
-        )
+    found = layer.get_variable("lexicon", name)
+    sizes, there = _sizes(name, wanted), _sizes(name, found)
+    for part in sizes | there:
+        if sizes.get(part) != there.get(part):
+            wish, got = (each.get(part, "nothing") for each in (sizes, there))
+            raise InputError(
+                f"the lexicon's {part} must be {wish}, got {got}: make it of the layer's {words:,}"
+                " words, by lexicon(vocabulary, layer.lexicon_spec)"
+            )
     return found
+
+
+def _sizes(name, arrays):
+    """Names and shapes, such as {"spelling lengths": "[10]", "spelling letters": "[10, 50]"}."""
+    if not isinstance(arrays, Mapping):
+        return {name: f"of shape {list(jnp.shape(arrays))}"}
+    parts = [_sizes(f"{name} {inner}", array) for inner, array in sorted(arrays.items())]
+    return {part: size for each in parts for part, size in each.items()}
 
 
 def uniform(bound: float) -> Callable:
@@ -126,7 +142,6 @@ class WordDropout(_WithRate):
             return vectors
         seeds = shared_seeds(self.make_rng("dropout"))
         mask = keep_mask(seeds, tokens.astype(jnp.uint32), self.rate)
-        # A product: NaN, the vector of an id that does not exist, stays NaN.
         return vectors * jnp.where(mask, 1 / (1 - self.rate), 0).astype(vectors.dtype)[..., None]
 
 

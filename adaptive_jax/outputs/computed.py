@@ -246,6 +246,8 @@ class ComposedTable(ComputedTable):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(0, correction=self.correction)
+        if not hasattr(self.cnn, "lexicon_spec"):
+            raise InputError(f"cnn={self.cnn!r:.40} must be a CharacterCNN(...) or GroC(...)")
         if self.cnn.features != self.features:
             raise InputError(
                 f"features={self.features} must be those of the CNN, {self.cnn.features}"
@@ -255,6 +257,10 @@ class ComposedTable(ComputedTable):
     def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"cnn": self.cnn.lexicon_spec}
+
+    def lexicon_shapes(self, words: int) -> dict:
+        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        return {"cnn": self.cnn.lexicon_shapes(words)}
 
     def setup(self):
         if self.correction:

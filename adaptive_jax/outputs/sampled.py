@@ -73,12 +73,16 @@ class Sampled(nn.Module):
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"counts": {}} if self.proposal == "unigram" else {}
 
+    def lexicon_shapes(self, words: int) -> dict:
+        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        counts = jax.ShapeDtypeStruct((words,), jnp.float32)
+        return {"counts": counts} if self.proposal == "unigram" else {}
+
     def setup(self):
         self.dropout = Dropout(self.input_dropout)
         [(table, *_)] = self.bands()
         if self.proposal == "unigram":
-            words = len(table)
-            self.counts = from_lexicon(self, "counts", words, lambda: jnp.ones(words))
+            self.counts = from_lexicon(self, "counts", len(table))
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The one band; `train` draws the table's dropout."""

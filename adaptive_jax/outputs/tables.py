@@ -42,6 +42,8 @@ def check_bands(name: str, module, cuts_words: bool = False) -> None:
     if not hasattr(module, "bands"):
         cure = {"table": "OwnTable(...) or TiedTable(...)", "source": "an AdaptiveInput(...)"}
         raise InputError(f"{name}={module!r} has no bands(): use {cure[name]}")
+    if isinstance(module, type):
+        raise InputError(f"{name}={module.__name__} is a class: use {module.__name__}(...)")
     if not isinstance(module, nn.Module):
         raise InputError(
             f"{name} must be a linen module, got {module!r:.40}: for one of nnx, use"

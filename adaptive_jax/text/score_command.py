@@ -161,6 +161,11 @@ def columns_of(vocabulary) -> tuple[str, ...]:
         return ()
     known = NAMES[:1] if isinstance(vocabulary, Subwords) else NAMES
     for column in COLUMNS.value or ():
+        if column in NAMES and column not in known:
+            raise InputError(
+                f"--columns={column!r} is not for words in pieces, which this run has: use"
+                f" --columns={known[0]}"
+            )
         check_known(f"--columns={column!r}", column, known)
     return tuple(COLUMNS.value or known)
 

@@ -9,13 +9,16 @@ import json
 import lzma
 import re
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import adaptive_jax
+from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.text import score_command
 from adaptive_jax.text.files import TextFiles
 
 
@@ -233,6 +236,15 @@ WRONG = [
 def test_bad_input_is_one_line(score):
     for flags, given, says in WRONG:
         refuses(score(*flags, given=given), says)
+
+
+def test_columns_of_words_in_pieces(monkeypatch):
+    """They have surprisal alone, which is said of a column that other runs have."""
+    words = Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, codes=2)
+    monkeypatch.setattr(score_command, "COLUMNS", SimpleNamespace(value=["rank"]))
+    monkeypatch.setattr(score_command, "WORDS", SimpleNamespace(value=True))
+    with pytest.raises(InputError, match="--columns='rank' is not for words in pieces"):
+        score_command.columns_of(words)
 
 
 def test_archives_of_one_file(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.numerics.batch import Batch
@@ -94,3 +95,6 @@ def test_evaluation_carries_the_state_through_the_split(learned, capsys):
     assert "context 0, in 4 rows (--rows=1 scores exactly)" in capsys.readouterr().out
     assert 1e-4 < abs(rows["nll"] - expected) < 0.1
     assert len(list((learned / "eval").glob("*.json"))) == 4
+    # The result would state rows that were not there.
+    with pytest.raises(InputError, match=f"rows=9999 must be {len(ids) - 3} or less"):
+        evaluate(learned, Request(rows=9999, context=3))

@@ -302,7 +302,14 @@ def lexicon(vocabulary: Vocabulary, spec: Mapping) -> dict:
 
     They are arguments of a compiled program, never constants in it, so another vocabulary of the
     same size needs no new one.
+
+    Raises:
+        InputError: no vocabulary, or no such tree; a lexicon that cannot be read.
     """
+    if not isinstance(vocabulary, Vocabulary):
+        raise InputError(f"vocabulary must be a Vocabulary, got {type(vocabulary).__name__}")
+    if not isinstance(spec, Mapping):
+        raise InputError(f"spec must be the lexicon_spec of a layer, got {type(spec).__name__}")
     return {
         name: SOURCES[name](vocabulary, **inner) if name in SOURCES else lexicon(vocabulary, inner)
         for name, inner in spec.items()
