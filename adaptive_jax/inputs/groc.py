@@ -130,10 +130,10 @@ class GroC(CharacterCNN):
         return super().lexicon_shapes(words) | parts
 
     def setup(self):
-        super().setup()
         self.others = {
             name: from_lexicon(self, name, self.vocabulary_size)["words"] for name in self._parts()
         }
+        super().setup()
         if self.combine == "concat" and self.others:
             width = (1 + len(self.others)) * self.features
             init = uniform(width**-0.5)

@@ -41,7 +41,8 @@ def from_lexicon(layer: nn.Module, name: str, words: int):
     wanted = layer.lexicon_shapes(words)[name]
     if not layer.has_variable("lexicon", name):
         # Inside `nn.remat` and its like, flax tries `setup` without its flag of initialisation.
-        if layer.is_initializing() or layer.is_mutable_collection("params"):
+        tried = layer.is_mutable_collection("params") and not layer.variables.get("params")
+        if layer.is_initializing() or tried:
             return jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), wanted)
         raise InputError(
             f"{type(layer).__name__} needs the {name} of its words: pass apply"

@@ -41,8 +41,10 @@ def test_no_lexicon_is_made_up(composed):
     same vector, or the same count.
     """
     layer, fields, variables = composed
-    with pytest.raises(InputError, match="needs the spelling of its words: pass apply"):
-        layer(len(VOCABULARY), 8, **fields).apply({"params": variables["params"]}, TOKENS)
+    with pytest.raises(InputError, match="needs the [a-z]+ of its words: pass apply"):
+        layer(len(VOCABULARY), 8, **fields).apply(
+            {"params": variables["params"]}, TOKENS, mutable=True
+        )
     sampled = Sampled(OwnTable(5, 8), 2, "unigram")
     made = sampled.init(jax.random.key(0), jnp.ones((2, 8)), jnp.zeros(2, int), method="loss")
     assert list(made) == ["params"]
