@@ -246,8 +246,8 @@ class ComposedTable(ComputedTable):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(0, correction=self.correction)
-        if not hasattr(self.cnn, "lexicon_spec"):
-            raise InputError(f"cnn={self.cnn!r:.40} must be a CharacterCNN(...) or GroC(...)")
+        if not isinstance(self.cnn, nn.Module):
+            raise InputError(f"cnn={self.cnn!r:.40} must be an input, such as a CharacterCNN(...)")
         if self.cnn.features != self.features:
             raise InputError(
                 f"features={self.features} must be those of the CNN, {self.cnn.features}"

@@ -18,6 +18,7 @@ from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.evaluate import Request, data_of, evaluate
 from adaptive_jax.evaluation.report.frequency import Words, words_of
 from adaptive_jax.evaluation.runs import SavedRun
+from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import names_in
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.parameters import checkpoint_step
@@ -95,7 +96,7 @@ class RunReport(NamedTuple):
             "reads": "stream"
             if streams
             else f"{settings['window']}, context {settings['context']}",
-            "validation_perplexity": None if valid is None else card.perplexity(valid),
+            "validation_perplexity": None if valid is None else perplexity(valid),
             "perplexity": result["perplexity"],
             "published_validation_perplexity": paper["validation"],
             "published_perplexity": paper[split],
