@@ -74,7 +74,8 @@ class ComputedTable(nn.Module):
             tables["bias"] = self.get_variable("tables", "bias")
         elif self.bias == "predicted":
             weights, bias = self.bias_weights
-            tables["bias"] = jnp.tanh(tables["vectors"] @ weights[:, 0] + bias)
+            vectors = tables["vectors"].astype(weights.dtype)
+            tables["bias"] = jnp.tanh(vectors @ weights[:, 0] + bias)
         return tables
 
     def _of_source(self, table, words):
