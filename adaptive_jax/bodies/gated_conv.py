@@ -381,7 +381,6 @@ class GatedConv(nn.Module):
         For each stage a tuple, with None for a layer of kernel 1 and else `[rows, kernel - 1,
         width]`, or `[rows, count, kernel - 1, width]` for a stage of several blocks.
         """
-
         check_at_least(1, rows=rows)
 
         def zeros(stage):

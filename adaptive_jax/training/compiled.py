@@ -56,7 +56,7 @@ def compile_update(
     whole, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
     lexicon = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole),
-        variable_shapes(model).get("lexicon", {}),
+        variable_shapes(model)["lexicon"],
     )
     layout = layout_class(config["batches"]["layout"], config["batches"]["break_mode"])
 
