@@ -249,16 +249,17 @@ def test_resets_and_the_carry():
 )
 def test_masks_depend_on_seed_and_row_id_alone(kind, fields):
     """Rows 1 and 2 come out in other places as they did; another row id or seed gives other
-    masks.
+    masks. No ids are 0, 1, 2.
     """
     body, variables = made(kind, **fields)
 
     def hidden(rows, row_ids, seed=0):
-        batch = batch_of(row_ids=np.array(row_ids, np.int32))
+        batch = batch_of(row_ids=row_ids and np.array(row_ids, np.int32))
         return trained(body, variables, vectors()[jnp.array(rows)], (), batch, seed)[0]
 
     whole, part = hidden([0, 1, 2], [0, 1, 2]), hidden([1, 2, 2], [1, 2, 7])
     np.testing.assert_allclose(part[:2], whole[1:], atol=1e-6)
+    np.testing.assert_array_equal(hidden([0, 1, 2], None), whole)
     assert np.abs(part[2] - part[1]).max() > 0.01
     assert np.abs(hidden([0, 1, 2], [0, 1, 2], seed=1) - whole).max() > 0.01
 
