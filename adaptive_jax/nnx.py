@@ -24,13 +24,6 @@ from adaptive_jax.outputs import softmax
 from adaptive_jax.outputs.tables import TiedTable
 
 
-class Lexicon(nnx.Variable):
-    """What a layer reads of words, linen's collection "lexicon"; not a parameter."""
-
-
-nnx.register_variable_name("lexicon", Lexicon)
-
-
 def give_lexicon(layer: nnx.bridge.ToNNX, lexicon: Mapping) -> None:
     """Gives a `CharacterCNN` or `GroC` in flax's bridge what it reads of words, before a softmax
     shares its parameters.
@@ -38,8 +31,10 @@ def give_lexicon(layer: nnx.bridge.ToNNX, lexicon: Mapping) -> None:
     lexicon: what `adaptive_jax.data.vocabulary.lexicon.lexicon` makes by the linen layer's
         `lexicon_spec`.
     """
+    # The class that flax has for this collection of linen: not `nnx.Param`, so it is not trained.
+    kind = nnx.variable_type_from_name("lexicon", allow_register=True)
     for name, arrays in lexicon.items():
-        setattr(layer, name, jax.tree.map(Lexicon, dict(arrays)))
+        setattr(layer, name, jax.tree.map(kind, dict(arrays)))
 
 
 class AdaptiveInput(nnx.bridge.ToNNX):

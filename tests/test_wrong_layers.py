@@ -415,7 +415,7 @@ WRONG = [
     (lambda: gated().initial_carry("a"), "rows='a'"),
     (lambda: lookup(dtype=None), "dtype=None"),
     (lambda: TiedTable(AdaptiveInput), "source=AdaptiveInput is a class"),
-    (lambda: ComposedTable(None, FEATURES), "cnn=None"),
+    (lambda: ComposedTable(None, FEATURES), "got NoneType"),
     (lambda: lexicon(["the", "cat"], letters().lexicon_spec), "got list"),
     (lambda: lexicon(Vocabulary.build({"the": 2}), letters()), "got CharacterCNN"),
     (lambda: row_seeds(jax.random.key(0), [0.5]), "float32"),

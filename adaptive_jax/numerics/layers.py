@@ -61,7 +61,7 @@ def from_lexicon(layer: nn.Module, name: str, words: int):
 
 
 def _sizes(name, arrays):
-    """Names and shapes, such as {"spelling lengths": "[10]", "spelling letters": "[10, 50]"}."""
+    """What each array is, such as {"spelling lengths": "of shape [10]"}."""
     if not isinstance(arrays, Mapping):
         return {name: f"of shape {list(jnp.shape(arrays))}"}
     parts = [_sizes(f"{name} {inner}", array) for inner, array in sorted(arrays.items())]

@@ -248,7 +248,8 @@ class ComposedTable(ComputedTable):
         super().__post_init__()
         check_at_least(0, correction=self.correction)
         if not isinstance(self.cnn, nn.Module):
-            raise InputError(f"cnn={self.cnn!r:.40} must be an input, such as a CharacterCNN(...)")
+            kind = type(self.cnn).__name__
+            raise InputError(f"cnn must be an input, such as a CharacterCNN(...), got {kind}")
         if self.cnn.features != self.features:
             raise InputError(
                 f"features={self.features} must be those of the CNN, {self.cnn.features}"

@@ -163,7 +163,7 @@ def columns_of(vocabulary) -> tuple[str, ...]:
     for column in COLUMNS.value or ():
         if column in NAMES and column not in known:
             raise InputError(
-                f"--columns={column!r} is not for words in pieces, which this run has: use"
+                f"--columns={column!r} is not for sub-word units, which this run has: use"
                 f" --columns={known[0]}"
             )
         check_known(f"--columns={column!r}", column, known)

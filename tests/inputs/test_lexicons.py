@@ -97,7 +97,8 @@ def test_a_lexicon_of_other_settings(fields, says):
     """It would be read as this one, or fail deep inside."""
     layer = CharacterCNN(5, 8, **SMALL)
     params = layer.init(jax.random.key(0), TOKENS)["params"]
-    words = Vocabulary(VOCABULARY.words[: fields.get("vocabulary_size", 5)], VOCABULARY.counts)
+    size = fields.get("vocabulary_size", 5)
+    words = Vocabulary(VOCABULARY.words[:size], VOCABULARY.counts[:size])
     given = lexicon(
         words, CharacterCNN(**{"vocabulary_size": 5, "features": 8} | SMALL | fields).lexicon_spec
     )

@@ -238,12 +238,12 @@ def test_bad_input_is_one_line(score):
         refuses(score(*flags, given=given), says)
 
 
-def test_columns_of_words_in_pieces(monkeypatch):
+def test_columns_of_sub_word_units(monkeypatch):
     """They have surprisal alone, which is said of a column that other runs have."""
     words = Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, codes=2)
     monkeypatch.setattr(score_command, "COLUMNS", SimpleNamespace(value=["rank"]))
     monkeypatch.setattr(score_command, "WORDS", SimpleNamespace(value=True))
-    with pytest.raises(InputError, match="--columns='rank' is not for words in pieces"):
+    with pytest.raises(InputError, match="--columns='rank' is not for sub-word units"):
         score_command.columns_of(words)
 
 
