@@ -27,7 +27,7 @@ def unwinds():
     finally:
         print("unwinding", flush=True)
         rest()
-def collects():
+def collects(then=rest):
     def interrupted(phase, _):
         gc.callbacks.remove(interrupted)
         os.kill(os.getpid(), signal.SIGINT)
@@ -35,7 +35,15 @@ def collects():
             pass
     gc.callbacks.append(interrupted)
     gc.collect()
-    rest()
+    then()
+class Slow:
+    def find_spec(self, *_):
+        rest()
+def collects_and_imports():
+    def imports():
+        sys.meta_path.insert(0, Slow())
+        import no_such_module
+    collects(imports)
 def says():
     raise KeyboardInterrupt("stopped at update 7")
 def waits():
@@ -132,6 +140,7 @@ def test_a_second_interruption_ends_at_once(numbers):
     [
         ("says", 130, r"stopped at update 7\n"),
         ("collects", 130, r"stopped: here\n"),
+        ("collects_and_imports", 130, r"stopped: here\n"),
         ("imports", 130, r"stopped: here\n"),
         ("lacks", 2, r"error: the package no_such_module is missing: pip install no_such.*\n"),
         (

@@ -3,6 +3,7 @@ fix.
 """
 
 import errno
+import functools
 import importlib
 import itertools
 import logging as standard_logging
@@ -108,6 +109,7 @@ def run(
         setattr(sys, name, stream)
     _handle_signals(stopped)
     _silence_libraries()
+    sys.unraisablehook = functools.partial(_unraisable, stopped)
 
     def guarded(argv):
         _guarded(lambda: main(*argv[1:]), stopped)
@@ -134,20 +136,19 @@ def _silence_libraries():
         shown = standard_logging.getLogger(name)
         shown.setLevel(standard_logging.WARNING)
         shown.handlers, shown.propagate = [_Warnings()], False
-    sys.unraisablehook = _unraisable
     if not sys.warnoptions:
         warnings.showwarning = _show_own_warnings
 
 
-def _unraisable(unraisable):
+def _unraisable(stopped, unraisable):
     """Handles what Python cannot raise where it happens, such as in a callback of the garbage
     collector.
 
-    An interruption there must not be lost, so it is sent again. When a checkpoint cannot be read,
+    An interruption there must not be lost, so it is sent again, for the same line `stopped`. When a checkpoint cannot be read,
     its threads complain of a closed event loop, which says nothing new.
     """
     if unraisable.exc_type is KeyboardInterrupt:
-        handler = _handle_signals()
+        handler = _handle_signals(stopped)
         threading.Thread(target=_send_again, args=(handler,), daemon=True).start()
     elif str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
@@ -173,7 +174,7 @@ def _print_warning(level, message):
     print(f"{level}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
-def _handle_signals(stopped="stopped"):
+def _handle_signals(stopped):
     """Ctrl-C and SIGTERM raise KeyboardInterrupt. A second one, while the program ends, exits at
     once; so does one during an import, because some libraries break when interrupted there. Returns
     the handler.
