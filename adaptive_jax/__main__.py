@@ -27,7 +27,8 @@ COMMANDS = {  # by the module that has its flags and its `main`
 
 def main(name: str | None = None) -> None:
     """Runs the command `name`, or that of the first argument, with the other arguments."""
-    signal.signal(signal.SIGINT, _leave)  # until `commands.run`
+    for number in signal.SIGINT, signal.SIGTERM:
+        signal.signal(number, _leave)  # until `commands.run`
     from adaptive_jax.errors import InputError, MissingPackage, check_known
 
     try:

@@ -177,15 +177,17 @@ import os, signal, sys
 from adaptive_jax.__main__ import main
 class Interrupted:
     def find_spec(self, *_):
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), int(sys.argv.pop()))
 sys.meta_path.insert(0, Interrupted())
 main("train")
 """
 
 
-def test_an_interruption_before_flags_are_read():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_before_flags_are_read(number):
     """Of the first import of a command: one line."""
-    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True)
+    line = [sys.executable, "-c", STARTS, str(int(number))]
+    done = subprocess.run(line, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "stopped\n")
 
 

@@ -144,8 +144,9 @@ def _unraisable(stopped, unraisable):
     """Handles what Python cannot raise where it happens, such as in a callback of the garbage
     collector.
 
-    An interruption there must not be lost, so it is sent again, for the same line `stopped`. When a checkpoint cannot be read,
-    its threads complain of a closed event loop, which says nothing new.
+    An interruption there must not be lost, so it is sent again; the line is `stopped` then, too.
+    When a checkpoint cannot be read, its threads complain of a closed event loop, which says
+    nothing new.
     """
     if unraisable.exc_type is KeyboardInterrupt:
         handler = _handle_signals(stopped)
