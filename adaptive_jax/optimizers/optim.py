@@ -286,7 +286,7 @@ def _descent(learning_rate, decay=0.0):
 
 def _clip_as_torch(clip_norm):
     def clip(gradients, params):
-        factor = jnp.minimum(1, clip_norm / (optax.global_norm(gradients) + 1e-6))
+        factor = jnp.minimum(1, clip_norm / (optax.tree.norm(gradients) + 1e-6))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
 
     return optax.stateless(clip)

@@ -221,7 +221,7 @@ class Trajectory:
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         changes, state = self.optimizer.update(gradients, state, params, scale=scale)
         numbers = {"loss": sums.loss / sums.tokens, "ce_loss": sums.nll / sums.tokens}
-        numbers["grad_norm"] = optax.global_norm(gradients)
+        numbers["grad_norm"] = optax.tree.norm(gradients)
         return optax.apply_updates(params, changes), state, numbers
 
     def carried(self, params, carry, batch, masks):

@@ -191,7 +191,7 @@ class Trajectory:
         )
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         changes, state = self.ours.update(gradients, state, params, scale=scale, stored=stored)
-        return changes, state, (sums.nll / sums.tokens, optax.global_norm(gradients)), tables
+        return changes, state, (sums.nll / sums.tokens, optax.tree.norm(gradients)), tables
 
     def advance(self, source, start, rows, rate, tables=None):
         """Makes an update, with stored tables or, without, composing anew; its plain loss and

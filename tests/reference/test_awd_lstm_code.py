@@ -186,7 +186,7 @@ def test_optim(case):
             if switch and step == switch:
                 state = tree_set(state, switched=jnp.asarray(True))
             gradients = [jnp.asarray(data[f"g{i}"][step], settings["dtype"]) for i in parts]
-            norm = optax.global_norm(gradients)
+            norm = optax.tree.norm(gradients)
             np.testing.assert_allclose(norm, data["grad_norm"][step], rtol=tolerance)
             changes, state = update(gradients, state, params, scale=scales[step])
             params = optax.apply_updates(params, changes)

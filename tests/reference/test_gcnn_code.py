@@ -365,7 +365,7 @@ def test_training(name):
             gradients["input"]["table"] = gradients["input"]["table"].at[PAD].set(0)
             changes, optimizer_state = optimizer.update(gradients, optimizer_state, params)
             params = optax.apply_updates(params, changes)
-            norms = optax.global_norm(gradients), optax.global_norm(params)
+            norms = optax.tree.norm(gradients), optax.tree.norm(params)
             return (params, optimizer_state), (loss, *norms)
 
         return jax.lax.scan(update, (params, optimizer.init(params)), (inputs, targets))
