@@ -68,14 +68,13 @@ def update_rows(
     Raises:
         InputError: shapes that do not fit; ids that do not exist (inside `jax.jit`, where ids are
             not known, those change nothing); an optimizer that needs `lazy=True`, that was made
-            inside `jax.jit` of a number not known there, or that keeps an array that is neither a
-            number nor shaped as the table.
+            inside `jax.jit` of a number not known there, that needs more than a gradient, or that
+            keeps an array that is neither a number nor shaped as the table.
     """
     tables = jax.tree.map(lambda a: _table(jnp.asarray(a)), table)
     state = jax.tree.map(jnp.asarray, state)  # which may come from a file
     rows, shapes = _checked(tables, state)
-    if jax.tree.structure(jax.eval_shape(optimizer.init, tables)) != jax.tree.structure(state):
-        raise InputError("state must be `optimizer.init(table)`, got that of another optimizer")
+    _check_state(optimizer, tables, state)
     leaves, structure = jax.tree.flatten(tables)
     try:
         structure.flatten_up_to(gradient)
@@ -110,7 +109,8 @@ def update_rows(
         return a.at[words].set(new, mode="drop", **how) if a.shape in shapes else new
 
     own, own_state = jax.tree.map(read, (tables, state))
-    changes, own_state = optimizer.update(jax.tree.map(summed, tables, gradient), own_state, own)
+    gradient = jax.tree.map(summed, tables, gradient)
+    changes, own_state = _updated(optimizer, gradient, own_state, own)
     own = optax.apply_updates(own, changes)
     return jax.tree.map(write, tables, own), jax.tree.map(write, state, own_state)
 
@@ -136,11 +136,36 @@ def _checked(tables, state):
     return shapes[0][0], shapes
 
 
+def _check_state(optimizer, tables, state):
+    if not hasattr(optimizer, "init"):
+        raise InputError(f"optimizer={optimizer!r} must be one of optax, such as optax.sgd(0.1)")
+    right = jax.eval_shape(optimizer.init, tables)
+    if jax.tree.structure(state) != jax.tree.structure(right):
+        raise InputError("state must be `optimizer.init(table)`, got that of another optimizer")
+    for a, wanted in zip(*map(jax.tree.leaves, (state, right)), strict=True):
+        if a.ndim and a.dtype != wanted.dtype:
+            dtypes = f"{wanted.dtype}, got an array of {a.dtype}"
+            raise InputError(f"state must be `optimizer.init(table)`, of {dtypes}")
+
+
+def _updated(optimizer, gradient, state, table):
+    """What `optimizer.update` gives."""
+    try:
+        return optimizer.update(gradient, state, table)
+    except TypeError as error:
+        if "required keyword-only argument" not in str(error):
+            raise
+        raise InputError(
+            f"the optimizer needs more than a gradient ({error}): use one that does not, such as"
+            " optax.sgd or optax.adagrad"
+        ) from error
+
+
 @functools.lru_cache(maxsize=64)
 def _moves_other_rows(optimizer, structure, kinds):
     """Whether an update that has a gradient for one row changes another, or what the optimizer
-    keeps of it, or depends on that other row; tried after many updates, as it may wait, and with a
-    large gradient, as it may clip.
+    keeps of it, or depends on that other row or on where it has moved; tried after many updates, as
+    it may wait, and with a large gradient, as it may clip.
 
     structure: of the tree of tables; kinds: shape of a row, and dtype, of each.
     """
@@ -150,21 +175,28 @@ def _moves_other_rows(optimizer, structure, kinds):
             [jnp.full((rows, *shape), one, dtype).at[1:].set(other) for shape, dtype in kinds]
         )
 
-    def updated(rows, done, first=0, sign=1, size=1):
+    def updated(rows, done, first, size, sign=1, follow=False):
+        """The second update, of row 0 alone. first: gradients of row 0 and of others before it;
+        follow: the table is what the first one made of it.
+        """
         table = filled(rows, sign, sign)
-        _, state = optimizer.update(filled(rows, first, size), optimizer.init(table), table)
+        given = filled(rows, first[1], first[0])
+        changes, state = _updated(optimizer, given, optimizer.init(table), table)
+        table = optax.apply_updates(table, changes) if follow else table
         state = jax.tree.map(lambda a: _counted(jnp.asarray(a), done), state)
-        changes, after = optimizer.update(filled(rows, 0, size), state, table)
+        changes, after = _updated(optimizer, filled(rows, 0, size), state, table)
         trees = changes, state, after
         return [[a for a in jax.tree.leaves(tree) if jnp.shape(a)] for tree in trees]
 
     def differs(done, sign=1, size=1):
-        changes, before, after = updated(2, done, first=size, sign=sign, size=size)
+        changes, before, after = updated(2, done, (size, size), size, sign)
         moved = [(a[1] != 0).any() for a in changes]
         moved += [(a[1] != b[1]).any() for a, b in zip(before, after, strict=True)]
-        pairs = zip(updated(2, done, size=size)[0], updated(1, done, size=size)[0], strict=True)
-        read = [~jnp.allclose(a[0], b[0], 1e-5) for a, b in pairs]
-        return any(map(bool, moved + read))
+        for first in (size, 0), (0, size):  # where a clip to a norm sees one row
+            both = (updated(rows, done, first, size, follow=True)[0] for rows in (2, 1))
+            pairs = zip(*both, strict=True)
+            moved += [~jnp.allclose(a[0], b[0], 1e-5) for a, b in pairs]
+        return any(map(bool, moved))
 
     with jax.ensure_compile_time_eval():
         try:

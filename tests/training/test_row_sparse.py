@@ -151,6 +151,7 @@ def test_lazy_adam_and_lazy_momentum():
         # Sums of several updates, of which the last changes what all of them looked up
         optax.chain(optax.apply_every(3), optax.sgd(0.1)),
         optax.MultiSteps(optax.sgd(0.1), 6),
+        optax.contrib.dowg(),  # a rate by how far all rows have moved
     ],
 )
 def test_another_method_must_be_asked_for(optimizer):
@@ -183,10 +184,23 @@ def test_a_rate_that_is_not_known():
 
 
 def test_a_state_of_another_optimizer():
-    """Ended in an error inside of optax."""
-    table = tables()["table"]
+    """Ended in an error inside of optax; one of another dtype went on."""
+    table, optimizer = tables()["table"], optax.adagrad(0.1)
     with pytest.raises(InputError, match="state must be `optimizer.init.table.`"):
-        update_rows(optax.adagrad(0.1), table, optax.sgd(0.1).init(table), [1], table[:1])
+        update_rows(optimizer, table, optax.sgd(0.1).init(table), [1], table[:1])
+    state = optimizer.init(table.astype(jnp.bfloat16))
+    with pytest.raises(InputError, match="of float32, got an array of bfloat16"):
+        update_rows(optimizer, table, state, [1], table[:1])
+
+
+def test_an_optimizer_that_cannot_be_used():
+    """One that needs the loss, too, lazy or not, and none."""
+    table, optimizer = tables()["table"], optax.polyak_sgd(0.1)
+    for lazy in False, True:
+        with pytest.raises(InputError, match=r"needs more than a gradient \(.*'value'\): use one"):
+            update_rows(optimizer, table, optimizer.init(table), [1], table[:1], lazy=lazy)
+    with pytest.raises(InputError, match="optimizer=None must be one of optax"):
+        update_rows(None, table, (), [1], table[:1])
 
 
 def test_ids_that_do_not_exist():
