@@ -56,20 +56,12 @@ def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
     }
 
 
-def fingerprint(workdir: Path, step: int, vocabulary: Vocabulary, ids: np.ndarray) -> str:
+def fingerprint(step: int, identity: bytes, vocabulary: Vocabulary, ids: np.ndarray) -> str:
     """Returns 16 hexadecimal digits that differ when the parameters, the words or the text differ.
 
-    step: of the checkpoint, whose own checksums tell it from that of another training.
+    step, identity: of the checkpoint, as `Run` has them.
     """
-    checkpoint = workdir / "checkpoints" / str(step)
-    digest = hashlib.sha256(f"{step} {vocabulary.digest}".encode())
-    for path in (
-        checkpoint / "checksums.sha256",
-        checkpoint / "_CHECKPOINT_METADATA",
-        workdir / "model.sha256",
-    ):
-        if path.exists():
-            digest.update(path.read_bytes())
+    digest = hashlib.sha256(f"{step} {vocabulary.digest}".encode() + identity)
     for piece in pieces(ids):
         digest.update(np.ascontiguousarray(piece))
     return digest.hexdigest()[:16]

@@ -20,7 +20,7 @@ from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
 from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.results import MEASURED, print_result, write
-from adaptive_jax.evaluation.runs import SavedRun
+from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import Evaluation, composed, summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
@@ -66,9 +66,11 @@ class Request(NamedTuple):
     share: Annotated[float | None, Option(SHARE, "[0, 1]")] = None
 
 
-def evaluate(workdir: Path, request: Request) -> dict:
+def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/ as
     JSON, with the losses of its tokens as .npy.
+
+    run: that of the workdir, if it is open already, in place of the request's checkpoint.
 
     Returns:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`
@@ -84,10 +86,12 @@ def evaluate(workdir: Path, request: Request) -> dict:
             split, see `windows`, and settings that do not fit together; scores that are not finite;
             or the result, which has been printed by then, cannot be written.
     """
-    return evaluate_contexts(workdir, request, (request.context,))[0]
+    return evaluate_contexts(workdir, request, (request.context,), run)[0]
 
 
-def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) -> list[dict]:
+def evaluate_contexts(
+    workdir: Path, request: Request, contexts: Sequence[int], run: Run | None = None
+) -> list[dict]:
     """As `evaluate`, once for each context in place of the request's."""
     score = _check_request(request)
     check_same_flags(request._asdict() | {"data_path": "", "contexts": list(contexts)})
@@ -114,7 +118,7 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
     comparable = _is_published(request, config, vocabulary.count_words(ids))
     paper = card.published(workdir, split) if comparable else None
-    run = saved.load(request.checkpoint, vocabulary, request.share)
+    run = run or saved.load(request.checkpoint, vocabulary, request.share)
     uniform = request.uniform
     if uniform is None:
         uniform = 0.0 if run.predicts_new_words else UNIFORM
@@ -151,7 +155,7 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
             "unseen": corpus.unseen.get(split),
             "step": run.step,
             "published": paper,
-            "scored": card.fingerprint(workdir, run.step, vocabulary, ids),
+            "scored": card.fingerprint(run.step, run.identity, vocabulary, ids),
             **card.metadata(run, ids, nll),
         }
         if request.vocabulary != TRAIN:

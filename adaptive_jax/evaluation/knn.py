@@ -148,7 +148,7 @@ def _about(workdir, run, ids, windows):
     # Elsewhere they change no hidden state.
     rows = windows.rows if windows.layout == "streams" else 0
     return {
-        "states": card.fingerprint(workdir, run.step, run.vocabulary, ids),
+        "states": card.fingerprint(run.step, run.identity, run.vocabulary, ids),
         "lexicon": lexicon.hexdigest(),
         "windows": [windows.window, windows.context, windows.break_mode, windows.layout, rows],
     }

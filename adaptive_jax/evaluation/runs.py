@@ -34,6 +34,7 @@ class Run(NamedTuple):
         config: as `build` takes it, with the paths of the run's own files.
         step: updates that made the parameters.
         num_new_words: words at the end of the vocabulary that training did not know.
+        identity: the checksums of the checkpoint's files, which may have been deleted since.
     """
 
     model: LanguageModel
@@ -44,6 +45,7 @@ class Run(NamedTuple):
     config: dict
     step: int
     num_new_words: int = 0
+    identity: bytes = b""
 
     @classmethod
     def open(cls, workdir: Path, checkpoint: str = "best") -> "Run":
@@ -141,9 +143,9 @@ class SavedRun(NamedTuple):
             shapes,
             sharding.parameter_specs(shapes, mesh, model),
         )
-        step, params = read_parameters(self.workdir, checkpoint, like)
+        step, params, identity = read_parameters(self.workdir, checkpoint, like)
         arrays = put_lexicon(model, words, mesh)
-        return Run(model, params, arrays, mesh, vocabulary, config, step, num_new_words)
+        return Run(model, params, arrays, mesh, vocabulary, config, step, num_new_words, identity)
 
 
 def fits_any_vocabulary(config: dict, words: int) -> bool:

@@ -288,7 +288,7 @@ def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
     Returns:
         Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
         `unigram_perplexity`, the perplexity by the words' counts alone, and `unknown`, the share of
-        tokens that are `<unk>`.
+        words that are `<unk>`.
     """
     counts = ~np.isnan(nll)
     nll, ids = nll[counts], ids[:][counts]

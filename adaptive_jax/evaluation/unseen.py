@@ -1,4 +1,4 @@
-"""How much of a text a model cannot know: tokens that are `<unk>`, and words that its training
+"""How much of a text a model cannot know: words that are `<unk>`, and words that its training
 text lacks.
 """
 
@@ -23,11 +23,9 @@ def describe_words(corpus: Corpus, split: str) -> str:
     """
     vocabulary = corpus.vocabulary
     unknown, unseen = vocabulary.unk_rate(corpus.ids[split]), corpus.unseen.get(split)
-    usual = (
-        float(vocabulary.unigram_probs[vocabulary.index[UNKNOWN]])
-        if UNKNOWN in vocabulary.words
-        else 0.0
-    )
+    counts, usual = vocabulary.counts, 0.0
+    if UNKNOWN in vocabulary.words:
+        usual = counts[vocabulary.index[UNKNOWN]] / max(1, counts[vocabulary.ends_word].sum())
     shares = f"unseen {vocabulary.unit}s {'not known' if unseen is None else f'{unseen:.1%}'}"
     if vocabulary.unit == "word":
         shares = f"<unk> {unknown:.1%}, {shares}"

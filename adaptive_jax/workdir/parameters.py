@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -26,6 +27,30 @@ from adaptive_jax.workdir.settings import EXPORTED, is_exported
 MOST_HEADER = 100 << 20  # bytes that the names and shapes of a file of safetensors may take
 
 
+class Parameters(NamedTuple):
+    """What `read_parameters` reads.
+
+    step: updates that made the parameters; identity: see `identity`.
+    """
+
+    step: int
+    values: dict
+    identity: bytes
+
+
+def identity(workdir: Path, step: int) -> bytes:
+    """The checksums of a checkpoint's files, or of an exported model's, which tell it from another
+    training's; none where there are none.
+    """
+    checkpoint = workdir / "checkpoints" / str(step)
+    files = (
+        checkpoint / "checksums.sha256",
+        checkpoint / "_CHECKPOINT_METADATA",
+        workdir / "model.sha256",
+    )
+    return b"".join(path.read_bytes() for path in files if path.exists())
+
+
 def checkpoint_step(workdir: Path, checkpoint: str) -> int:
     """The number of updates of the parameters that `read_parameters` would read. Raises
     InputError where it would find none.
@@ -36,9 +61,9 @@ def checkpoint_step(workdir: Path, checkpoint: str) -> int:
         return checkpoints.step(checkpoint)
 
 
-def read_parameters(workdir: Path, checkpoint: str, like: dict) -> tuple[int, dict]:
-    """The number of updates that made the parameters, and the parameters, or their averages if the
-    run's optimizer takes them. Their files are compared with their checksums.
+def read_parameters(workdir: Path, checkpoint: str, like: dict) -> Parameters:
+    """The parameters, or their averages if the run's optimizer takes them. Their files are compared
+    with their checksums.
 
     A run that still trains may delete the checkpoint meanwhile: then its successor's are read.
 
@@ -51,13 +76,16 @@ def read_parameters(workdir: Path, checkpoint: str, like: dict) -> tuple[int, di
             another model.
     """
     if is_exported(workdir):
-        return _exported_step(workdir, checkpoint), _read_exported(workdir, like)
+        step = _exported_step(workdir, checkpoint)
+        return Parameters(step, _read_exported(workdir, like), identity(workdir, step))
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
         while True:
             step = checkpoints.step(checkpoint)
+            files = identity(workdir, step)  # before they are read: they may be deleted right after
             item = "averages" if checkpoints.holds(step, "averages") else "params"
             try:
-                return step, checkpoints.restore(step, {item: like})[item]
+                values = checkpoints.restore(step, {item: like})[item]
+                return Parameters(step, values, files)
             except InputError:
                 checkpoints.reload()
                 if checkpoints.step(checkpoint) == step:

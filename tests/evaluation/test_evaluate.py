@@ -226,6 +226,13 @@ def test_units_spell_every_word(caplog):
     assert not caplog.records
 
 
+def test_a_share_of_words_whose_units_are_several():
+    """`<unk>` is one word of four, and of more units."""
+    units = Subwords.build({"low": 5, "lower": 2, "<unk>": 1, "<eos>": 4}, 3)
+    ids = units.encode_lines(["lowest <unk> slow"])
+    assert len(ids) > 4 and units.unk_rate(ids) == 0.25
+
+
 @pytest.mark.parametrize(
     "break_mode, layout",
     [("none", "packed"), ("complete", "packed"), ("eos", "packed"), ("eos", "similar")],

@@ -17,6 +17,7 @@ import pytest
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation import evaluate as scored
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report import charts, passage, runs
 from adaptive_jax.evaluation.report.drawing import VARIABLES, draw, look
@@ -25,6 +26,8 @@ from adaptive_jax.evaluation.report.page import sample
 from adaptive_jax.evaluation.report.passage import Token, spelled
 from adaptive_jax.evaluation.report.report import Job, _title, names_of, report
 from adaptive_jax.evaluation.report.runs import read_run
+from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.scoring import summary
 from adaptive_jax.workdir.settings import read_config, write_published
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
@@ -45,7 +48,7 @@ def made(trained, tmp_path_factory):
         directory / "two",
         read_config(directory / "two"),
         {"row": "adp_t", "table": "Table 3", "validation": 19.79, "test": 20.51},
-        (),
+        ("steps", "body.layers"),
     )
     evaluate(directory / "one", Request(context=8))
     job = Job(str(directory / "page.html"), (NAME, "_two"), (10, 100), 20, 30)
@@ -86,6 +89,8 @@ def test_numbers(made):
     assert numbers == [["", ""], ["19.79", "20.51"]]
     text = (directory / "page.html").read_text()
     assert "<td>19.79</td><td>20.51</td>" in text
+    assert "<p>_two differs from the paper&#x27;s row in steps, body.layers.</p>" in text
+    assert [each["published_but_for"] for each in lines] == ["", "steps, body.layers"]
     assert ">0.0M<" not in text and "<td>0.00</td>" not in text  # of a small and short run
     counts = one.vocabulary.counts[one.ids]
     before = np.concatenate([[one.vocabulary.counts[one.vocabulary.eos]], counts[:-1]])
@@ -172,10 +177,10 @@ def test_the_passage(made):
 
 def test_a_passage_that_no_example_holds(made, monkeypatch):
     """Such as the empty line with which a text of documents begins: shown, and not scored."""
-    _, (one, _), _ = made
+    directory, (one, _), _ = made
     none = SimpleNamespace(at=np.zeros(0, int), hidden=np.zeros((0, 8), "f"))
     monkeypatch.setattr(passage, "scores", lambda *_: [none])
-    [token] = passage.read_passage(one, 20, 1)
+    [token] = passage.read_passage(one, Run.open(directory / "one"), 20, 1)
     assert token.text == one.vocabulary.words[one.ids[20]] and math.isnan(token.bits)
 
 
@@ -185,18 +190,19 @@ def test_scores_are_kept(made, monkeypatch):
     """
     directory, (one, _), _ = made
 
-    def fail(workdir, request):
+    def fail(workdir, request, run):
         raise InputError("scored anew")
 
     monkeypatch.setattr(runs, "evaluate", fail)
-    np.testing.assert_array_equal(read_run(directory / "one", NAME, Request()).nll, one.nll)
+    read, opened = read_run(directory / "one", NAME, Request())
+    np.testing.assert_array_equal(read.nll, one.nll)
+    assert opened is None
     for request in Request(context=4), Request(split="validation"):
         with pytest.raises(InputError, match="scored anew"):
             read_run(directory / "one", NAME, request)
-    seal = directory / "one" / "checkpoints" / "240" / "checksums.sha256"
+    seal = directory / "one" / "checkpoints" / "240" / "_CHECKPOINT_METADATA"
     scores = directory / "one" / "eval" / "test-16-0-240.npy"
-    lines = seal.read_bytes().splitlines(keepends=True)
-    other = b"".join(b"0" * 64 + line[64:] if b"  params/" in line else line for line in lines)
+    other = seal.read_bytes() + b" "
     np.save(short := io.BytesIO(), one.nll[1:])
     for path, broken in (seal, other), (scores, b"\x93NUMPY"), (scores, short.getvalue()):
         whole = path.read_bytes()
@@ -204,6 +210,19 @@ def test_scores_are_kept(made, monkeypatch):
         with pytest.raises(InputError, match="scored anew"):
             read_run(directory / "one", NAME, Request())
         path.write_bytes(whole)
+
+
+def test_a_checkpoint_that_training_deletes(trained, tmp_path, monkeypatch):
+    """While it is scored: its scores, hours and passage are reported all the same."""
+    workdir = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+
+    def late(*given):
+        shutil.rmtree(workdir / "checkpoints" / "240")
+        return summary(*given)
+
+    monkeypatch.setattr(scored, "summary", late)
+    [run], passages = report([workdir], Request(), Job(f"{tmp_path}/a.html", sample_words=3))
+    assert run.result["step"] == 240 and run.hours > 0 and len(passages["run"]) == 3
 
 
 CONTRASTS = """(() => {
@@ -361,7 +380,7 @@ def test_one_text():
 
     def run(*hashes):
         words = Words(None, None, 1, np.array(hashes, np.uint32))
-        return runs.RunReport(f"{hashes}", Path("a"), *[None] * 4, words, *[None] * 3)
+        return runs.RunReport(f"{hashes}", Path("a"), *[None] * 4, words, *[None] * 4)
 
     runs.check_comparable([run(5, 0, 7), run(5, 6, 7), run(0, 6, 7)])
     for other, says in (run(5, 6, 8), "which differ at word 3:"), (run(5), "of 3 and 1 words:"):
@@ -378,7 +397,7 @@ def test_logs_that_are_being_written(tmp_path):
         ' "train/nll": 4.0, "validation/nll": 6.0, "train/words_per_second": 7}\n{"step": 6,'
         ' "train/n'
     )
-    run = runs.RunReport(*[None] * 9, runs._log(tmp_path / "metrics.jsonl"))
+    run = runs.RunReport(*[None] * 9, runs._log(tmp_path / "metrics.jsonl"), None)
     assert (run.curve("train"), run.curve("validation")) == ([(2, 4.0)], [(2, 6.0)])
     assert runs._log(tmp_path / "none") == [] and runs._parameters(tmp_path) is None
     (tmp_path / "eval").mkdir()
@@ -410,7 +429,8 @@ def test_bad_input(made, tmp_path):
         ([one], {"bins": (100, 10)}, "bins=100,10 must be growing frequencies"),
         ([one], {"names": ("a", "b")}, "names=a,b must be one name for each of 1 runs"),
         ([one], {"sample_from": 3, "sample_words": 0}, "sample_from=3 has no effect"),
-        ([one], {"sample_from": 426}, "must lie in the text of 426 words"),
+        ([one], {"sample_words": -1}, "--sample_words must be in [0, inf), got -1"),
+        ([one], {"sample_from": 426}, "sample_from=426 must be less than the text's 426 words"),
         ([one, tmp_path / "other"], {"sample_words": 0}, "score different texts, of 426"),
     ):
         with pytest.raises(InputError, match=re.escape(says)):

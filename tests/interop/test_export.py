@@ -147,7 +147,7 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(back.params), jax.device_get(again.params)
     )
-    read = read_run(exported, "exported", Request("validation"))  # of a report
+    read, _ = read_run(exported, "exported", Request("validation"))  # of a report
     assert np.mean(read.nll) == pytest.approx(logged["validation/nll"], abs=1e-6)
     assert read.result["step"] == run.step and read.about()["hours"] is None
     assert (

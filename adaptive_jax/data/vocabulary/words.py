@@ -147,11 +147,14 @@ class Vocabulary:
         return sum(int(self.ends_word[piece].sum()) for piece in pieces(ids))
 
     def unk_rate(self, ids: np.ndarray) -> float:
-        """Returns the share of ids `[tokens]` that are `<unk>`. Reads all of them."""
+        """Returns the share of the words in ids `[tokens]` that are `<unk>`, which ends a word in
+        every vocabulary. Reads all of them.
+        """
         if UNKNOWN not in self.index or not len(ids):
             return 0.0
         wanted = self.index[UNKNOWN]
-        return sum(int(np.sum(piece == wanted)) for piece in pieces(ids)) / len(ids)
+        unknown = sum(int(np.sum(piece == wanted)) for piece in pieces(ids))
+        return unknown / max(1, self.count_words(ids))
 
     def __len__(self) -> int:
         return len(self.words)

@@ -43,25 +43,21 @@ class Token(NamedTuple):
     expected: tuple[tuple[str, float], ...] = ()
 
 
-def read_passage(run: RunReport, first: int, words: int) -> list[Token]:
+def read_passage(run: RunReport, opened: Run, first: int, words: int) -> list[Token]:
     """The tokens of a passage of a run's text.
 
+    opened: the same run with its parameters.
     first, words: of the passage, in words of the text, `<eos>` included.
 
     Raises:
         InputError: the text has no such part.
     """
     ends, vocabulary = np.flatnonzero(run.vocabulary.ends_word[run.ids]), run.vocabulary
-    if words < 0 or not 0 <= first < len(ends):
-        raise InputError(
-            f"sample_from={first} and sample_words={words} must lie in the text of"
-            f" {len(ends):,} words"
-        )
-    if not words:
-        return []
+    if first >= len(ends):
+        raise InputError(f"sample_from={first} must be less than the text's {len(ends):,} words")
     begin = 0 if first == 0 else int(ends[first - 1]) + 1
     end = int(ends[min(first + words, len(ends)) - 1]) + 1
-    found = _distributions(run, begin, end)
+    found = _distributions(run, opened, begin, end)
     places, tokens = {int(at): number for number, at in enumerate(found["at"])}, []
     for at, word in enumerate(run.ids[begin:end].tolist(), begin):
         token = Token(*spelled(vocabulary, word), word == vocabulary.eos)
@@ -92,10 +88,9 @@ def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
     return "".join(shown), not ends
 
 
-def _distributions(run, begin, end):
+def _distributions(run, opened, begin, end):
     """What the model expects at the tokens from begin to end that count, which are "at"."""
     settings, batches = run.result["settings"], run.config["batches"]
-    opened = Run.open(run.workdir, str(run.result["step"]))
     window, context = settings["window"], settings["context"]
     rows = settings.get("rows") or rows_to_score(run.config, window) * opened.mesh.size
     windows = Windows(window, context, settings["break_mode"], batches["layout"], rows)

@@ -13,7 +13,7 @@ import jax
 from adaptive_jax.data.corpora.text import SPLIT
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request
-from adaptive_jax.evaluation.options import Option
+from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.report import charts, page
 from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
 from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
@@ -38,8 +38,8 @@ class Job(NamedTuple):
     output: Annotated[str, Option(OUTPUT)] = "report.html"
     names: Annotated[tuple[str, ...], Option(NAMES)] = ()
     bins: Annotated[tuple[int, ...], Option("Largest frequency of each bin but the last.")] = PAPER
-    sample_from: Annotated[int, Option("First word of the passage to show.")] = 0
-    sample_words: Annotated[int, Option("Words of the passage; 0: none.")] = 150
+    sample_from: Annotated[int, Option("First word of the passage to show.", "[0, inf)")] = 0
+    sample_words: Annotated[int, Option("Words of the passage; 0: none.", "[0, inf)")] = 150
 
 
 def report(
@@ -58,6 +58,7 @@ def report(
             that are not finite, or the page cannot be written.
     """
     check_matplotlib()
+    check_options(job)
     check_edges(job.bins)
     if job.sample_from and not job.sample_words:
         raise InputError(
@@ -71,11 +72,14 @@ def report(
         raise InputError(f"output={output} must be the name of a page, such as report.html")
     if output.is_dir():
         raise InputError(f"output={output} is a directory: use the name of a new page")
-    pairs = zip(workdirs, names, strict=True)
-    runs = [read_run(workdir, name, request) for workdir, name in pairs]
-    check_comparable(runs)
+    runs, passages = [], {}
+    for workdir, name in zip(workdirs, names, strict=True):
+        run, opened = read_run(workdir, name, request, load_parameters=job.sample_words > 0)
+        check_comparable([*runs, run])
+        runs.append(run)
+        if job.sample_words:
+            passages[name] = read_passage(run, opened, job.sample_from, job.sample_words)
     files = _files(output)
-    passages = {run.name: read_passage(run, job.sample_from, job.sample_words) for run in runs}
     lines = [run.about() for run in runs]
     _write_csv(files / "runs.csv", lines)
     numbers = {name: number for number, name in enumerate(names)}
@@ -84,7 +88,8 @@ def report(
         drawn.append((chart, draw(chart, numbers, files / f"{chart.name}.png")))
         _write_csv(files / f"{chart.name}.csv", chart.rows())
     unit = runs[0].vocabulary.unit
-    sections = [page.Section("Runs", "", page.runs_table(lines, request.split, unit))]
+    table = page.runs_table(lines, request.split, unit)
+    sections = [page.Section("Runs", _changes(lines), table)]
     for title, text in charts.SECTIONS.items():
         if inside := [(chart, svg) for chart, svg in drawn if chart.section == title]:
             text = text.format(unit=unit)
@@ -112,6 +117,15 @@ def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
         raise InputError(f"{workdirs[0]} or another run is given twice: use each run once")
     names = [os.path.basename(path) for path in paths]
     return list(given) or (names if len(set(names)) == len(names) else paths)
+
+
+def _changes(lines):
+    """What the runs change in rows whose published numbers stand beside theirs."""
+    return " ".join(
+        f"{line['run']} differs from the paper's row in {line['published_but_for']}."
+        for line in lines
+        if line["published_but_for"]
+    )
 
 
 def _sample_lines(passages):

@@ -17,11 +17,11 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.evaluate import Request, data_of, evaluate
 from adaptive_jax.evaluation.report.frequency import Words, words_of
-from adaptive_jax.evaluation.runs import SavedRun
+from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import names_in
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.parameters import checkpoint_step
+from adaptive_jax.workdir.parameters import checkpoint_step, identity
 from adaptive_jax.workdir.settings import is_exported
 
 
@@ -34,6 +34,7 @@ class RunReport(NamedTuple):
         nll: float32 `[tokens]` in nats, NaN for tokens that are not scored.
         words: losses and frequencies of the words of the text.
         result: what evaluate.py says of these scores.
+        hours: of training until this checkpoint; None if unknown.
         others: its results of the same text and checkpoint with any window and context.
         log: the lines of metrics.jsonl.
     """
@@ -48,6 +49,7 @@ class RunReport(NamedTuple):
     result: dict
     others: list[dict]
     log: list[dict]
+    hours: float | None
 
     def curve(self, split: str) -> list[tuple[int, float]]:
         """`(updates, loss)` in nats a word, as logged for "train" or "validation".
@@ -87,6 +89,7 @@ class RunReport(NamedTuple):
         paper = {each: card.published(self.workdir, each) for each in ("validation", split)}
         if paper[split] and not result["published"]:  # the scores are of another text
             paper = dict.fromkeys(paper)
+        changed = [*dict.fromkeys(key for p in paper.values() if p for key in p["changed"])]
         paper = {each: found and found["perplexity"] for each, found in paper.items()}
         return {
             "run": self.name,
@@ -100,45 +103,66 @@ class RunReport(NamedTuple):
             "perplexity": result["perplexity"],
             "published_validation_perplexity": paper["validation"],
             "published_perplexity": paper[split],
+            "published_but_for": ", ".join(changed) or None,
             "nll": result["nll"],
             "words": result["words"],
             "unknown": result["unknown"],
             "parameters": _parameters(self.workdir),
-            "hours": _hours(self.workdir, result["step"]),
+            "hours": self.hours,
             "words_per_second": speeds[len(speeds) // 2] if speeds else None,
             "updates": result["step"],
         }
 
 
-def read_run(workdir: Path, name: str, request: Request) -> RunReport:
+def read_run(
+    workdir: Path, name: str, request: Request, load_parameters: bool = False
+) -> tuple[RunReport, Run | None]:
     """Reads a run, and scores it unless its `eval/` has the scores of this text, checkpoint,
     window and context.
+
+    Returns:
+        What is known of it, and the open run, which a run that trains may have deleted since: None
+        if there are scores and parameters were not asked for.
 
     Raises:
         InputError: no run or checkpoint there, no such text, or as `evaluate`.
     """
-    _, config, vocabulary = SavedRun.read(workdir)
+    saved = SavedRun.read(workdir)
+    _, config, vocabulary = saved
     streams = config["batches"]["layout"] == "streams"
     if streams and (request.rows or 1) == 1:  # a token sees all before it
         request = request._replace(context=0)
     data = data_of(workdir, config, request.data_path, request.split)
     ids = load(data, vocabulary=vocabulary, splits=(request.split,)).ids[request.split]
-    step = checkpoint_step(workdir, request.checkpoint)
-    scored = card.fingerprint(workdir, step, vocabulary, ids)
     asked = {
         "window": request.window or config["batches"]["sequence_length"],
         "context": request.context,
     }
     if streams:
         asked["rows"] = request.rows or 1
-    if not (found := _result(workdir, config, scored, asked, len(ids))):
-        evaluate(workdir, request._replace(checkpoint=str(step)))
+
+    def find(step, files):
+        scored = card.fingerprint(step, files, vocabulary, ids)
+        return scored, _result(workdir, config, scored, asked, len(ids))
+
+    run, step = None, checkpoint_step(workdir, request.checkpoint)
+    scored, found = find(step, identity(workdir, step))
+    if load_parameters or not found:
+        run = saved.load(request.checkpoint)
+        step = run.step  # another one if training has replaced the checkpoint since
+        scored, found = find(step, run.identity)
+    hours = _hours(workdir, step)
+    if not found:
+        evaluate(workdir, request, run)
         found = _result(workdir, config, scored, asked, len(ids))
     result, nll = found
     words = words_of(ids, nll, vocabulary, config["data"], data)
     others = [each for each, _ in _results(workdir, config, scored)]
     log = _log(workdir / "metrics.jsonl")
-    return RunReport(name, workdir, config, vocabulary, ids, nll, words, result, others, log)
+    about = RunReport(
+        name, workdir, config, vocabulary, ids, nll, words, result, others, log, hours
+    )
+    return about, run
 
 
 def _result(workdir, config, scored, asked, tokens):
