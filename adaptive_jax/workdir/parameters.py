@@ -48,7 +48,11 @@ def identity(workdir: Path, step: int) -> bytes:
         checkpoint / "_CHECKPOINT_METADATA",
         workdir / "model.sha256",
     )
-    return b"".join(path.read_bytes() for path in files if path.exists())
+    found = b""
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            found += path.read_bytes()
+    return found
 
 
 def checkpoint_step(workdir: Path, checkpoint: str) -> int:

@@ -34,9 +34,9 @@ class RunReport(NamedTuple):
         nll: float32 `[tokens]` in nats, NaN for tokens that are not scored.
         words: losses and frequencies of the words of the text.
         result: what evaluate.py says of these scores.
-        hours: of training until this checkpoint; None if unknown.
         others: its results of the same text and checkpoint with any window and context.
         log: the lines of metrics.jsonl.
+        hours: of training until this checkpoint; None if unknown.
     """
 
     name: str
