@@ -13,6 +13,7 @@ from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.evaluation import card
@@ -151,7 +152,7 @@ def evaluate_contexts(
         result |= {
             "seconds": time.perf_counter() - start,
             "split": split,
-            "settings": _settings(each, cut, config),
+            "settings": _settings(each, cut, config, lexicon_of(run.config)),
             "unseen": corpus.unseen.get(split),
             "step": run.step,
             "published": paper,
@@ -229,8 +230,8 @@ def _best(score, job):
     return label, found | ({"grid": tried} if len(tried) > 1 else {}), nll
 
 
-def _settings(request, windows, config):
-    """Returns the settings that a result states."""
+def _settings(request, windows, config, lexicon):
+    """Returns the settings that a result states. lexicon: where entries of new words are from."""
     asked = {
         key: getattr(request, key)
         for key in ("split", "window", "context", "checkpoint", "data_path", "method")
@@ -241,6 +242,8 @@ def _settings(request, windows, config):
         asked["options"] = dict(request.options)
     if request.vocabulary != TRAIN or request.uniform is not None:
         asked |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
+    if request.vocabulary != TRAIN and lexicon:
+        asked["lexicon"] = lexicon
     if request.share is not None:
         asked["share"] = request.share
     return asked | {"break_mode": windows.break_mode, "window": windows.window, "config": config}

@@ -91,7 +91,7 @@ def _name(result):
         name += f"-rows{settings['rows']}"
     if settings["break_mode"] != scored_break_mode(settings["config"]):
         name += f"-{settings['break_mode']}"
-    keys = "options", "vocabulary", "uniform", "down_weight", "share"
+    keys = "options", "vocabulary", "uniform", "down_weight", "lexicon", "share"
     others = {key: settings[key] for key in keys if key in settings}
     if settings["method"] != "plain" or others:
         name += f"-{settings['method']}-{_digest(json.dumps(others, sort_keys=True))}"

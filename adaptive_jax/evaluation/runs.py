@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon, lexicon_of
+from adaptive_jax.data.vocabulary.lexicon import check_same_entries, coverage, lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import (
@@ -106,7 +106,8 @@ class SavedRun(NamedTuple):
                 was trained.
 
         Raises:
-            InputError: no such checkpoint, one that cannot be read, or a share without a lexicon.
+            InputError: no such checkpoint, one that cannot be read, a share without a lexicon, or
+                new words and another lexicon in the place of the run's.
         """
         config, words = with_own_files(self.config, self.workdir), self.vocabulary
         vocabulary = vocabulary or words
@@ -118,11 +119,11 @@ class SavedRun(NamedTuple):
             and fits_any_vocabulary(config, len(words))
         ):
             words, config = vocabulary, with_own_files(self.config, self.workdir, other_words=True)
-            if lexicon_of(config) != lexicon_of(self.config):
-                logger.warning(
-                    "input.lexicon=%r no longer exists: new words have no entries",
-                    lexicon_of(self.config),
-                )
+            if (there := lexicon_of(self.config)) != lexicon_of(config):
+                logger.warning("input.lexicon=%r is not here: new words have no entries", there)
+            elif there:
+                kept = lexicon_of(with_own_files(self.config, self.workdir))
+                check_same_entries(self.vocabulary, there, kept)
         if share is not None:
             if "share" not in config["input"]:
                 raise InputError(

@@ -1,6 +1,7 @@
 """A run keeps the lexicon of its words, and goes on without the one that it was made from."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,11 @@ CHANGES = {
     "output.table.depth": 0,
     "output.table.bias": "predicted",
 }
+LEXICON = "\n".join(
+    json.dumps({"word": f"t{i}w{j}", "relations": [f"t{i}w0", "zebra"], "definition": "the zebra"})
+    for i in range(12)
+    for j in range(6)
+)
 RUN = {"steps": 2, "evaluate_every": 2, "checkpoint_every": 2}
 
 
@@ -38,12 +44,7 @@ def grounded(config, tmp_path_factory):
     """
     directory = tmp_path_factory.mktemp("grounded")
     path, whole = directory / "words.jsonl", complete(CHANGES)
-    words = [(f"t{i}w{j}", f"t{i}w0") for i in range(12) for j in range(6)]
-    entries = [
-        {"word": word, "relations": [first, "zebra"], "definition": "the zebra"}
-        for word, first in words
-    ]
-    path.write_text("\n".join(map(json.dumps, entries)))
+    path.write_text(LEXICON)
     given = config(**RUN) | {group: whole[group] for group in ("input", "body", "output")}
     given["input"]["lexicon"] = str(path)
     train(given, directory / "run")
@@ -73,8 +74,7 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
     more = Vocabulary((*run.vocabulary.words, "zebra"), np.append(run.vocabulary.counts, 0))
     assert rows(SavedRun.read(workdir).load("latest", more), "relations").sum() == 72
     assert (
-        "input.lexicon='" in caplog.text
-        and "no longer exists: new words have no entries" in caplog.text
+        "input.lexicon='" in caplog.text and "is not here: new words have no entries" in caplog.text
     )
     capsys.readouterr()
     train(given | {"steps": 3}, workdir)
@@ -85,6 +85,23 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
     assert Run.open(workdir, "latest").step == 3
     with pytest.raises(InputError, match="words.jsonl.* does not exist: use a directory"):
         train(given, workdir.with_name("new"))
+
+
+def test_the_lexicon_of_new_words(grounded, caplog):
+    """Is the one that the run was started with: another file of its name is refused."""
+    given, workdir = grounded
+    words, path = SavedRun.read(workdir).vocabulary, Path(given["input"]["lexicon"])
+    more = Vocabulary((*words.words, "zebra"), np.append(words.counts, 0))
+    zebra = json.dumps({"word": "zebra", "relations": ["t0w0"], "definition": "a horse"})
+    try:
+        path.write_text(f"{LEXICON}\n{zebra}")
+        assert rows(SavedRun.read(workdir).load("latest", more), "relations").sum() == 73
+        assert "input.lexicon" not in caplog.text
+        path.write_text(f"{LEXICON.replace('t3w0', 't2w0', 1)}\n{zebra}")
+        with pytest.raises(InputError, match="is another lexicon than the one of the run's words"):
+            SavedRun.read(workdir).load("latest", more)
+    finally:
+        path.unlink()
 
 
 def test_a_share_of_the_entries_at_evaluation(grounded, trained):

@@ -106,6 +106,28 @@ def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
     write_checksums(path.with_suffix(".sha256"), [path])
 
 
+def check_same_entries(vocabulary: Vocabulary, path: str, kept: str) -> None:
+    """Checks that a lexicon says of a run's words what the run's copy of its own says.
+
+    path, kept: of the lexicon and of the copy, see `write_entries`.
+
+    Raises:
+        InputError: it does not, or as `read_entries`.
+    """
+    here, own = (
+        {
+            word: entry._replace(definitions=entry.definitions[:1])
+            for word, entry in read_entries(vocabulary, place).items()
+        }
+        for place in (path, kept)
+    )
+    if here != own:
+        raise InputError(
+            f"input.lexicon={path!r} is another lexicon than the one of the run's words: put that"
+            " there, or, if the path is relative, evaluate where the run was started"
+        )
+
+
 def _read_lines(path):
     sums = path.with_suffix(".sha256")
     of_run = path.name == "lexicon.jsonl" and sums.exists()
