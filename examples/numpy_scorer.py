@@ -19,6 +19,10 @@ def load(folder):  # the parameters by name, the config, and the id of each word
         load_file(folder / "model.safetensors"),
         json.loads((folder / "config.json").read_text()),
     )
+    bands = range(len(config["input"].get("cutoffs", ())) + 1)
+    names = [f"{kind}_{i}" for kind in ("table", "projection") for i in bands]
+    known = {f"{group}.{name}" for group in ("input", "output.table") for name in names}
+    known = (known | {"output.clusters"}) - {"output.table.projection_0"}
     kind = [config[group]["name"] for group in ("body", "input", "output")] + [
         config["body"].get("positions", "sinusoidal")
     ]
@@ -28,7 +32,7 @@ def load(folder):  # the parameters by name, the config, and the id of each word
     ]
     kind += [
         config["input"].get("scaled"),
-        any(f"output.table.{name}" in p for name in ("projection_0", "bias", "head")),
+        not all(name.startswith("body.") or name in known for name in p),
         config["body"].get("scaled"),
         config["data"]["corpus"] == "ids" or config["data"]["lower"],
         "output.clusters" in p and "input.table_0" in p,
@@ -39,11 +43,8 @@ def load(folder):  # the parameters by name, the config, and the id of each word
             "this example reads models like the quickstart's, whose words are in several bands. It"
             f" does not read such a model: {kind}"
         )
-    bands = [
-        p[f"input.table_{i}"] @ p[f"input.projection_{i}"]
-        for i in range(len(config["input"]["cutoffs"]) + 1)
-    ]
-    p["vectors"] = np.concatenate(bands)
+    vectors = [p[f"input.table_{i}"] @ p[f"input.projection_{i}"] for i in bands]
+    p["vectors"] = np.concatenate(vectors)
     lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     return p, config, {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
 

@@ -78,7 +78,7 @@ class General:
             100 nats a token or more: stop, or skip (leave the update out).
         fsdp: devices that share one copy of the parameters; 0: as few as hold the model.
         shard_words: whether each of the fsdp devices computes the words that it holds, for the
-            tokens of all of them: no table is gathered, tokens are. For large vocabularies.
+            tokens of all of them: tokens are gathered in place of tables. For large vocabularies.
         log_every: updates between two lines of metrics; 0: only at the end.
         evaluate_every: updates between two evaluations on the validation split; 0: only with
             checkpoints.

@@ -110,6 +110,8 @@ def mean_squares(run: Run, ids: np.ndarray, settings: Windows, progress: Progres
         carry = _first_carry(run, settings, batch) if carry is None else carry
         given = sharding.put_batch(run.mesh, batch)
         total, carry = add(run.params, total, run.lexicon, given, carry)
+        # Collectives of hundreds of waiting programs block each other on several CPU devices.
+        jax.block_until_ready(total)
     return jax.jit(lambda total: jax.tree.map(lambda a: a / count, total))(total)
 
 

@@ -67,18 +67,22 @@ def cosine_cycles(
     )
     leaves = "above 0 and at most 1, which leaves all cycles as high"
     check(0 < shrink <= 1, "schedule.shrink", shrink, leaves)
-    return optax.sgdr_schedule(
+    falling = optax.sgdr_schedule(
         [
             dict(
-                init_value=warmup_from if c == 0 else learning_rate * shrink**c,
+                init_value=learning_rate * shrink**c,
                 peak_value=learning_rate * shrink**c,
-                warmup_steps=warmup_steps if c == 0 else 0,
-                decay_steps=cycle_steps * 2**c + (warmup_steps if c == 0 else 0),
+                warmup_steps=0,
+                decay_steps=cycle_steps * 2**c,
                 end_value=min_learning_rate * shrink**c,
             )
             for c in range(cycles)
         ]
     )
+    if not warmup_steps:
+        return falling
+    rising = constant(learning_rate, warmup_from=warmup_from, warmup_steps=warmup_steps)
+    return optax.join_schedules([rising, falling], [warmup_steps])
 
 
 def constant(
@@ -97,9 +101,14 @@ def constant(
     _check_warm_up(learning_rate, warmup_from, warmup_steps)
     if not warmup_steps:
         return lambda count: jnp.asarray(learning_rate, float)
-    rising = optax.linear_schedule(warmup_from, learning_rate, warmup_steps)
-    # JAX would divide a whole number in float32 where float64 is on.
-    return lambda count: rising(jnp.asarray(count, float))
+
+    def rate(count):
+        # JAX would divide a whole number in float32 where float64 is on.
+        risen = jnp.minimum(jnp.asarray(count, float) / warmup_steps, 1)
+        # optax's linear schedule adds to the difference, beside which float32 loses 1e-7.
+        return warmup_from * (1 - risen) + learning_rate * risen
+
+    return rate
 
 
 def inverse_square_root(

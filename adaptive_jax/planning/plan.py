@@ -232,7 +232,8 @@ def describe(plan: Plan) -> str:
         f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer"
     )
     if plan.fsdp > 1:
-        what = "tables stay where they are" if plan.shard_words else "all tables"
+        what = f"tables of which {plan.fsdp} divides neither size; others stay where they are"
+        what = what if plan.shard_words else "all tables"
         lines += (
             f"\ngathered     {plan.gathered_bytes / 1e9:,.2f} GB a device at once: a layer of the"
             f" body; {what}"

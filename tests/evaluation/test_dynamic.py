@@ -123,6 +123,28 @@ def test_dynamic_evaluation_and_its_twin(run, losses, options):
     np.testing.assert_array_equal(score_split(run, ids, SETTINGS, quiet)[0], static)
 
 
+STATISTICS = """
+import jax, numpy as np
+from adaptive_jax.config.keys import complete
+from adaptive_jax.evaluation.dynamic import mean_squares
+from tests.evaluation.test_dynamic import NOISY, SETTINGS, WORDS
+from tests.random_runs import quiet, random_run
+text = np.random.default_rng(0).integers(0, len(WORDS), 8 * 4 * 30, np.int32)
+settings = SETTINGS._replace(rows=8, multiple=8)
+squares = mean_squares(random_run(complete(NOISY), WORDS), text, settings, quiet)
+print(*(float(a.sum()) for a in jax.tree.leaves(squares)))
+"""
+
+
+def test_statistics_on_eight_devices(eight, capsys):
+    """Are those of one."""
+    done = eight(STATISTICS)
+    assert done.returncode == 0, done.stderr
+    exec(STATISTICS, {})
+    found = [np.array(out.split(), float) for out in (done.stdout, capsys.readouterr().out)]
+    np.testing.assert_allclose(*found, rtol=1e-4)
+
+
 @pytest.mark.parametrize("break_mode", ["eos", "complete_doc"])
 def test_parameters_follow_the_text(run, break_mode):
     """Also of examples that see nothing else, whose rows are otherwise sorted by length."""

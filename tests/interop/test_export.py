@@ -194,6 +194,8 @@ def test_examples_give_the_log_probabilities_of_this_package(untrained, changes)
         {"input": {"cutoffs": ()}},
         MODELS["lstm of letters"],
         {"output": {"table": {"name": "tied", "bias": True}}},
+        {"output": {"table": {"name": "own", "cutoffs": (10, 30), "weight_norm": True}}},
+        {"output": {"table": {"name": "own", "cutoffs": (*range(10, 60, 10),), "factor": 1}}},
     ],
 )
 def test_examples_refuse_models_that_they_would_misread(untrained, changes):

@@ -128,6 +128,14 @@ def test_a_state_that_no_checkpoint_holds():
         sparse.optimizer(config, build(config, 40))
 
 
+@pytest.mark.parametrize("highest", [0.5, 1.0, 5.0, 30.0])
+def test_the_ends_of_a_warm_up(highest):
+    """In float32, too: beside the highest rate, the first one was lost."""
+    for schedule in schedules.SCHEDULES.values():
+        rate = schedule(learning_rate=highest, warmup_from=1e-7, warmup_steps=7)
+        assert rate(0) == np.float32(1e-7) and rate(7) == np.float32(highest)
+
+
 def test_the_inverse_square_root():
     """Linear up to the highest rate, half of it after four times as many updates: d^-0.5
     min(n^-0.5, n w^-1.5) of the paper.

@@ -97,7 +97,7 @@ def test_the_lexicon_of_new_words(grounded, caplog):
         path.write_text(f"{LEXICON}\n{zebra}")
         assert rows(SavedRun.read(workdir).load("latest", more), "relations").sum() == 73
         assert "input.lexicon" not in caplog.text
-        path.write_text(f"{LEXICON.replace('t3w0', 't2w0', 1)}\n{zebra}")
+        path.write_text(LEXICON.replace('["t3w0"', '["t2w0"', 1))
         with pytest.raises(InputError, match="is another lexicon than the one of the run's words"):
             SavedRun.read(workdir).load("latest", more)
     finally:
