@@ -29,6 +29,11 @@ def main(name: str | None = None) -> None:
     """Runs the command `name`, or that of the first argument, with the other arguments."""
     for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, _leave)  # until `commands.run`
+    if name is None and (len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help")):
+        width = max(map(len, COMMANDS))
+        lines = [f"    {key:{width}}  {about}" for key, (_, about) in COMMANDS.items()]
+        print("\n".join([__doc__.strip(), "", *lines]))
+        return
     from adaptive_jax.errors import InputError, MissingPackage, check_known
 
     try:
@@ -38,11 +43,6 @@ def main(name: str | None = None) -> None:
         sys.exit(2)
 
     if name is None:
-        if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
-            width = max(map(len, COMMANDS))
-            lines = [f"    {key:{width}}  {about}" for key, (_, about) in COMMANDS.items()]
-            print("\n".join([__doc__.strip(), "", *lines]))
-            return
         name = sys.argv.pop(1)
         try:
             check_known(f"command {name!r}", name, COMMANDS)

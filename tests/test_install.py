@@ -166,6 +166,7 @@ def test_a_wheel_installed_outside_the_clone(clone, tmp_path):
     needs = r"training and trained models need \w+: pip install 'adaptive_jax\[train\]'\n"
     (outside / "my.py").write_text(CONFIG)
     assert re.fullmatch(f"error: {needs}", run(command, "train", "--config=my.py", status=2))
+    assert "trains a language model" in run(command)
     for statement in "import adaptive_jax.training.loop", "import adaptive_jax; adaptive_jax.load":
         said = run(python, "-c", statement, status=1)
         assert re.search(f"MissingPackage: {needs}$", said), said

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
@@ -58,6 +59,11 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
         raise InputError(
             f"cannot convert {checkpoint} ({reason}): it is damaged or of another kind; use another"
         ) from error
+    for path, array in traverse_util.flatten_dict(params, sep=".").items():
+        if not jnp.isfinite(array).all():
+            raise InputError(
+                f"{checkpoint} has numbers that are not finite, in {path}: use another"
+            )
     with new_directory(workdir) as directory:
         write_json(directory / "config.json", config)
         write_json(directory / "trained.json", _json_values(found.options))

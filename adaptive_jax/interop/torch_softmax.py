@@ -30,9 +30,15 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
         settings: other fields of the layer, such as tail_dropout.
 
     Raises:
-        InputError: tensors that are missing, left over or do not fit together, or tails whose
-            widths are not those of a whole div_value.
+        InputError: tensors that are missing, left over or do not fit together, tails without
+            width or of widths that are not those of a whole div_value, or settings that the state
+            says.
     """
+    if not isinstance(state, Mapping):
+        raise InputError(f"{type(state).__name__} must be a state: use module.state_dict()")
+    of_state = {"table", "vocabulary_size", "features", "cutoffs", "factor", "bias"}
+    if said := sorted(of_state & settings.keys()):
+        raise InputError(f"{said[0]}={settings[said[0]]!r} is what the state says: leave it out")
     arrays = {name: _float32(tensor) for name, tensor in state.items()}
     tails = sum(name.endswith(".1.weight") for name in arrays)
     known = [f"tail.{i}.{j}.weight" for i in range(tails) for j in (0, 1)]
@@ -136,6 +142,11 @@ def _float32(array):
 
 def _factor(features, widths):
     """The whole number by which each band is narrower than the one before it."""
+    if 0 in widths:
+        raise InputError(
+            f"tail {widths.index(0)} of width 0 must be 1 wide or more: of {features} features and"
+            " this div_value torch gives all its words one probability, which no layer here does"
+        )
     for factor in range(1, features + 1):
         if widths == [features // factor ** (i + 1) for i in range(len(widths))]:
             return factor

@@ -359,7 +359,9 @@ def test_nothing_is_written_after_bad_input(tmp_path, spoil, says):
 
 
 def test_a_converter_of_ones_own(monkeypatch, tmp_path):
-    """Another kind of checkpoint needs one entry: here a state dict of two tables."""
+    """Another kind of checkpoint needs one entry: here a state dict of two tables. Numbers that
+    are not finite are refused for all kinds.
+    """
 
     def config_of(options, state, vocabulary_size):
         features = state["in"].shape[1]
@@ -390,5 +392,9 @@ def test_a_converter_of_ones_own(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "run" / "trained.json").read_text()) == {"toy": True}
     [path] = (tmp_path / "run" / "checkpoints").iterdir()
     assert path.name == "0"
+    state["out"][1, 2] = np.nan
+    save(state, tmp_path / "toy.pt")
+    says = "toy.pt has numbers that are not finite, in output.table.table_0: use another"
+    assert refused(convert, tmp_path / "toy.pt", "", tmp_path / "x").endswith(says)
     as_zip(pickle.dumps({}), tmp_path / "other.pt")
     assert refused(convert, tmp_path / "other.pt", "", tmp_path / "x").endswith(", or a toy")

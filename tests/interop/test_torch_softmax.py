@@ -110,6 +110,14 @@ WRONG = {
         STATE | {"tail.1.0.weight": np.ones((1, 8), "f"), "tail.1.1.weight": np.ones((3, 1), "f")},
         "widths 4, 1 must be those of a whole div_value",
     ),
+    "a tail without width": (
+        {
+            "head.weight": np.ones((6, 3), "f"),
+            "tail.0.0.weight": np.ones((0, 3), "f"),
+            "tail.0.1.weight": np.ones((15, 0), "f"),
+        },
+        "tail 0 of width 0 must be 1 wide or more",
+    ),
     "one band": (Softmax(OwnTable(9, 4)), "1 band must have cutoffs"),
     "no words in the head": (Hierarchical(OwnTable(20, 8, (5, 10), 2)), "must have words"),
     "a projected head": (
@@ -131,6 +139,14 @@ def test_what_does_not_fit_is_one_line(name):
         from_torch(wrong) if isinstance(wrong, dict) else to_torch(bound(wrong))
     line = str(error.value)
     assert says in line and ": " in line and "\n" not in line and len(line) < 200
+
+
+def test_a_module_in_place_of_its_state_and_settings_of_the_state():
+    """They ended in errors of Python's own."""
+    with pytest.raises(InputError, match=r"Dense must be a state: use module.state_dict\(\)"):
+        from_torch(nn.Dense(3))
+    with pytest.raises(InputError, match="bias=True is what the state says: leave it out"):
+        from_torch(STATE, bias=True)
 
 
 def test_a_layer_without_parameters_and_one_of_another_kind():
