@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: help train test test-slow test-targets test-device lint docs gpu-kit clean
 
 help:
-	@echo "make train    creates .venv (1.1 GB), trains a small model in minutes, and prints its test perplexity"
+	@echo "make train    creates .venv (1.2 GB), trains a small model in minutes, and prints its test perplexity"
 	@echo "make test     creates .venv and runs every test but the slow ones"
 	@echo "make test-slow   runs those: they train for minutes, or show what quicker ones show for another model"
 	@echo "make test-targets PYTHON=python3.12   creates .venv-targets (3 GB) and compiles for GPUs and TPUs that are not here"
