@@ -71,7 +71,8 @@ def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/ as
     JSON, with the losses of its tokens as .npy.
 
-    run: that of the workdir, if it is open already, in place of the request's checkpoint.
+    run: that of the workdir, if it is open already, with the request's checkpoint, vocabulary and
+        share.
 
     Returns:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`

@@ -36,9 +36,6 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
     """
     if not isinstance(state, Mapping):
         raise InputError(f"{type(state).__name__} must be a state: use module.state_dict()")
-    of_state = {"table", "vocabulary_size", "features", "cutoffs", "factor", "bias"}
-    if said := sorted(of_state & settings.keys()):
-        raise InputError(f"{said[0]}={settings[said[0]]!r} is what the state says: leave it out")
     arrays = {name: _float32(tensor) for name, tensor in state.items()}
     tails = sum(name.endswith(".1.weight") for name in arrays)
     known = [f"tail.{i}.{j}.weight" for i in range(tails) for j in (0, 1)]
@@ -66,14 +63,16 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
             )
     sizes = [words, *map(len, tables)]
     *cutoffs, vocabulary_size = itertools.accumulate(sizes)
-    layer = AdaptiveSoftmax(
-        vocabulary_size=vocabulary_size,
-        features=features,
-        cutoffs=tuple(cutoffs),
-        factor=_factor(features, widths),
-        bias=bias is not None,
-        **settings,
-    )
+    said = {
+        "vocabulary_size": vocabulary_size,
+        "features": features,
+        "cutoffs": tuple(cutoffs),
+        "factor": _factor(features, widths),
+        "bias": bias is not None,
+    }
+    for name in {"table", *said} & settings.keys():
+        raise InputError(f"{name}={settings[name]!r} is what the state says: leave it out")
+    layer = AdaptiveSoftmax(**said, **settings)
     tables = [head[:words], *tables]
     table = {f"table_{i}": array for i, array in enumerate(tables)}
     table |= {f"projection_{i}": array for i, array in enumerate(projections, 1)}

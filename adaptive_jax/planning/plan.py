@@ -232,11 +232,14 @@ def describe(plan: Plan) -> str:
         f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer"
     )
     if plan.fsdp > 1:
-        what = f"tables of which {plan.fsdp} divides neither size; others stay where they are"
-        what = what if plan.shard_words else "all tables"
         lines += (
             f"\ngathered     {plan.gathered_bytes / 1e9:,.2f} GB a device at once: a layer of the"
-            f" body; {what}"
+            " body, projections, and "
+        )
+        lines += (
+            f"tables of which {plan.fsdp} divides neither size; others stay where they are"
+            if plan.shard_words
+            else "all tables"
         )
     elif plan.shard_words:
         lines += "\nwords        all on each device: shard_words has no effect without fsdp"

@@ -30,7 +30,7 @@ MOST_HEADER = 100 << 20  # bytes that the names and shapes of a file of safetens
 class Parameters(NamedTuple):
     """What `read_parameters` reads.
 
-    step: updates that made the parameters; identity: see `identity`.
+    step: updates that made the parameters; values: the parameters; identity: see `identity_of`.
     """
 
     step: int
@@ -38,7 +38,7 @@ class Parameters(NamedTuple):
     identity: bytes
 
 
-def identity(workdir: Path, step: int) -> bytes:
+def identity_of(workdir: Path, step: int) -> bytes:
     """The checksums of a checkpoint's files, or of an exported model's, which tell it from another
     training's; none where there are none.
     """
@@ -81,15 +81,15 @@ def read_parameters(workdir: Path, checkpoint: str, like: dict) -> Parameters:
     """
     if is_exported(workdir):
         step = _exported_step(workdir, checkpoint)
-        return Parameters(step, _read_exported(workdir, like), identity(workdir, step))
+        return Parameters(step, _read_exported(workdir, like), identity_of(workdir, step))
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
         while True:
             step = checkpoints.step(checkpoint)
-            files = identity(workdir, step)  # before they are read: they may be deleted right after
+            identity = identity_of(workdir, step)  # first: files may be deleted once they are read
             item = "averages" if checkpoints.holds(step, "averages") else "params"
             try:
                 values = checkpoints.restore(step, {item: like})[item]
-                return Parameters(step, values, files)
+                return Parameters(step, values, identity)
             except InputError:
                 checkpoints.reload()
                 if checkpoints.step(checkpoint) == step:

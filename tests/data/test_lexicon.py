@@ -35,6 +35,7 @@ SYNSETS = [
     ("noun", ("frank", "dog", "banger"), None, "a small sausage"),
     ("verb", ("chase", "dog", "hunt"), None, "run after a man or an animal"),
     ("adj", ("small", "little"), None, "not large"),
+    *(("noun", (f"kind{number}",), 0, "of an animal") for number in (3, 1, 6, 2, 5, 4)),
 ]
 LETTERS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 WORDS = (
@@ -146,6 +147,15 @@ def test_wordnet(wordnet, form):
     """
     assert written(words_of(relations(VOCABULARY, str(wordnet), 3, form))) == RELATED[form]
     assert written(words_of(definitions(VOCABULARY, str(wordnet), 4, form))) == DEFINED[form]
+
+
+def test_hyponyms_have_an_order(wordnet):
+    """NLTK's own went by the hashes of a process: arrays differed from start to start, and from
+    host to host.
+    """
+    kinds = [f"kind{number}" for number in (5, 2, 6, 1, 4, 3)]
+    words = Vocabulary(("animal", "dog", *kinds, "<eos>"), np.ones(9, np.int64))
+    assert read_entries(words, str(wordnet))["animal"].hyponyms == ("dog", *sorted(kinds))
 
 
 def test_an_exception_of_wordnet_ends_the_search(wordnet):

@@ -90,7 +90,7 @@ def test_numbers(made):
     text = (directory / "page.html").read_text()
     assert "<td>19.79</td><td>20.51</td>" in text
     assert "<p>_two differs from the paper&#x27;s row in steps, body.layers.</p>" in text
-    assert [each["published_but_for"] for each in lines] == ["", "steps, body.layers"]
+    assert [each["changed_keys"] for each in lines] == ["", "steps, body.layers"]
     assert ">0.0M<" not in text and "<td>0.00</td>" not in text  # of a small and short run
     counts = one.vocabulary.counts[one.ids]
     before = np.concatenate([[one.vocabulary.counts[one.vocabulary.eos]], counts[:-1]])

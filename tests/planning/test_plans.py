@@ -153,7 +153,7 @@ def test_what_is_gathered_where_words_are_cut():
     matrices = 1024 * (1024 + 256 + 64) + 2 * 1024
     block = 4 * 1024 * 1024 + 2 * 1024 * 4096
     assert eight.gathered_bytes == 4 * matrices + 2 * block  # blocks in bfloat16
-    assert "body; tables of which 8 divides neither size; others stay where" in describe(eight)
+    assert "and tables of which 8 divides neither size; others stay where" in describe(eight)
     assert "shard_words has no effect without fsdp" in describe(one)
 
 

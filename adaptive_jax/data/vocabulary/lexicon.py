@@ -107,7 +107,8 @@ def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
 
 
 def check_same_entries(vocabulary: Vocabulary, path: str, kept: str) -> None:
-    """Checks that a lexicon says of a run's words what the run's copy of its own says.
+    """Checks that a lexicon says of a run's words what the run's copy of its own says, in whatever
+    order: earlier versions read hyponyms of WordNet in another one at each start.
 
     path, kept: of the lexicon and of the copy, see `write_entries`.
 
@@ -116,7 +117,7 @@ def check_same_entries(vocabulary: Vocabulary, path: str, kept: str) -> None:
     """
     here, own = (
         {
-            word: entry._replace(definitions=entry.definitions[:1])
+            word: (set(entry.synonyms), set(entry.hyponyms), entry.definitions[:1])
             for word, entry in read_entries(vocabulary, place).items()
         }
         for place in (path, kept)
@@ -186,7 +187,8 @@ def _read_wordnet(
     directory: Path, words: Iterable[str]
 ) -> Iterator[tuple[str, dict[str, None], dict[str, None], list[str]]]:
     """Yields (word, synonyms, hyponyms, definitions) for every one of `words` that WordNet has,
-    in its order of senses: nouns, verbs, adjectives, adverbs, frequent ones first among each.
+    in its order of senses: nouns, verbs, adjectives, adverbs, frequent ones first among each; the
+    hyponyms of a sense by the names of their synsets, as NLTK keeps them in no order.
 
     A word is among its own synonyms: the coverage that Pappas et al. 2020 print rests on that. A
     word is looked up in lower case, as it is and as rules that remove its endings make it.
@@ -194,10 +196,10 @@ def _read_wordnet(
     wordnet = _open_wordnet(directory)
     for word in words:
         if senses := wordnet.synsets(word):
-            below = itertools.chain.from_iterable(sense.hyponyms() for sense in senses)
+            below = (sorted(sense.hyponyms(), key=lambda each: each.name()) for sense in senses)
             synonyms, hyponyms = (
                 dict.fromkeys(name for each in synsets for name in each.lemma_names())
-                for synsets in (senses, below)
+                for synsets in (senses, itertools.chain.from_iterable(below))
             )
             yield word, synonyms, hyponyms, [sense.definition() for sense in senses]
 

@@ -122,9 +122,9 @@ def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
 def _changes(lines):
     """What the runs change in rows whose published numbers stand beside theirs."""
     return " ".join(
-        f"{line['run']} differs from the paper's row in {line['published_but_for']}."
+        f"{line['run']} differs from the paper's row in {line['changed_keys']}."
         for line in lines
-        if line["published_but_for"]
+        if line["changed_keys"]
     )
 
 

@@ -21,7 +21,7 @@ from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import names_in
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.parameters import checkpoint_step, identity
+from adaptive_jax.workdir.parameters import checkpoint_step, identity_of
 from adaptive_jax.workdir.settings import is_exported
 
 
@@ -89,7 +89,7 @@ class RunReport(NamedTuple):
         paper = {each: card.published(self.workdir, each) for each in ("validation", split)}
         if paper[split] and not result["published"]:  # the scores are of another text
             paper = dict.fromkeys(paper)
-        changed = [*dict.fromkeys(key for p in paper.values() if p for key in p["changed"])]
+        changed = next((found["changed"] for found in paper.values() if found), ())
         paper = {each: found and found["perplexity"] for each, found in paper.items()}
         return {
             "run": self.name,
@@ -103,7 +103,7 @@ class RunReport(NamedTuple):
             "perplexity": result["perplexity"],
             "published_validation_perplexity": paper["validation"],
             "published_perplexity": paper[split],
-            "published_but_for": ", ".join(changed) or None,
+            "changed_keys": ", ".join(changed) or None,
             "nll": result["nll"],
             "words": result["words"],
             "unknown": result["unknown"],
@@ -121,8 +121,8 @@ def read_run(
     window and context.
 
     Returns:
-        What is known of it, and the open run, which a run that trains may have deleted since: None
-        if there are scores and parameters were not asked for.
+        What is known of it, and the run itself, open, whose checkpoint training may have deleted
+        since; None if there are scores and parameters were not asked for.
 
     Raises:
         InputError: no run or checkpoint there, no such text, or as `evaluate`.
@@ -141,12 +141,12 @@ def read_run(
     if streams:
         asked["rows"] = request.rows or 1
 
-    def find(step, files):
-        scored = card.fingerprint(step, files, vocabulary, ids)
+    def find(step, identity):
+        scored = card.fingerprint(step, identity, vocabulary, ids)
         return scored, _result(workdir, config, scored, asked, len(ids))
 
     run, step = None, checkpoint_step(workdir, request.checkpoint)
-    scored, found = find(step, identity(workdir, step))
+    scored, found = find(step, identity_of(workdir, step))
     if load_parameters or not found:
         run = saved.load(request.checkpoint)
         step = run.step  # another one if training has replaced the checkpoint since
