@@ -67,8 +67,7 @@ def _by_words(bands):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _vectors(static, tokens, bands):
-    run = functools.partial(partitioned.run, gradients=False)
-    return run(_look_up, static, (tokens,), bands, _by_words(bands))[0]
+    return partitioned.run(_look_up, static, (tokens,), bands, _by_words(bands), None)[0]
 
 
 def _forward(static, tokens, bands):
@@ -77,8 +76,9 @@ def _forward(static, tokens, bands):
 
 def _backward(static, saved, gradient):
     tokens, bands = saved
-    run = functools.partial(partitioned.run, gradients=True)
-    return None, run(_add_up, static, (gradient, tokens[..., 0]), bands, _by_words(bands))[2]
+    by_words, tokens = _by_words(bands), (gradient, tokens[..., 0])
+    gradients = partitioned.Gradients(False, (True,) * len(by_words))
+    return None, partitioned.run(_add_up, static, tokens, bands, by_words, gradients)[2]
 
 
 _vectors.defvjp(_forward, _backward)

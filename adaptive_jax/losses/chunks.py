@@ -1,9 +1,16 @@
-"""One chunk of tokens through one softmax, with its share of every gradient: the inner part of
-`adaptive_jax.losses.banded`.
+"""A chunk of tokens through one softmax, a tile of words at a time: its loss and its share of every
+gradient.
+
+A tile of logits is alive at a time, or those of all tiles of a chunk, see
+`adaptive_jax.losses.plans`. The gradient of a logit is
+
+    factor · (power_slope · power - target_slope · total · [target] - ...)
+
+for powers `exp(logit - peak)`, their sum `total`, and one factor for each token, which is
+multiplied into the token's vectors, not into its logits.
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -11,31 +18,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.losses import reports
-from adaptive_jax.losses.settings import Tokens, used
-from adaptive_jax.losses.sharded import is_first, sum_over
+from adaptive_jax.losses.arguments import Settings, used
+from adaptive_jax.losses.groups import Slice, add_rows, read_band, read_rows
+from adaptive_jax.losses.sharded import ABSENT, is_first, sum_over
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import product, sum_dtype, wide
-
-# Tokens whose logits are alive at a time, measured on a CPU (benchmarks/outputs.py). Every token
-# visits the head, whose matrix products need many rows for full speed. A tail computes the rows of
-# its last chunk that stay empty, so its chunks are smaller. Each chunk reads the whole table and
-# adds to its gradient, so small chunks are slow. The logits of very long bands are held to 2^25
-# float32, 128 MiB, or to a quarter of the table's size, if that is more.
-HEAD_CHUNK = 512
-TAIL_CHUNK = 96
-CHUNK_LOGITS = 2**25
-TABLE_SHARE = 4
-
-# For accelerators, computed and not yet measured. For a word of width 1, a chunk of n rows computes
-# 6 n FLOP and adds once to the sum of the gradients, 8 to 16 bytes. At 180 FLOP a byte (an H200 in
-# bfloat16) that takes as long as 240 to 480 rows do: the head has ten times as many, and a tail of
-# 800 tokens loses least to sums and empty rows together at sqrt(2 · 800 · 240) = 620 rows.
-FAST_HEAD_CHUNK = 4096
-FAST_TAIL_CHUNK = 512
-FAST_CHUNK_LOGITS = 2**26
-TILE = 128  # rows and columns of a matrix unit
 
 # Smoothed differences of probabilities times this keep their 11 bits in float16, from 2^-24 on; the
 # largest number of float16 is 64 times as large.
@@ -43,96 +33,186 @@ LIFT = 1024
 LEAST = 1e-30  # divided by LIFT it is a normal float32
 
 
-def chunk_size(band: int, words: int, width: int) -> int:
-    """Tokens whose logits are alive at a time in a band of so many words, whose vectors have this
-    width; band 0 is the head.
+class Cotangents(NamedTuple):
+    """Cotangents of a token's results in a second pass, each `[tokens]`, divided by its weight."""
 
-    On a CPU 512 for a head of 20,000 words, 96 for a tail; on an accelerator 3,328 and 512.
+    loss: jax.Array
+    logsumexp: jax.Array
+    entropy: jax.Array
+
+
+class Normaliser(NamedTuple):
+    """Sums over all columns of one softmax, on all devices, each `[tokens]`."""
+
+    peak: jax.Array  # powers are exp(logit - peak)
+    total: jax.Array  # the sum of the powers
+    logsumexp: jax.Array
+    entropy: jax.Array | None = None
+
+
+class Tokens(NamedTuple):
+    """Tokens that visit a softmax, or a chunk of them.
+
+    Attributes:
+        hidden: `[tokens, features]`.
+        column: `[tokens]`, or `[tokens, k]`, the columns of the targets in the softmax.
+        weight: `[tokens]`.
+        seeds: uint32 `[tokens, 2]`, the seeds of each token's tail dropout, or None.
+        mass: of the shape of column, by which the targets count; None: 1, less label smoothing.
+        cotangents: in a second pass over the logits; None: the first pass.
+        normaliser: of the first pass, where the second has it.
     """
-    if platform() == "cpu":
-        fit = max(CHUNK_LOGITS // words, width // TABLE_SHARE)
-        return max(8, min(TAIL_CHUNK if band else HEAD_CHUNK, fit))
-    rows = min(FAST_TAIL_CHUNK if band else FAST_HEAD_CHUNK, FAST_CHUNK_LOGITS // words)
-    return rows // TILE * TILE or max(8, rows)
+
+    hidden: jax.Array
+    column: jax.Array
+    weight: jax.Array
+    seeds: jax.Array | None = None
+    mass: jax.Array | None = None
+    cotangents: Cotangents | None = None
+    normaliser: Normaliser | None = None
 
 
-def rows_of_chunk(tokens: int, most: int) -> int:
-    """Rows of each of the chunks that hold so many tokens, at most `most` in each.
-
-    On a CPU `most`, or all tokens if they are fewer. On an accelerator as few chunks as suffice
-    share the tokens evenly, in whole tiles of 128: of 4,096 tokens and at most 3,328, two chunks
-    have 2,048 rows each.
+class Results(NamedTuple):
+    """Results of tokens: loss and nll `[tokens]` in nats, reports by name, and the float32 gradient
+    of the hidden states, or None.
     """
-    if platform() == "cpu" or tokens <= most:
-        return min(tokens, most)
-    share = math.ceil(tokens / math.ceil(tokens / most))
-    return min(most, math.ceil(share / TILE) * TILE)
+
+    loss: jax.Array
+    nll: jax.Array
+    reports: dict
+    d_hidden: jax.Array | None = None
 
 
-def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
-    """Hidden states `[tokens, features]` in the width of a band."""
-    return hidden if projection is None else product(hidden, projection.T)
+class Wanted(NamedTuple):
+    """Flags of the gradients that a caller asks for."""
+
+    hidden: bool
+    band: Band  # of bool; None where the band has no such array
+    clusters: Band | None
 
 
-def logits_of(x: jax.Array, band: Band) -> jax.Array:
-    """Logits `[tokens, words]`, float32 or wider, of projected states `[tokens, width]`."""
-    logits = wide(x, band.table.T)
-    return logits if band.bias is None else logits + band.bias[None].astype(logits.dtype)
+class Columns(NamedTuple):
+    """Columns of a softmax: a tile of words, or the head's clusters."""
+
+    logits: jax.Array  # [tokens, columns]
+    table: jax.Array  # [columns, width]
+    first: jax.Array | int  # the number of the first column
+    target: jax.Array  # columns of the targets, counted from `first`; others are outside
+    valid: jax.Array | None  # bool [columns]; None: all
+
+    def where_valid(self, values, other):
+        """`values [tokens, columns]` in valid columns, `other` elsewhere."""
+        return values if self.valid is None else jnp.where(self.valid[None], values, other)
 
 
-def one_chunk(settings, softmax, tokens, valid=None, *, narrow=False, with_gradients=True):
-    """Loss and gradients of one chunk.
+class Softmax(NamedTuple):
+    """One softmax, for chunks of tokens.
+
+    Attributes:
+        group, part: the arrays of a group of bands, and the rows of them that are the softmax's.
+        clusters: further rows of the head, or None.
+        columns: the number of columns, on all devices.
+        tile, tiles: words of a tile, and their number.
+        keeps_logits: whether logits of several tiles are kept for the gradients.
+        narrow: whether the table's gradient is computed as its transpose.
+    """
+
+    settings: Settings
+    group: Band
+    part: Slice
+    clusters: Band | None
+    columns: jax.Array | int
+    tile: int
+    tiles: int
+    keeps_logits: bool
+    narrow: bool
+
+    def words(self, x, target, i, logits=None) -> Columns:
+        """Tile i for states `x [tokens, width]`; its logits are computed if not given.
+
+        The last tile begins where it has as many rows as the others; those that an earlier one has
+        are not valid in it.
+        """
+        rows, valid, first = self.tile, self.part.valid, 0
+        if self.tiles > 1:
+            start = i * rows
+            first = jnp.minimum(start, self.part.rows - rows)
+            valid = None if valid is None else lax.dynamic_slice_in_dim(valid, first, rows)
+            if self.part.rows % rows:
+                later = first + jnp.arange(rows) >= start
+                valid = later if valid is None else valid & later
+            target = jnp.where(target < start, ABSENT, target - first)
+        table, _, bias = read_band(
+            self.group._replace(projection=None), Slice(self.part.first + first, rows)
+        )
+        if logits is None:
+            logits = self._logits(x, table, bias, valid)
+        return Columns(logits, table, first, target, valid)
+
+    def cluster_columns(self, x, target) -> Columns:
+        """The columns of the clusters, which follow the band's words."""
+        (table, _, bias), first, valid = self.clusters, self.part.rows, None
+        if self.settings.axis_name is not None:  # all devices have them, one counts them
+            valid = jnp.full(len(table), is_first(self.settings.axis_name))
+        return Columns(self._logits(x, table, bias, valid), table, first, target - first, valid)
+
+    def _logits(self, x, table, bias, valid):
+        """float32 or wider; -inf where a column is not valid."""
+        cap = self.settings.soft_cap
+        with jax.named_scope("logits"):
+            logits = wide(x, table.T)
+            if bias is not None:
+                logits = logits + bias[None].astype(logits.dtype)
+            if used(cap):
+                logits = cap * jnp.tanh(logits / cap)
+        return logits if valid is None else jnp.where(valid[None], logits, -jnp.inf)
+
+
+def one_chunk(softmax: Softmax, tokens: Tokens, wanted: Wanted | None, sums):
+    """Results and gradients of one chunk of tokens.
 
     Args:
-        softmax: `(band, clusters)`, both of type `Band`; `clusters` holds further rows of the head,
-            or is None.
-        valid: bool `[words]`, the columns of the band that exist; None: all. The others are words
-            of a neighbour, or padding.
-        narrow: return the gradient of the band's table as its transpose.
+        wanted: the gradients to compute, or None.
+        sums: `(group, clusters)`, float32 sums of their gradients so far, to which those of these
+            tokens are added; None for those that are not wanted. That of the table is transposed,
+            `[width, words]`, if the softmax is narrow and one tile.
 
     Returns:
-        `((loss, nll [tokens], d_hidden, *reported), d_softmax)`: gradients are weighted and in
-        float32, or wider, or None if not asked for; `reported` is empty, or what
-        `reports.observed` gives.
+        `(results, sums)`.
     """
-    band, clusters = softmax
-    x, mask = states(settings, tokens, band)
-    parts = [part_of(settings, x, band, 0, valid)]
-    if clusters is not None:
-        parts.append(part_of_clusters(settings, x, softmax))
-    loss, nll, found = _losses(settings, parts, tokens.column, tokens.probs)
-    reported = ()
-    if settings.reports:
-        stats = reports.start(settings, x)
-        for part in (part for part in parts if part.logits.shape[1]):  # a head may have no words
-            stats = reports.merge(stats, part.logits, part.first)
-        columns = sum(len(part.band.table) for part in parts)
-        reported = (reports.observed(settings, stats, found, tokens.column, columns),)
-        found = found._replace(entropy=reported[0].get("entropy"))
-    if not with_gradients:
-        return (loss, nll, None, *reported), None
-
-    gradients = Gradients(settings, x, tokens, found)
-    d_x, d_parts = 0.0, []
-    for power, part in zip(gradients.found.powers, parts, strict=True):
-        d_logits, d_bias = gradients.of_logits(power, part, tokens.column)
-        d_x += wide(d_logits, part.band.table)
-        left, right = d_logits, gradients.states
-        if narrow and part.band is band:
-            left, right = right, left
-        d_parts.append(Band(gradients.lowered(wide(left.T, right)), None, d_bias))
-    d_band, d_clusters = (*d_parts, None)[:2]
-    d_x = gradients.of_states(d_x) * mask
-    d_hidden, d_projection = through_projection(d_x, tokens.hidden, band.projection)
-    d_softmax = d_band._replace(projection=d_projection), d_clusters
-    return (loss, nll, d_hidden, *reported), d_softmax
+    group, part, projection = softmax.group, softmax.part, softmax.group.projection
+    if projection is not None:
+        projection = read_rows(projection, part.projection, group.table.shape[1])
+    x, mask = states(softmax.settings, tokens, projection)
+    clusters, normaliser, logits = None, tokens.normaliser, None
+    if softmax.clusters is not None:
+        clusters = softmax.cluster_columns(x, tokens.column)
+    if normaliser is None:
+        keep = wanted is not None and (softmax.keeps_logits or softmax.tiles == 1)
+        results, normaliser, logits = _normalised(softmax, tokens, x, clusters, keep)
+    else:
+        zeros = jnp.zeros_like(normaliser.total)
+        results = Results(zeros, zeros, {})
+    if wanted is None:
+        return results, sums
+    arrays = tokens, x, clusters, normaliser, logits
+    d_hidden, d_group, d_clusters = _gradients(softmax, *arrays, wanted, sums)
+    if d_hidden is not None:
+        d_hidden = d_hidden * mask
+    if projection is not None and d_hidden is not None:
+        flags = wanted.hidden, wanted.band.projection
+        d_hidden, more = through_projection(d_hidden, tokens.hidden, projection, *flags)
+        if more is not None:
+            d_projection = add_rows(d_group.projection, more, part.projection)
+            d_group = d_group._replace(projection=d_projection)
+    return results._replace(d_hidden=d_hidden), (d_group, d_clusters)
 
 
-def states(settings, tokens: Tokens, band: Band) -> tuple:
-    """What meets the table, `[tokens, width]`: hidden states, projected and dropped out; and the
-    factors of dropout, or 1.
+def states(settings, tokens: Tokens, projection) -> tuple:
+    """States to be multiplied with the table, `[tokens, width]`: hidden states, projected and with
+    dropout; and the factors of dropout, or 1.
     """
-    x = project(tokens.hidden, band.projection)
+    x = tokens.hidden if projection is None else product(tokens.hidden, projection.T)
     rate = settings.tail_dropout
     if not rate:
         return x, 1.0
@@ -141,14 +221,15 @@ def states(settings, tokens: Tokens, band: Band) -> tuple:
     return x * mask.astype(x.dtype), mask
 
 
-def through_projection(d_x, hidden, projection) -> tuple:
-    """The float32 gradients of hidden states and projection, from that of the states that meet the
-    table.
+def through_projection(d_x, hidden, projection, of_hidden=True, of_projection=True) -> tuple:
+    """The float32 gradients of hidden states and projection, from that of the projected states;
+    None for those that are not wanted.
     """
     if projection is None:
         return d_x, None
     d_x, lowering = lifted(d_x, hidden.dtype)
-    return wide(d_x, projection) * lowering, wide(d_x.T, hidden) * lowering
+    d_hidden = wide(d_x, projection) * lowering if of_hidden else None
+    return d_hidden, wide(d_x.T, hidden) * lowering if of_projection else None
 
 
 def lifted(array, dtype) -> tuple:
@@ -161,225 +242,239 @@ def lifted(array, dtype) -> tuple:
     return (array / lowering).astype(dtype), lowering
 
 
-class Gradients:
-    """Gradients of a chunk's softmax.
+class _Sums(NamedTuple):
+    """Sums over the columns so far, each `[tokens]`; `scored` has the shape of the targets."""
 
-    That of a logit is `factor · (power - target)`, with powers and targets times the sum of the
-    powers, and one factor for each token. Factors are multiplied into a token's vectors, which are
-    short, not into its logits.
+    peak: jax.Array
+    total: jax.Array  # of powers relative to peak
+    scored: jax.Array  # logits of the targets
+    logits: jax.Array | None  # of all, for label smoothing
+    stats: dict  # see `reports.start`
 
-    In float16 a sum of powers may be infinite and a small weight 0. So powers become probabilities,
-    weights at most 1, and gradients of logits are lifted by `LIFT` before the products and lowered
-    after them.
+    def add(self, columns: Columns, peak):
+        """The sums with further columns, relative to another peak."""
+        total = self.total * jnp.exp(self.peak - peak)
+        total = total + jnp.exp(columns.logits - peak[:, None]).sum(axis=1)
+        logits, stats = self.logits, self.stats
+        if logits is not None:
+            logits = logits + columns.where_valid(columns.logits, 0.0).sum(axis=1)
+        scored = self.scored + target_logits(columns)
+        if stats:
+            stats = reports.merge(stats, columns.logits, columns.first)
+        return _Sums(peak, total, scored, logits, stats)
 
-    Attributes:
-        found: the `Normaliser`.
-        states: the states `x [tokens, width]` times their token's factor.
+
+def target_logits(columns: Columns) -> jax.Array:
+    """The logits of the targets, in their shape; 0 where they are no columns of these."""
+    target, count = columns.target, columns.logits.shape[1]
+    if not count:
+        return jnp.zeros(target.shape, columns.logits.dtype)
+    inside = (target >= 0) & (target < count)
+    index = jnp.where(inside, target, 0).reshape(len(target), -1)
+    logits = jnp.take_along_axis(columns.logits, index, axis=1)
+    return jnp.where(inside, logits.reshape(target.shape), 0.0)
+
+
+@jax.named_scope("normaliser")
+def _normalised(softmax: Softmax, tokens: Tokens, x, clusters: Columns | None, keep: bool):
+    """`(results, normaliser, logits)`; `logits[i] [tokens, words]` are those of tile i, or logits
+    are None.
     """
+    settings, target, tiles = softmax.settings, tokens.column, softmax.tiles
+    axis, dtype, share = settings.axis_name, sum_dtype(x.dtype), settings.label_smoothing
+    zeros, low = jnp.zeros(len(x), dtype), jnp.full(len(x), reports.LOW, dtype)
+    stats = reports.start(settings, x) if settings.reports else {}
+    sums = _Sums(low, zeros, jnp.zeros(target.shape, dtype), zeros if share else None, stats)
+    if tiles == 1:
+        words = softmax.words(x, target, 0)
+        parts = [part for part in (words, clusters) if part is not None and len(part.table)]
+        peak = functools.reduce(jnp.maximum, [part.logits.max(axis=1) for part in parts])
+        peak = peak if axis is None else lax.pmax(peak, axis)
+        for part in parts:
+            sums = sums.add(part, peak)
+        logits = [words.logits] if keep else None
+    else:
 
-    def __init__(self, settings, x, tokens: Tokens, found: "Normaliser"):
-        by_token = tokens.weight if tokens.pulls is None else tokens.pulls
-        self._lowering = None
-        if x.dtype == jnp.float16:
-            powers = [power / found.total[:, None] for power in found.powers]
-            found = found._replace(powers=powers, total=jnp.ones_like(found.total))
-            largest = jnp.maximum(jnp.max(jnp.abs(by_token)), LEAST)
-            by_token, self._lowering = by_token / largest, largest / LIFT
-        if tokens.pulls is not None:
-            tokens, by_token = tokens._replace(pulls=by_token), 1.0
-        self._settings, self._tokens, self._dtype = settings, tokens, x.dtype
-        self.found, self._factor = found, (by_token / found.total)[:, None]
-        self.states = (x.astype(self._factor.dtype) * self._factor).astype(x.dtype)
+        def visit(i, state):
+            (sums, logits), part = state, softmax.words(x, target, i)
+            logits = None if logits is None else logits.at[i].set(part.logits)
+            return sums.add(part, jnp.maximum(sums.peak, part.logits.max(axis=1))), logits
 
-    def of_logits(self, power, part: "Part", column) -> tuple:
-        """Those of a part's logits `[tokens, columns]`, less the factors, in the dtype of the
-        states; and that of its bias.
-        """
-        if part.band.bias is None and self._is_plain():
-            target = column - part.first
-            return _overwritten(power.astype(self._dtype), power, target, self.found.total), None
-        exact = scaled_d_logits(self._settings, power, part, column, self.found, self._tokens)
-        if self._lowering is not None:
-            exact = exact * LIFT
-        d_bias = None
-        if part.band.bias is not None:
-            d_bias = self.lowered(jnp.sum(exact * self._factor, axis=0))
-        return exact.astype(self._dtype), d_bias
-
-    def of_states(self, d_x):
-        """Those of the states, from the products of gradients of logits with the rows."""
-        return self.lowered(d_x * self._factor)
-
-    def lowered(self, product):
-        """A product with gradients of logits, as it would be had these not been lifted."""
-        return product if self._lowering is None else product * self._lowering
-
-    def _is_plain(self):
-        """Whether `_overwritten` computes gradients of logits."""
-        settings, tokens = self._settings, self._tokens
-        regularised = settings.label_smoothing or used(settings.z_loss) or used(settings.soft_cap)
-        hard = tokens.probs is None and tokens.pulls is None
-        return platform() == "gpu" and hard and not regularised and self._dtype != jnp.float16
-
-
-class Part(NamedTuple):
-    """Columns of a softmax: the words of a band, or the head's clusters."""
-
-    logits: jax.Array  # [tokens, columns]
-    band: Band
-    first: int  # the first column
-    valid: jax.Array | None  # bool [columns], those that exist; None: all
-
-    def columns(self) -> "jax.Array | int":
-        """How many columns exist."""
-        return len(self.band.table) if self.valid is None else self.valid.sum()
-
-    def where_valid(self, values, other):
-        """`values [tokens, columns]` in the columns that exist, `other` elsewhere."""
-        return values if self.valid is None else jnp.where(self.valid[None], values, other)
-
-
-class Normaliser(NamedTuple):
-    """The sum over all columns, on all devices, of the powers of one softmax."""
-
-    powers: list[jax.Array]  # of each part, divided by the power of the largest logit
-    total: jax.Array  # [tokens]
-    logsumexp: jax.Array  # [tokens]
-    columns: jax.Array | int  # how many there are
-    entropy: jax.Array | None = None  # [tokens]
-
-
-def part_of_clusters(settings, x, softmax) -> "Part | None":
-    """The columns behind the band's words, those of the clusters, if there are any."""
-    band, clusters = softmax
-    if clusters is None:
-        return None
-    first = None
-    if settings.axis_name is not None:
-        first = jnp.full(len(clusters.table), is_first(settings.axis_name))
-    return part_of(settings, x, clusters, len(band.table), first)
-
-
-def part_of(settings, x, band: Band, first, valid) -> Part:
-    """The columns of a band, from `first` on; the logits of those that do not exist are -inf."""
-    logits = logits_of(x, band)
-    if used(settings.soft_cap):
-        logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
-    part = Part(logits, band, first, valid)
-    return part._replace(logits=part.where_valid(logits, -jnp.inf))
-
-
-def _losses(settings, parts, column, probs=None):
-    """Loss and nll `[tokens]`, and the normaliser."""
-    scored = sum(scored_in(part.logits, column - part.first, probs) for part in parts)
-    peak = functools.reduce(
-        jnp.maximum, [part.logits.max(axis=1) for part in parts if part.logits.size]
-    )
-    peak = peak if settings.axis_name is None else lax.pmax(peak, settings.axis_name)
-    powers = [jnp.exp(part.logits - peak[:, None]) for part in parts]
-    total = sum(power.sum(axis=1) for power in powers)
-    smoothed = ()
-    if settings.label_smoothing:
-        counts = [part.columns() for part in parts]
-        logits = sum(part.where_valid(part.logits, 0.0).sum(axis=1) for part in parts)
-        smoothed = logits, sum(counts)
-    loss, nll, found = totalled(settings, peak, (total, scored, *smoothed), probs)
-    return loss, nll, found._replace(powers=powers)
-
-
-def totalled(settings, peak, sums, probs):
-    """Loss and nll `[tokens]`, and a `Normaliser` without powers.
-
-    Args:
-        peak: `[tokens]`, the largest logit on all devices.
-        sums: of this device: the sum of powers relative to `peak`, and the logit of the target, or
-            the expected one of soft targets, both `[tokens]`; for smoothing also the sum of the
-            logits `[tokens]`, and how many columns there are.
-        probs: of soft targets, or None.
-    """
-    total, scored, *smoothed = sum_over(settings.axis_name, *sums)
-    logsumexp = peak + jnp.log(total)
-    loss = nll = (logsumexp if probs is None else logsumexp * jnp.sum(probs, axis=1)) - scored
-    columns, share = 1, settings.label_smoothing
+        logits = jnp.zeros((tiles, len(x), softmax.tile), dtype) if keep else None
+        sums, logits = pvary((sums, logits), axes_of(x))
+        if clusters is not None:
+            sums = sums.add(clusters, jnp.maximum(sums.peak, clusters.logits.max(axis=1)))
+        sums, logits = lax.fori_loop(0, tiles, visit, (sums, logits))
+        if axis is not None:
+            peak = lax.pmax(sums.peak, axis)
+            sums = sums._replace(peak=peak, total=sums.total * jnp.exp(sums.peak - peak))
+    total, scored, summed = sums.total, sums.scored, sums.logits
+    if axis is not None:
+        total, scored, summed = sum_over(axis, total, scored, summed)
+    logsumexp, statistics = sums.peak + jnp.log(total), {}
+    # The powers of several tiles are computed again: relative to the logsumexp, their sum is 1.
+    relative = (sums.peak, total) if tiles == 1 else (logsumexp, jnp.ones_like(total))
+    normaliser = Normaliser(*relative, logsumexp)
+    if settings.reports:
+        columns = softmax.part.rows + (0 if clusters is None else len(clusters.table))
+        scores = logsumexp, scored, target
+        statistics = reports.observed(settings, sums.stats, *scores, columns)
+        normaliser = normaliser._replace(entropy=statistics.get("entropy"))
+    if tokens.mass is None or tokens.mass.ndim == 1:
+        loss = nll = logsumexp - scored
+    else:
+        expected = jnp.where(tokens.mass == 0, 0.0, tokens.mass * scored).sum(axis=1)
+        loss = nll = logsumexp * tokens.mass.sum(axis=1) - expected
     if share:
-        # The count was summed beside vectors of tokens.
-        columns = smoothed[1] if settings.axis_name is None else smoothed[1][0]
-        columns = jnp.asarray(columns, total.dtype)
-        average = smoothed[0] / columns
-        loss = logsumexp - (1 - share) * scored - share * average
+        loss = (
+            logsumexp - (1 - share) * scored - share * summed / jnp.asarray(softmax.columns, dtype)
+        )
     if used(settings.z_loss):
         loss = loss + settings.z_loss * logsumexp**2
-    return loss, nll, Normaliser([], total, logsumexp, columns)
+    return Results(loss, nll, statistics), normaliser, logits
 
 
-def scaled_d_logits(settings, power, part, column, found, tokens=None):
-    """The gradient of a part's logits `[tokens, columns]`, times the sum of the powers; by
-    cotangents, if the tokens have them.
+class _Slopes(NamedTuple):
+    """Coefficients of the gradients of logits, see the module; numbers, or `[tokens, 1]`.
+
+    Attributes:
+        power: of the powers.
+        target: of the targets, times `total`, `[tokens, 1]` or one for each of several.
+        uniform: of each valid column: that of label smoothing; or None.
+        entropy: of `power · (logit - mean logit)`, or None.
+        factor: of a token's vectors.
+        lowering: what undoes the lift of products in float16, or 1.
     """
-    share = settings.label_smoothing
-    probs, pulls = (None, None) if tokens is None else (tokens.probs, tokens.pulls)
-    raised = power
-    if used(settings.z_loss):
-        raised = power * (1 + 2 * settings.z_loss * found.logsumexp)[:, None]
-    if probs is None:
-        hit = column[:, None] == part.first + jnp.arange(power.shape[1], dtype=column.dtype)[None]
-        target = (1 - share) * hit.astype(power.dtype) + share / found.columns
-        if share:
-            target = part.where_valid(target, 0.0)
-        exact = raised - found.total[:, None] * target
-        if pulls is not None:
-            plain = power - jnp.where(hit, found.total[:, None], 0.0)
-            exact = pulls[:, :1] * exact + pulls[:, 1:2] * plain
+
+    power: jax.Array | float
+    target: jax.Array
+    uniform: jax.Array | None
+    entropy: jax.Array | None
+    factor: jax.Array
+    lowering: jax.Array | float
+
+
+def _slopes(softmax: Softmax, tokens: Tokens, normaliser: Normaliser, dtype) -> _Slopes:
+    """The coefficients of a chunk; in float16, weights are at most 1."""
+    z_loss, share = softmax.settings.z_loss, softmax.settings.label_smoothing
+    cotangents, mass, total = tokens.cotangents, tokens.mass, normaliser.total[:, None]
+    target = 1 - share if mass is None else mass.reshape(len(mass), -1)
+    power = 1 - share if mass is None else target.sum(axis=1)[:, None]
+    of_loss = 1.0 if cotangents is None else cotangents.loss[:, None]
+    uniform = entropy = None
+    if used(z_loss):
+        power = power + of_loss * 2 * z_loss * normaliser.logsumexp[:, None]
+    if share:
+        power = power + of_loss * share
+        uniform = total * of_loss * share / jnp.asarray(softmax.columns, total.dtype)
+    if cotangents is not None:
+        power = power + cotangents.logsumexp[:, None]
+        entropy = None if normaliser.entropy is None else cotangents.entropy[:, None]
+    weight, lowering = tokens.weight[:, None], 1.0
+    if dtype == jnp.float16:
+        largest = jnp.maximum(jnp.max(jnp.abs(weight)), LEAST)
+        weight, lowering = weight / largest, largest / LIFT
+    return _Slopes(power, total * target, uniform, entropy, weight / total, lowering)
+
+
+def _d_logits(settings, columns: Columns, power, normaliser: Normaliser, slopes: _Slopes):
+    """The gradient of logits `[tokens, columns]`, less the factor."""
+    gradient, target = (
+        power if isinstance(slopes.power, float | int) else power * slopes.power,
+        columns.target,
+    )
+    if slopes.uniform is not None:
+        uniform = jnp.broadcast_to(slopes.uniform, power.shape)
+        gradient = gradient - columns.where_valid(uniform, 0.0)
+    if target.ndim == 1:
+        hit = target[:, None] == jnp.arange(power.shape[1], dtype=target.dtype)[None]
+        gradient = gradient - jnp.where(hit, slopes.target, 0.0)
     else:
-        mass = jnp.sum(probs, axis=1)[:, None]
-        each = probs * found.total[:, None]
-        exact = raised + (mass - 1) * power
-        if pulls is not None:
-            exact = pulls[:, :1] * exact + pulls[:, 1:2] * mass * power
-            each = each * (pulls[:, :1] + pulls[:, 1:2])
-        at = (
-            jnp.arange(len(column))[:, None],
-            jnp.where(column < part.first, power.shape[1], column - part.first),
-        )
-        exact = exact.at[at].add(-each, mode="drop")
-    if pulls is not None:
-        exact = exact + pulls[:, 2:3] * power
-        if found.entropy is not None:
-            away = part.logits - (found.logsumexp - found.entropy)[:, None]
-            exact = exact - pulls[:, 3:] * jnp.where(power > 0, power * away, 0.0)
+        row = jnp.arange(len(target))[:, None]
+        target = jnp.where(target < 0, power.shape[1], target)  # a negative one counts from the end
+        gradient = gradient.at[row, target].add(-slopes.target, mode="drop")
+    if slopes.entropy is not None:
+        away = columns.logits - (normaliser.logsumexp - normaliser.entropy)[:, None]
+        gradient = gradient - slopes.entropy * jnp.where(power > 0, power * away, 0.0)
     if used(settings.soft_cap):
-        exact = exact * part.where_valid(1 - (part.logits / settings.soft_cap) ** 2, 0.0)
-    return exact
+        slope = columns.where_valid(1 - (columns.logits / settings.soft_cap) ** 2, 0.0)
+        gradient = gradient * slope
+    return gradient
 
 
-def _overwritten(rounded, power, column, total):
-    """`scaled_d_logits` of a plain softmax, from rounded powers in which only the targets' are
-    written anew.
+def overwritten(power, target, total, dtype):
+    """`_d_logits` of a plain softmax: rounded powers in which only the targets' are written anew.
 
     On a GPU the pass that sums the powers writes them rounded, too, so none reads the logits once
     more: of 1.5 GB that a chunk of 3,328 tokens and 20,000 words moves, 0.27. The numbers are the
     same.
     """
-    # A negative one would count from the end.
-    column = jnp.where(column < 0, power.shape[1], column)
-    target = jnp.take_along_axis(power, column[:, None], axis=1)[:, 0] - total
-    at = rounded.at[jnp.arange(len(column)), column]
-    return at.set(target.astype(rounded.dtype), mode="drop", unique_indices=True)
+    target = jnp.where(target < 0, power.shape[1], target)  # a negative one counts from the end
+    value = jnp.take_along_axis(power, target[:, None], axis=1)[:, 0] - total
+    at = power.astype(dtype).at[jnp.arange(len(target)), target]
+    return at.set(value.astype(dtype), mode="drop", unique_indices=True)
 
 
-def scored_in(logits, column, probs):
-    """The logit `[tokens]` of each row's column, or the sum of those of several times their
-    probabilities; 0 where a column lies outside.
+def _is_plain(softmax: Softmax, tokens: Tokens, wanted: Wanted, dtype) -> bool:
+    """Whether `overwritten` computes gradients of logits."""
+    settings = softmax.settings
+    regularised = settings.label_smoothing or used(settings.z_loss) or used(settings.soft_cap)
+    biased = wanted.band.bias or (wanted.clusters is not None and wanted.clusters.bias)
+    several = tokens.mass is not None or dtype == jnp.float16
+    return platform() == "gpu" and not (regularised or biased or several)
+
+
+def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted: Wanted, sums):
+    """The gradient of the states `x`, or None, and `sums` with those of group and clusters.
+
+    In float16 a sum of powers may be infinite and a small weight 0. So powers become probabilities,
+    weights at most 1, and gradients of logits are multiplied by `LIFT` before the products.
     """
-    if probs is None:
-        return _at(logits, column[:, None])[:, 0]
-    return jnp.sum(jnp.where(probs == 0, 0.0, probs * _at(logits, column)), axis=1)
+    if x.dtype == jnp.float16:
+        one = jnp.ones_like(normaliser.total)
+        normaliser = normaliser._replace(peak=normaliser.logsumexp, total=one)
+    slopes = _slopes(softmax, tokens, normaliser, x.dtype)
+    plain = _is_plain(softmax, tokens, wanted, x.dtype)
+    lowering, lift = slopes.lowering, LIFT if x.dtype == jnp.float16 else 1.0
+    factored = (x.astype(slopes.factor.dtype) * slopes.factor).astype(x.dtype)
+    of_states = wanted.hidden or wanted.band.projection
 
+    def products(columns, flags, narrow=False):
+        """The gradients of the states, and of table and bias of these columns."""
+        power, d_x, d_table = jnp.exp(columns.logits - normaliser.peak[:, None]), None, None
+        if plain:
+            d_logits = overwritten(power, columns.target, normaliser.total, x.dtype)
+        else:
+            exact = lift * _d_logits(softmax.settings, columns, power, normaliser, slopes)
+            d_logits = exact.astype(x.dtype)
+        if of_states:
+            with jax.named_scope("gradient_of_hidden"):
+                d_x = wide(d_logits, columns.table)
+        if flags.table:
+            with jax.named_scope("gradient_of_table"):
+                left, right = (factored, d_logits) if narrow else (d_logits, factored)
+                d_table = lowering * wide(left.T, right)
+        d_bias = lowering * jnp.sum(exact * slopes.factor, axis=0) if flags.bias else None
+        return d_x, Band(d_table, None, d_bias)
 
-def _at(logits, column):
-    """`logits[i, column[i, j]]` for every row i, 0 where the column lies outside."""
-    if not logits.shape[1]:
-        return jnp.zeros(column.shape, logits.dtype)
-    inside = (column >= 0) & (column < logits.shape[1])
-    picked = jnp.take_along_axis(logits, jnp.where(inside, column, 0), axis=1)
-    return jnp.where(inside, picked, 0.0)
+    def visit(i, state):
+        d_x, group = state
+        columns = softmax.words(x, tokens.column, i, None if logits is None else logits[i])
+        more, part = products(columns, wanted.band, softmax.narrow)
+        first, table, bias = softmax.part.first + columns.first, group.table, group.bias
+        if table is not None and softmax.narrow and softmax.tiles == 1:
+            table = table + part.table
+        elif table is not None:
+            table = add_rows(table, part.table.T if softmax.narrow else part.table, first)
+        bias = None if bias is None else add_rows(bias, part.bias, first)
+        return None if d_x is None else d_x + more, group._replace(table=table, bias=bias)
+
+    d_group, d_clusters = sums
+    state = jnp.zeros_like(x, sum_dtype(x.dtype)) if of_states else None, d_group
+    one = softmax.tiles == 1
+    d_x, d_group = visit(0, state) if one else lax.fori_loop(0, softmax.tiles, visit, state)
+    if clusters is not None:
+        more, part = products(clusters, wanted.clusters)
+        d_x = None if d_x is None else d_x + more
+        d_clusters = jax.tree.map(jnp.add, d_clusters, part)
+    return None if d_x is None else lowering * slopes.factor * d_x, d_group, d_clusters

@@ -15,19 +15,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.losses import banded
-from adaptive_jax.losses.calls import validate_bands
-from adaptive_jax.losses.settings import used
+from adaptive_jax.errors import InputError
+from adaptive_jax.losses.arguments import (
+    Settings,
+    Table,
+    loss_arguments,
+    used,
+    validate_bands,
+)
+from adaptive_jax.losses.banded import log_probs_of_targets, reduced
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, several, vary_alike
+from adaptive_jax.numerics.meshes import several, vary_alike
 from adaptive_jax.numerics.products import sum_dtype
 
-REDUCTIONS = "mean", "sum", "none"
-ADAPTIVE_REPORTS = "nll", "z_loss", "correct"  # what the pass knows, which visits one tail a token
+ADAPTIVE_REPORTS = "nll", "z_loss", "correct"  # of the one tail that a token visits
 
 
 def linear_cross_entropy(
@@ -49,6 +52,7 @@ def linear_cross_entropy(
     words: int | None = None,
     reports: Sequence[str] = (),
     top_k: int = 0,
+    chunk: int | None = None,
 ) -> Any:
     """Cross-entropy, in nats, of the softmax over `hidden @ table.T + bias`, without the logits
     `[..., words]`.
@@ -94,6 +98,8 @@ def linear_cross_entropy(
             same pass, without another matrix product. Only nll, logsumexp and entropy have
             gradients, and only with reduction="none".
         top_k: how many words the report "top_k" has.
+        chunk: tokens whose logits are alive at a time; None: a number for the device, the
+            vocabulary and the tokens, see `adaptive_jax.losses.plans`.
 
     Returns:
         The loss, an array; with `reports`, `(loss, adaptive_jax.losses.reports.Report)`.
@@ -102,7 +108,7 @@ def linear_cross_entropy(
         InputError: shapes that do not fit, a setting out of range, a target that is known and does
             not exist, a second derivative.
     """
-    settings = banded.Settings(
+    settings = Settings(
         label_smoothing=label_smoothing,
         z_loss=z_loss,
         soft_cap=soft_cap,
@@ -111,15 +117,18 @@ def linear_cross_entropy(
         ignore_index=ignore_index,
         reports=several(reports),
         top_k=top_k,
+        chunk=chunk,
     )
     if target_probs is not None and (used(label_smoothing) or "correct" in settings.reports):
         raise InputError(
             "target_probs takes no label_smoothing and no report 'correct', which need one target a"
             " token: smooth target_probs instead, or compare the report 'predicted'"
         )
-    hidden, bands, _ = _scaled(logit_scale, hidden, [Band(table, None, bias)], None)
-    given = hidden, targets, weights, bands, None, settings
-    return reduced(reduction, *given, token_axes=token_axes, probs=target_probs)
+    softmax = Table(table, bias), None
+    if logit_scale is not None:
+        hidden, *softmax = scaled_logits(logit_scale, hidden, *softmax)
+    arguments = hidden, targets, weights, *softmax, settings
+    return reduced(reduction, *arguments, probs=target_probs, token_axes=token_axes)
 
 
 def adaptive_cross_entropy(
@@ -139,6 +148,7 @@ def adaptive_cross_entropy(
     axis_name: str | None = None,
     words: Sequence[int] | None = None,
     reports: Sequence[str] = (),
+    chunk: int | None = None,
 ) -> Any:
     """Cross-entropy, in nats, of the adaptive softmax (Grave et al. 2017) with these bands.
 
@@ -157,20 +167,21 @@ def adaptive_cross_entropy(
         words: words of each band, where its rows on all devices are more.
         reports: "nll", "z_loss" and "correct"; the others need softmaxes that a token does not
             visit.
+        chunk: tokens of a chunk, in the head and in tails.
 
     Raises:
         InputError: as `linear_cross_entropy`, or bands and clusters that do not fit together.
     """
     reports = several(reports)
-    if others := [name for name in reports if name not in ADAPTIVE_REPORTS]:
+    if refused := [name for name in reports if name not in ADAPTIVE_REPORTS]:
         raise InputError(
-            f"reports={others[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits one"
-            " tail; banded.log_probs(hidden, bands, clusters) gives the log-probabilities of all"
-            " words"
+            f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits"
+            " one tail; adaptive_jax.log_probs(hidden, bands, clusters) gives the"
+            " log-probabilities of all words"
         )
     if isinstance(words, numbers.Real):
         raise InputError(f"words must be the words of every band, as (5, 6), got {words}")
-    settings = banded.Settings(
+    settings = Settings(
         label_smoothing=label_smoothing,
         z_loss=z_loss,
         soft_cap=soft_cap,
@@ -178,16 +189,81 @@ def adaptive_cross_entropy(
         words=None if words is None else tuple(words),
         ignore_index=ignore_index,
         reports=reports,
+        chunk=chunk,
     )
-    hidden, bands, clusters = _scaled(logit_scale, hidden, bands, clusters)
-    given = hidden, targets, weights, bands, clusters, settings
-    return reduced(reduction, *given, token_axes=token_axes)
+    softmax = bands, clusters
+    if logit_scale is not None:
+        hidden, *softmax = scaled_logits(logit_scale, hidden, *softmax)
+    return reduced(reduction, hidden, targets, weights, *softmax, settings, token_axes=token_axes)
 
 
-def _scaled(scale, hidden, bands, clusters):
-    """Hidden states and biases times the scale of logits, which are linear in them."""
-    if scale is None:
-        return hidden, bands, clusters
+def linear_log_probs(
+    hidden: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    weights: jax.Array | None = None,
+    ignore_index: int | None = -100,
+    logit_scale: float | jax.Array | None = None,
+    soft_cap: float | jax.Array | None = None,
+    axis_name: str | None = None,
+    words: int | None = None,
+    reports: Sequence[str] = (),
+    top_k: int = 0,
+    chunk: int | None = None,
+) -> Any:
+    """Log-probabilities, in nats, of chosen words under the softmax over `hidden @ table.T + bias`,
+    without the logits `[..., words]`: actions of a policy, answers to a question, a student's best
+    words under the teacher.
+
+    They have exact gradients, by a second pass over the logits: 8 · tokens · words · width FLOPs in
+    all, whatever the number of chosen words. Between the passes hidden states, one normaliser a
+    token and ids are kept.
+
+    Args:
+        targets: `[..., k]` word ids; one may stand several times. A target equal to `ignore_index`
+            has log-probability 0, without gradient. One outside the vocabulary gives NaN under jit.
+        weights: `[...]`, such as a mask: tokens of weight 0 are not computed and have
+            log-probabilities 0; other weights change nothing.
+        hidden, table, bias, logit_scale, soft_cap, axis_name, words, reports, top_k, chunk: as in
+            `linear_cross_entropy`. Reports have gradients as with reduction="none"; there are no
+            "nll", "z_loss" and "correct", which need one target a token.
+
+    Returns:
+        `[..., k]`; with `reports`, `(log_probs, adaptive_jax.losses.reports.Report)`.
+
+    Raises:
+        InputError: as `linear_cross_entropy`.
+    """
+    reports = several(reports)
+    if refused := [name for name in reports if name in ("nll", "z_loss", "correct")]:
+        raise InputError(
+            f"reports={refused[0]!r} needs one target a token: use linear_cross_entropy"
+        )
+    settings = Settings(
+        soft_cap=soft_cap,
+        axis_name=axis_name,
+        words=None if words is None else (words,),
+        ignore_index=ignore_index,
+        reports=reports,
+        top_k=top_k,
+        chunk=chunk,
+        target_log_probs=True,
+    )
+    softmax = Table(table, bias), None
+    if logit_scale is not None:
+        hidden, *softmax = scaled_logits(logit_scale, hidden, *softmax)
+    ones = jnp.ones(jnp.shape(targets), jnp.float32)
+    arguments = loss_arguments(hidden, targets, weights, *softmax, settings, ones)
+    values, report = log_probs_of_targets(arguments)
+    return (values, report) if reports else values
+
+
+def scaled_logits(scale, hidden, bands, clusters):
+    """`(hidden, bands, clusters)` with hidden states and biases times the scale of the logits,
+    which are linear in them.
+    """
     hidden, bands, clusters = validate_bands(hidden, bands, clusters)
     scale = floats("logit_scale", scale)
 
@@ -218,37 +294,3 @@ def _backward(saved, pull):
 
 
 _times.defvjp(lambda scale, array: (_times(scale, array), (scale, array)), _backward)
-
-
-def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
-    """The loss, with reports if `settings` names some, as `linear_cross_entropy` reduces it.
-
-    Args:
-        given: hidden, targets, weights, bands, clusters and settings of `banded.loss`.
-        token_axes: see `linear_cross_entropy`.
-        seeds, probs: see `banded.loss_and_report`; with reduction="none" there are no seeds.
-
-    Raises:
-        InputError: as `linear_cross_entropy`.
-    """
-    check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
-    (hidden, targets, *_, settings), axes = given, several(token_axes)
-    if reduction == "none":
-        if axes:
-            raise InputError(
-                f"token_axes={axes} has no effect with reduction='none': use 'mean' or 'sum'"
-            )
-        each, report = banded.losses_and_report(*given, probs)
-        return (each, report) if settings.reports else each
-    if axes and not set(axes) <= axes_of((hidden, targets)):
-        raise InputError(
-            f"token_axes={axes} cut no tokens here: use jax.shard_map in_specs that do, and"
-            " leave its check_vma on"
-        )
-    total, report, count = banded.loss_and_report(*given, seeds, probs, reduction == "mean", axes)
-    if axes:
-        total = lax.psum(total, axes)
-    loss = total
-    if reduction == "mean":
-        loss = total / jnp.where(count == 0, 1, count).astype(total.dtype)
-    return (loss, report) if settings.reports else loss

@@ -9,14 +9,25 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.losses.calls import validate_bands
-from adaptive_jax.losses.chunks import logits_of, project
-from adaptive_jax.losses.groups import BandView, join
+from adaptive_jax.losses.arguments import validate_bands
+from adaptive_jax.losses.groups import Slice, band_slice, in_dtype, join, read_band
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, by_token, pvary
+from adaptive_jax.numerics.products import product, wide
 
 LOGITS = 2**25  # float32 logits that are alive at a time in `predict`, at most: 128 MiB
 TAIL_ROWS = 64  # tokens of a chunk of a tail, at most: few need it, and a chunk is computed whole
+
+
+def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
+    """Hidden states `[tokens, features]` in the width of a band."""
+    return hidden if projection is None else product(hidden, projection.T)
+
+
+def logits_of(x: jax.Array, band: Band) -> jax.Array:
+    """Logits `[tokens, words]`, float32 or wider, of projected states `[tokens, width]`."""
+    logits = wide(x, band.table.T)
+    return logits if band.bias is None else logits + band.bias[None].astype(logits.dtype)
 
 
 def log_probs(hidden, bands, clusters=None):
@@ -56,13 +67,11 @@ def of_head(hidden, head, clusters):
     return jax.nn.log_softmax(jnp.concatenate(logits, axis=1), axis=1)
 
 
-def of_member(hidden, group, member):
-    """Log-probabilities `[tokens, rows]` of a tail's words within the tail, for the rows of its
-    group that `member` reads.
-
-    Rows that are a neighbour's have -inf.
+def of_member(hidden, group, member: Slice):
+    """Log-probabilities `[tokens, rows]` of a tail's words within the tail, for the rows of a slice
+    of its group. Rows that are a neighbour's have -inf.
     """
-    band = in_dtype(member.read(group), hidden.dtype)
+    band = in_dtype(read_band(group, member), hidden.dtype)
     logits = logits_of(project(hidden, band.projection), band)
     if member.valid is not None:
         logits = jnp.where(member.valid[None], logits, -jnp.inf)
@@ -75,7 +84,7 @@ def _log_probs_of_group(hidden, group, sizes, reached):
     """
 
     def visit(number, out):
-        member = BandView(group, sizes, number)
+        member = band_slice(group, sizes, number)
         values = lax.dynamic_slice_in_dim(reached, number, 1, axis=1)
         values += of_member(hidden, group, member)
         if member.valid is None:
@@ -87,14 +96,6 @@ def _log_probs_of_group(hidden, group, sizes, reached):
     out = jnp.zeros((len(hidden), sum(sizes)), reached.dtype)
     out = pvary(out, axes_of((hidden, group, reached)))
     return visit(0, out) if len(sizes) == 1 else lax.fori_loop(0, len(sizes), visit, out)
-
-
-def in_dtype(band, dtype):
-    """The band in the dtype of the products; the bias is added in float32."""
-    if band is None:
-        return None
-    table, projection, bias = band
-    return Band(table.astype(dtype), None if projection is None else projection.astype(dtype), bias)
 
 
 class _Best(NamedTuple):
@@ -133,7 +134,7 @@ def _predicted(hidden, softmax):
         group = in_dtype(group, hidden.dtype)
 
         def visit(number, best, group=group, members=members, tail=tail, first=first):
-            member = BandView(group, members, number)
+            member = band_slice(group, members, number)
             reach = lax.dynamic_index_in_dim(reached, tail + number, axis=1, keepdims=False)
             return _of_tail(hidden, (group, member, first), reach, best)
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.losses.chunks import states, through_projection
-from adaptive_jax.losses.settings import Settings, Tokens, used
+from adaptive_jax.losses.arguments import Settings, used
+from adaptive_jax.losses.chunks import Results, Tokens, states, through_projection
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.platforms import LARGE_SHARED_MEMORY, capability, platform
 
@@ -46,47 +46,48 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
     return capability() >= (8, 0)
 
 
-def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gradients: bool):
+def visit(stage, queue: Tokens, outcome: Results):
     """Runs the tokens of a tail through its softmax, as `banded` does by loops over chunks of
     tokens.
 
     Args:
-        static: settings, and the rows of the tail's table as a tuple.
-        softmax: the tail's band in the dtype of the hidden states, see `fits`, and None.
+        stage: of `banded`, with one band in the dtype of the hidden states, see `fits`.
         queue: sorted tokens; columns of those of the tail are rows of its table.
-        spans: lists of one: the first token of the tail, the one behind its last, and how many rows
-            are words. None: all.
-        outcome: loss, nll and gradient of the hidden states of all tokens, to which those of the
-            tail's are added.
+        outcome: results of all tokens, to which those of the tail are added.
 
     Returns:
-        The outcome, and the gradients of `softmax` in float32, or of None.
+        The outcome, and the float32 gradients `(band, None)`; None for those not wanted.
     """
-    (settings, _), (band, _), (begins, ends, exist) = static, softmax, spans
-    words = len(band.table) if exist is None else exist[0]
-    limits = jnp.stack([jnp.asarray(n, jnp.int32) for n in (begins[0], ends[0], words)])
+    settings, band, wanted = stage.settings, stage.group, stage.wanted
+    words = len(band.table) if stage.exist is None else stage.exist[0]
+    bounds = stage.begins[0], stage.ends[0], words
+    limits = jnp.stack([jnp.asarray(n, jnp.int32) for n in bounds])
     count = len(queue.column)
     queue = jax.tree.map(_in_blocks, queue)
     hidden, column, weight, *_ = queue
     token = jnp.arange(len(column))
     inside = (token >= limits[0]) & (token < limits[1])
-    x, mask = states(settings, queue, band)
+    x, mask = states(settings, queue, band.projection)
     logsumexp, mean = _normalised(x, band.table, limits)
-    own = band.table[jnp.where(inside, column, 0)].astype(jnp.float32)
+    target = band.table[jnp.where(inside, column, 0)].astype(jnp.float32)
     column = column.astype(jnp.int32)
-    nll = jnp.where(inside, logsumexp - jnp.sum(x.astype(jnp.float32) * own, axis=1), 0.0)
+    nll = jnp.where(inside, logsumexp - jnp.sum(x.astype(jnp.float32) * target, axis=1), 0.0)
     loss = nll + settings.z_loss * jnp.where(inside, logsumexp, 0.0) ** 2
-    if not with_gradients:
-        return (outcome[0] + loss[:count], outcome[1] + nll[:count], None), (None, None)
+    outcome = outcome._replace(loss=outcome.loss + loss[:count], nll=outcome.nll + nll[:count])
+    if wanted is None:
+        return outcome, (None, None)
     factor, weight = 1 + 2 * settings.z_loss * logsumexp, weight.astype(jnp.float32)
-    d_table = _d_table(x, band.table, (logsumexp, weight, factor, column), limits)
-    d_x = jnp.where(inside[:, None], weight[:, None] * (factor[:, None] * mean - own), 0.0) * mask
-    d_hidden, d_projection = through_projection(d_x, hidden, band.projection)
-    results = loss, nll, d_hidden
-    return jax.tree.map(lambda whole, more: whole + more[:count], outcome, results), (
-        Band(d_table, d_projection, None),
-        None,
-    )
+    d_table = d_projection = None
+    if wanted.band.table:
+        d_table = _d_table(x, band.table, (logsumexp, weight, factor, column), limits)
+    if wanted.hidden or wanted.band.projection:
+        d_x = weight[:, None] * (factor[:, None] * mean - target)
+        d_x = jnp.where(inside[:, None], d_x, 0.0) * mask
+        flags = wanted.hidden, wanted.band.projection
+        d_hidden, d_projection = through_projection(d_x, hidden, band.projection, *flags)
+        if wanted.hidden:
+            outcome = outcome._replace(d_hidden=outcome.d_hidden + d_hidden[:count])
+    return outcome, (Band(d_table, d_projection, None), None)
 
 
 def _in_blocks(array):

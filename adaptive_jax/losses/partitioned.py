@@ -4,16 +4,16 @@ Sorting tokens and looping over slices of them defeats XLA's partitioner: under 
 every device would compute all tokens. So the axes of the mesh decide how the function runs:
 
 - Manual, that is inside `jax.shard_map`, or one device: it is called as it is.
-- Explicit, the default of `jax.make_mesh`: types say how arrays are cut, and `jax.shard_map` calls
-  the function with the tokens of one device.
-- Auto: the compiler alone knows how arrays are cut. It asks for the program of one device through
-  `jax.experimental.custom_partitioning`.
+- Explicit, the default of `jax.make_mesh`: types say how arrays are sharded, and `jax.shard_map`
+  calls the function with the tokens of one device.
+- Auto: the compiler alone knows how arrays are sharded. It asks for the program of one device
+  through `jax.experimental.custom_partitioning`.
 
-Tokens keep the axes that cut them, and every device reads whole tables, which are gathered once, or
-the devices of one axis share the softmax, each with some of the words, see
-`adaptive_jax.losses.sharded`: where that axis cuts the table by words and does not cut tokens; and,
-if hidden states are fewer numbers than tables, also where it cuts tokens, which are gathered then,
-or the table by width, which crosses once.
+Tokens keep the axes that shard them, and every device reads whole tables, which are gathered once,
+or the devices of one or more axes share the softmax, each with some of the words, see
+`adaptive_jax.losses.sharded`: where these axes shard the table by words and no tokens; and, if
+hidden states are fewer numbers than tables, also where they shard tokens, which are gathered then,
+or the table by width, which crosses once. Axes of size 1 do not count.
 """
 
 import contextlib
@@ -38,55 +38,65 @@ from adaptive_jax.losses.sharded import for_all
 from adaptive_jax.numerics.meshes import compiled_once
 
 
-def run(function: Callable, static, tokens, shared, by_words: tuple[bool, ...], gradients: bool):
+class Gradients(NamedTuple):
+    """Flags of the gradients that a function of tokens computes: that of its first array of tokens,
+    and of each array that all tokens read.
+    """
+
+    tokens: bool
+    shared: tuple[bool, ...]
+
+
+def run(function, static, tokens, shared, by_words: tuple[bool, ...], gradients, gather_axes=None):
     """`function(static, None, tokens, shared)`, each device computing its own tokens.
 
     Args:
         function: returns `(results, d_tokens, d_shared)`: two trees of arrays with the leading
-            sizes of the tokens, and the gradients of `shared`, summed over its tokens; both
-            gradients are None without `gradients`. It is defined outside any other function. In
-            place of None it may get the axis of the mesh that cuts words: then results must be the
-            same on all devices of that axis, and gradients a share that is summed over it, but
-            those of rows.
+            sizes of the tokens, and the gradients of `shared`, summed over its tokens, None where
+            they are not asked for. It is defined outside any other function. In place of None it
+            may get the axis, or axes, of the mesh over which words are sharded: then results must
+            be the same on all devices of that axis, and gradients a share that is summed over it,
+            but those of rows.
         static: whatever else the function needs, hashable.
         tokens: a tree of arrays. All have the axes of tokens first; the first array has one more.
         shared: a tree of arrays that every token reads.
         by_words: which arrays of `shared` have a row for each word.
+        gradients: a `Gradients`, or None: no gradient is computed.
+        gather_axes: axes of `jax.shard_map`, each of whose devices computes the tokens of all; see
+            `adaptive_jax.losses.sharded.for_all`.
 
     Raises:
         InputError: a mesh with axes of several types.
     """
-    mesh = _mesh((tokens, shared))
+    if gather_axes is not None:
+        return for_all(functools.partial(function, static, None), gather_axes, tokens, shared)
+    mesh = mesh_of((tokens, shared))
     if mesh is None:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((tokens, shared))):
+            return function(static, None, tokens, shared)
         return compiled_once(function, static, None)(tokens, shared)
     call, leaves = _call(function, static, tokens, shared, by_words, gradients, mesh)
     results, d_tokens, d_shared = _mapped(call)(*leaves)
-    of = jax.tree.structure(shared)
-    return results, d_tokens, of.unflatten(d_shared) if gradients else None
-
-
-def cuts(tree) -> bool:
-    """Whether `run` may cut a call with these arrays; else it calls the function as it is.
-
-    Raises:
-        InputError: as `run`.
-    """
-    return _mesh(tree) is not None
+    if gradients is None:
+        return results, d_tokens, None
+    d_shared = iter(d_shared)
+    leaves = [next(d_shared) if flag else None for flag in gradients.shared]
+    return results, d_tokens, jax.tree.unflatten(jax.tree.structure(shared), leaves)
 
 
 def aligned(tokens, shared, by_words: tuple[bool, ...]):
-    """`(tokens, shared)` cut on Explicit axes as `run` reads them: all tokens as the first array,
-    `shared` whole or by words. On other axes it changes nothing.
+    """`(tokens, shared)` on Explicit axes as `run` reads them: all tokens sharded as the first
+    array, `shared` replicated or sharded by words. On other axes it changes nothing.
 
-    For use around custom derivatives of `run`, whose gradients must be cut as their arrays are.
+    For use around custom derivatives of `run`, whose gradients must be sharded as their arrays are.
 
     Raises:
         InputError: as `run`.
     """
-    mesh = _mesh((tokens, shared))
+    mesh = mesh_of((tokens, shared))
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         return tokens, shared
-    call, leaves = _call(None, None, tokens, shared, by_words, False, mesh)
+    call, leaves = _call(None, None, tokens, shared, by_words, None, mesh)
     return call.tree.unflatten(_aligned(call, *leaves))
 
 
@@ -99,7 +109,7 @@ class _Call(NamedTuple):
     count: int  # arrays of tokens
     dims: int  # axes of tokens
     by_words: tuple[bool, ...]
-    gradients: bool
+    gradients: Gradients | None
     mesh: AbstractMesh
     numerics: tuple[Any, bool]  # precision of products, and whether 64 bits are on
     levels: tuple[tuple[bool, ...], ...] = ()  # which arrays each vmap maps, the outermost first
@@ -113,8 +123,13 @@ def _call(function, static, tokens, shared, by_words, gradients, mesh):
     return call, leaves
 
 
-def _mesh(tree):
-    """The mesh of the arrays, empty if it is not known, or None if nothing is to be cut."""
+def mesh_of(tree) -> AbstractMesh | None:
+    """The mesh over which `run` divides a call with these arrays, empty where it is not known; None
+    where it calls the function as it is.
+
+    Raises:
+        InputError: as `run`.
+    """
     meshes = [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves(tree)]
     mesh = next((mesh for mesh in meshes if not mesh.empty), jax.sharding.get_abstract_mesh())
     axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
@@ -163,135 +178,194 @@ def _program(call):
     def placed(*leaves):
         return _placed(call, *leaves)
 
-    placed.__name__ = f"placed_{zlib.crc32(repr(call).encode()):08x}"
+    if AxisType.Explicit not in call.mesh.axis_types:
+        placed.__name__ = f"placed_{zlib.crc32(repr(call).encode()):08x}"
     return jax.jit(placed)
 
 
 def _placed(call, *leaves):
     if AxisType.Explicit not in call.mesh.axis_types:
         return _auto(call, *leaves)
-    cut = _cut_of_types(call, leaves, decided=True)
-    results = cut.tokens, cut.tokens, cut.gradients if call.gradients else []
-    local = functools.partial(_local, call, cut)
+    layout = _layout_of_types(call, leaves, decided=True)
+    results = layout.tokens, layout.tokens, layout.gradients
+    local = functools.partial(_local, call, layout)
     # Sums over devices are in `_local`, and derivatives around it: nothing is to be tracked.
     mapped = jax.shard_map(
-        local, mesh=call.mesh, in_specs=cut.arguments, out_specs=results, check_vma=False
+        local, mesh=call.mesh, in_specs=layout.arguments, out_specs=results, check_vma=False
     )
-    return mapped(*_resharded(call, cut, leaves))
+    return mapped(*_resharded(call, layout, leaves))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _aligned(call, *leaves):
-    return _resharded(call, _cut_of_types(call, leaves), leaves)
+    return _resharded(call, _layout_of_types(call, leaves), leaves)
 
 
-def _resharded(call, cut, leaves):
-    shardings = tuple(NamedSharding(call.mesh, spec) for spec in cut.arguments)
+def _resharded(call, layout, leaves):
+    shardings = tuple(NamedSharding(call.mesh, spec) for spec in layout.arguments)
     return jax.sharding.reshard(leaves, shardings)
 
 
-class _Cut(NamedTuple):
-    """How the arrays of a call lie on the mesh while it runs."""
+class _Layout(NamedTuple):
+    """Shardings used inside one call.
 
-    tokens: P  # of every array of tokens
-    arguments: tuple[P, ...]
-    gradients: list[P]  # of `shared`
-    over: tuple[str, ...]  # axes that cut tokens
-    words: str | None  # the axis that cuts words
-    gathered: int | None  # the axis of tokens that `words` cuts, too, and which is gathered over it
-
-
-def _cut(call, sizes, specs, shapes, decided=False):
-    """Where a call runs, from the sizes of the mesh's axes and the specs and shapes of its
-    arrays. decided: whether `aligned` has put the tables where they are to be read.
+    Attributes:
+        tokens: of every array of tokens.
+        arguments: of all arrays.
+        gradients: of the gradients of `shared` that are asked for.
+        token_axes: axes of the mesh over which tokens are sharded.
+        word_axes: those over which words are.
+        gathered: the axis of tokens that is gathered over `word_axes`, which shard it, too; or
+            None.
+        turned: which arrays of `shared` come sharded by width, and are brought to rows by an
+            all-to-all on the device.
     """
 
-    def axes(leaf, i):
-        found = specs[leaf][i] if i < len(specs[leaf]) else None
-        return () if found is None else (found,) if isinstance(found, str) else tuple(found)
+    tokens: P
+    arguments: tuple[P, ...]
+    gradients: list[P]
+    token_axes: tuple[str, ...]
+    word_axes: tuple[str, ...]
+    gathered: int | None
+    turned: tuple[bool, ...]
 
-    lead, taken, levels = [], set(), len(call.levels)
-    for i in range(levels + call.dims):
-        mine = next(filter(None, (axes(leaf, i) for leaf in range(call.count))), ())
-        uneven = shapes[0][i] % math.prod(sizes[axis] for axis in mine)
-        lead.append(() if uneven or taken.intersection(mine) else mine)
-        taken.update(lead[-1])
+
+def _layout(call, sizes, specs, shapes, decided=False, turns=False) -> _Layout:
+    """The shardings of a call, from the sizes of the mesh's axes and the specs and shapes of its
+    arrays.
+
+    Args:
+        decided: whether `aligned` has put the tables where they are to be read.
+        turns: whether a table sharded by width may be brought to rows on the device.
+    """
+
+    def axes(leaf, dim):
+        """Axes that shard a dimension; those of size 1 do not count."""
+        names = specs[leaf][dim] if dim < len(specs[leaf]) else None
+        names = () if names is None else (names,) if isinstance(names, str) else names
+        return tuple(name for name in names if sizes[name] > 1)
+
+    def devices(names):
+        return math.prod(sizes[name] for name in names)
+
+    token_axes, used, levels = [], set(), len(call.levels)
+    for dim in range(levels + call.dims):
+        names = next(filter(None, (axes(leaf, dim) for leaf in range(call.count))), ())
+        uneven = shapes[0][dim] % devices(names)
+        token_axes.append(() if uneven or used.intersection(names) else names)
+        used.update(token_axes[-1])
     shared = range(call.count, len(shapes))
     mapped = [
-        [mine for mine, level in zip(lead[:levels], call.levels, strict=True) if level[leaf]]
+        [
+            names
+            for names, level in zip(token_axes[:levels], call.levels, strict=True)
+            if level[leaf]
+        ]
         for leaf in shared
     ]
-    rows = [
-        (leaf, len(mine))
-        for leaf, mine, by_words in zip(shared, mapped, call.by_words, strict=True)
-        if by_words
+    tables = [
+        (leaf, len(names))  # an array with a row for each word, and the dimension of its rows
+        for leaf, names, rows in zip(shared, mapped, call.by_words, strict=True)
+        if rows
     ]
-    words = gathered = None
-    if rows:
-        leaf, i = max(rows, key=lambda row: math.prod(shapes[row[0]]))
-        of_rows, *of_width = (axes(leaf, dim) for dim in range(i, len(shapes[leaf])))
-        cutting = next(filter(None, (of_rows, *of_width)), ())
-        if len(cutting) == 1 and all(
-            shapes[leaf][i] and shapes[leaf][i] % sizes[cutting[0]] == 0 for leaf, i in rows
-        ):
-            (words,) = cutting
-    if words is not None and (words in taken or not of_rows):  # tokens or the table must move
-        others = math.prod(sizes[axis] for axis in taken - {words})
-        tables = sum(math.prod(shapes[leaf]) for leaf, _ in rows)
-        width = max(math.prod(shapes[leaf][i + 1 :]) for leaf, i in rows)
-        fewer = decided or math.prod(shapes[0][:-1]) // others * width < tables
-        cut_by_words = [i for i, mine in enumerate(lead[levels:]) if words in mine]
-        if not fewer or (words in taken and not cut_by_words):
-            words = None
-        elif cut_by_words:
-            (gathered,) = cut_by_words
-    own = [(words,) * by_words for by_words in call.by_words]
-    return _Cut(
-        tokens=P(*lead),
+    words, turned, gathered = (), [False] * len(mapped), None
+    if tables:
+        leaf, rows = max(tables, key=lambda table: math.prod(shapes[table[0]]))
+        by_dim = [axes(leaf, dim) for dim in range(rows, len(shapes[leaf]))]
+        words, by_width = next(filter(None, by_dim), ()), not by_dim[0]
+        even = all(
+            shapes[leaf][dim] and shapes[leaf][dim] % devices(words) == 0 for leaf, dim in tables
+        )
+        both = [dim for dim, names in enumerate(token_axes[levels:]) if {*words} <= {*names}]
+        if not even or (used.intersection(words) and not both):
+            words = ()
+        elif words and (both or by_width):  # tokens or the table must move
+            numbers = sum(math.prod(shapes[leaf]) for leaf, _ in tables)
+            width = max(math.prod(shapes[leaf][dim + 1 :]) for leaf, dim in tables)
+            tokens = math.prod(shapes[0][:-1]) // devices(used.difference(words))
+            if not decided and tokens * width >= numbers:
+                words = ()
+            elif both:
+                [gathered] = both
+        if words and by_width and turns:
+            turned = [
+                table
+                and len(shapes[leaf]) == len(names) + 2
+                and axes(leaf, len(names) + 1) == words
+                for leaf, names, table in zip(shared, mapped, call.by_words, strict=True)
+            ]
+    dims = [
+        (None, words) if turn else (words,) if table and words else ()
+        for turn, table in zip(turned, call.by_words, strict=True)
+    ]
+    flags = () if call.gradients is None else call.gradients.shared
+    return _Layout(
+        tokens=P(*token_axes),
         arguments=(
-            *[P(*lead)] * call.count,
-            *(P(*mine, *row) for mine, row in zip(mapped, own, strict=True)),
+            *[P(*token_axes)] * call.count,
+            *(P(*names, *dim) for names, dim in zip(mapped, dims, strict=True)),
         ),
-        gradients=[P(*lead[:levels], *row) for row in own],
-        over=tuple(itertools.chain(*lead[levels:])),
-        words=words,
+        gradients=[
+            P(*token_axes[:levels], *dim)
+            for dim, flag in zip(dims, flags, strict=bool(flags))
+            if flag
+        ],
+        token_axes=tuple(itertools.chain(*token_axes[levels:])),
+        word_axes=words,
         gathered=gathered,
+        turned=tuple(turned),
     )
 
 
-def _cut_of_types(call, leaves, decided=False):
+def _layout_of_types(call, leaves, decided=False):
     specs = [jax.typeof(leaf).sharding.spec for leaf in leaves]
     shapes = [leaf.shape for leaf in leaves]
-    return _cut(call, dict(call.mesh.shape), specs, shapes, decided)
+    return _layout(call, dict(call.mesh.shape), specs, shapes, decided)
 
 
-def _local(call, cut, *leaves):
-    """What one device computes, sums over devices included. `cut`: None on a whole mesh."""
+def _local(call, layout, *leaves):
+    """The program of one device, sums over devices included. `layout`: None on a whole mesh."""
+    words = () if layout is None else layout.word_axes
+    axis_name = words[0] if len(words) == 1 else words or None
+    function = functools.partial(call.function, call.static, axis_name)
+    flags = () if call.gradients is None else call.gradients.shared
+    turned = [False] * len(call.by_words) if layout is None else layout.turned
 
-    words, gathered = (None, None) if cut is None else (cut.words, cut.gathered)
-    function = functools.partial(call.function, call.static, words)
-
-    def one(*leaves):
-        arrays = call.tree.unflatten(leaves)
-        if gathered is None:
-            found = function(*arrays)
+    def on_tokens(*leaves):
+        tokens, shared = leaves[: call.count], leaves[call.count :]
+        shared = [
+            lax.all_to_all(leaf, axis_name, 0, 1, tiled=True) if turn else leaf
+            for leaf, turn in zip(shared, turned, strict=True)
+        ]
+        arrays = call.tree.unflatten([*tokens, *shared])
+        if layout is None or layout.gathered is None:
+            results, d_tokens, d_shared = function(*arrays)
         else:
-            found = for_all(function, words, *arrays, dim=gathered)
-        return *found[:2], jax.tree.leaves(found[2])
+            outputs = for_all(function, axis_name, *arrays, dim=layout.gathered)
+            results, d_tokens, d_shared = outputs
+        turns = itertools.compress(turned, flags)
+        return (
+            results,
+            d_tokens,
+            [
+                lax.all_to_all(leaf, axis_name, 1, 0, tiled=True) if turn else leaf
+                for leaf, turn in zip(jax.tree.leaves(d_shared), turns, strict=True)
+            ],
+        )
 
     for level in reversed(call.levels):
-        one = jax.vmap(one, tuple(0 if here else None for here in level))
-    results, d_tokens, d_shared = one(*leaves)
-    if cut is None or not call.gradients:
+        on_tokens = jax.vmap(on_tokens, tuple(0 if here else None for here in level))
+    results, d_tokens, d_shared = on_tokens(*leaves)
+    if layout is None or call.gradients is None:
         return results, d_tokens, d_shared
-    own = () if words is None else (words,)
-    others = tuple(axis for axis in cut.over if axis != words)
+    others = tuple(axis for axis in layout.token_axes if axis not in words)
+    by_words = itertools.compress(call.by_words, flags)
     return (
         results,
-        d_tokens if gathered is not None else lax.psum(d_tokens, own),
+        d_tokens if layout.gathered is not None else lax.psum(d_tokens, words),
         [
-            lax.psum(gradient, others if by_words else others + own)
-            for gradient, by_words in zip(d_shared, call.by_words, strict=True)
+            lax.psum(gradient, others if rows else others + words)
+            for gradient, rows in zip(d_shared, by_words, strict=True)
         ],
     )
 
@@ -305,8 +379,9 @@ _auto = custom_partitioning(_whole, static_argnums=(0,))
 
 
 def _partition(call, mesh, arguments, results):
-    specs = [_axes_cutting(mesh, each.sharding, len(each.shape)) for each in arguments]
-    cut = _cut(call, dict(mesh.shape), specs, [each.shape for each in arguments])
+    specs = [_sharding_axes(mesh, each.sharding, len(each.shape)) for each in arguments]
+    shapes = [each.shape for each in arguments]
+    layout = _layout(call, dict(mesh.shape), specs, shapes, turns=True)
 
     # The compiler calls this later, when settings that held around the loss may have ended.
     def local(*leaves):
@@ -315,20 +390,20 @@ def _partition(call, mesh, arguments, results):
             stack.enter_context(jax.default_matmul_precision(precision))
             stack.enter_context(jax.enable_x64(x64))
             stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh))
-            return _local(call, cut, *leaves)
+            return _local(call, layout, *leaves)
 
     def on(spec):
         return NamedSharding(mesh, spec)
 
-    by_token = jax.tree.map(lambda _: on(cut.tokens), results[:2])
-    gradients = [on(spec) for spec in cut.gradients] if call.gradients else []
-    return mesh, local, (*by_token, gradients), tuple(map(on, cut.arguments))
+    by_token = jax.tree.map(lambda _: on(layout.tokens), results[:2])
+    shardings = *by_token, [on(spec) for spec in layout.gradients]
+    return mesh, local, shardings, tuple(map(on, layout.arguments))
 
 
-def _axes_cutting(mesh, sharding, dims):
-    """The axes of the mesh that cut each dimension, those of the largest parts first. One axis may
-    cut several, of which no `PartitionSpec` can tell: 8 devices with 16 rows, which the program
-    reshapes to 4 microbatches of 4 rows.
+def _sharding_axes(mesh, sharding, dims):
+    """The axes of the mesh that shard each dimension, those of the largest parts first. One axis
+    may shard several, of which no `PartitionSpec` can tell: 8 devices with 16 rows, which the
+    program reshapes to 4 microbatches of 4 rows.
     """
     parts = sharding.devices_indices_map((mesh.size,) * dims)  # every sharding divides it evenly
     begins = [[part.start or 0 for part in parts[device]] for device in mesh.devices.flat]
@@ -344,7 +419,7 @@ def _axes_cutting(mesh, sharding, dims):
 
 
 def _rule(call, mesh, arguments, results):
-    """Which axes of the arrays are cut alike, in the notation of custom_partitioning: those of
+    """Axes of the arrays that are sharded alike, in the notation of custom_partitioning: those of
     vmaps and tokens everywhere, those of an array of `shared` and of its gradient.
     """
     del mesh
@@ -352,18 +427,20 @@ def _rule(call, mesh, arguments, results):
     lead = levels + [f"t{i}" for i in range(call.dims)]
 
     def names(kind, number, array, first):
-        own = [f"{kind}{number}_{i}" for i in range(len(array.shape) - len(first))]
-        return " ".join([*first, *own])
+        rest = [f"{kind}{number}_{i}" for i in range(len(array.shape) - len(first))]
+        return " ".join([*first, *rest])
 
-    ends = len(results) - (len(call.by_words) if call.gradients else 0)
-    given = [names("i", i, array, lead) for i, array in enumerate(arguments[: call.count])]
+    flags = () if call.gradients is None else call.gradients.shared
+    with_gradient = [i for i, flag in enumerate(flags, call.count) if flag]
+    by_token = len(results) - len(with_gradient)
+    left = [names("i", i, array, lead) for i, array in enumerate(arguments[: call.count])]
     for i, array in enumerate(arguments[call.count :], call.count):
         mapped = [name for name, level in zip(levels, call.levels, strict=True) if level[i]]
-        given.append(names("i", i, array, mapped))
-    found = [names("r", i, array, lead) for i, array in enumerate(results[:ends])]
-    for i, array in enumerate(results[ends:], call.count):
-        found.append(names("i", i, array, levels))
-    return f"{', '.join(given)} -> {', '.join(found)}"
+        left.append(names("i", i, array, mapped))
+    right = [names("r", i, array, lead) for i, array in enumerate(results[:by_token])]
+    for i, array in zip(with_gradient, results[by_token:], strict=True):
+        right.append(names("i", i, array, levels))
+    return f"{', '.join(left)} -> {', '.join(right)}"
 
 
 _auto.def_partition(partition=_partition, sharding_rule=_rule, decode_shardings=False)

@@ -16,7 +16,7 @@ from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.products import sum_dtype
 
 REPORTS = "nll", "z_loss", "predicted", "correct", "logsumexp", "entropy", "top_k"
-DIFFERENTIABLE = "nll", "logsumexp", "entropy"  # in this order in `Tokens.pulls`, behind the loss
+LOG_PROBS = "log_probs"  # of several targets a token, for `linear_log_probs` alone
 LOW = -1e30  # below every logit, and finite: the difference of two such is 0
 
 
@@ -88,29 +88,32 @@ def merge(stats: dict, logits: jax.Array, first) -> dict:
         merged["best"] = jnp.maximum(peak, higher), jnp.where(higher > peak, at, column)
     if "top" in stats:
         values, columns = stats["top"]
-        found, at = lax.top_k(logits, min(values.shape[1], logits.shape[1]))
-        both = jnp.concatenate([values, found], axis=1)
+        highest, at = lax.top_k(logits, min(values.shape[1], logits.shape[1]))
+        both = jnp.concatenate([values, highest], axis=1)
         columns = jnp.concatenate([columns, (first + at).astype(jnp.int32)], axis=1)
         merged["top"] = _best_of(both, columns, values.shape[1])
     return merged
 
 
-def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> dict:
+def observed(settings, stats: dict, logsumexp, scored, column, columns: int) -> dict:
     """The reports `[tokens, ...]` of one softmax, by name; `correct` is 1 where it is wrong, so
     that the sum over the softmaxes of a token is 0 where all are right.
 
     Args:
         stats: of all columns on this device.
-        found: the normaliser, with `logsumexp [tokens]`.
-        column: `[tokens]`, that of the target on this device.
-        columns: how many a device has.
+        logsumexp: `[tokens]`, of all devices.
+        scored: the logits of the targets, `[tokens]` or `[tokens, k]`.
+        column: the columns of the targets on this device, in the shape of scored.
+        columns: the number of columns of a device.
     """
     axis, out = settings.axis_name, {}
     shift = 0 if axis is None else lax.axis_index(axis) * columns
     if "z_loss" in settings.reports:
-        out["z_loss"] = settings.z_loss * found.logsumexp**2
+        out["z_loss"] = settings.z_loss * logsumexp**2
     if "logsumexp" in settings.reports:
-        out["logsumexp"] = found.logsumexp
+        out["logsumexp"] = logsumexp
+    if LOG_PROBS in settings.reports:
+        out[LOG_PROBS] = scored - logsumexp[:, None]
     if "moments" in stats:
         peak, total, moment = stats["moments"]
         if axis is not None:
@@ -123,11 +126,10 @@ def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> d
         peak, best = stats["best"]
         out["predicted"], column = best + shift, column + shift
         if axis is not None:
-            here = jnp.where(
-                peak == lax.pmax(peak, axis), out["predicted"], jnp.iinfo(jnp.int32).max
-            )
-            out["predicted"] = lax.pmin(here, axis)
-            column = lax.pmax(column, axis)  # of a word elsewhere it is `ABSENT`
+            highest = peak == lax.pmax(peak, axis)
+            candidate = jnp.where(highest, out["predicted"], jnp.iinfo(jnp.int32).max)
+            out["predicted"] = lax.pmin(candidate, axis)
+            column = lax.pmax(column, axis)  # of a word on another device it is `ABSENT`
         if "correct" in settings.reports:
             out["correct"] = (out["predicted"] != column).astype(jnp.int32)
     if "top" in stats:
@@ -137,16 +139,19 @@ def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> d
             values, best = _everywhere(axis, values), _everywhere(axis, best)
             values, best = _best_of(values, best, settings.top_k)
         values = jnp.where(values > LOW, values, -jnp.inf)
-        out["top_k"] = TopK(values - found.logsumexp[:, None], best)
+        out["top_k"] = TopK(values - logsumexp[:, None], best)
     return {name: out[name] for name in settings.reports if name in out}
 
 
-def empty(settings, weight: jax.Array) -> dict:
-    """Zeros in the shapes of what `observed` returns, for tokens of `weight [tokens]`."""
+def empty(settings, weight: jax.Array, column: jax.Array) -> dict:
+    """Zeros in the shapes of what `observed` returns, for tokens of `weight [tokens]` and targets
+    of the shape of `column`.
+    """
     zero, number = jnp.zeros_like(weight), jnp.zeros_like(weight, jnp.int32)
     several = (jnp.repeat(each[:, None], settings.top_k, axis=1) for each in (zero, number))
-    others = {"predicted": number, "correct": number, "top_k": TopK(*several)}
-    return {name: others.get(name, zero) for name in settings.reports}
+    special = {"predicted": number, "correct": number, "top_k": TopK(*several)}
+    special[LOG_PROBS] = jnp.zeros_like(column, weight.dtype)
+    return {name: special.get(name, zero) for name in settings.reports}
 
 
 def _moments(moments, logits):

@@ -7,6 +7,7 @@ many numbers as hidden states have cross devices. Where the words of a band are 
 on all devices, the last rows are padding. Without an axis all words are here.
 """
 
+import itertools
 import numbers
 from collections.abc import Callable, Sequence
 
@@ -111,7 +112,7 @@ def present(axis_name: str | None, rows: Sequence[int], words: Sequence[int]) ->
     return jnp.clip(jnp.array(words) - first, 0, jnp.array(rows))
 
 
-def columns_here(axis_name: str, position, band, rows):
+def columns_on_device(axis_name: str, position, band, rows):
     """The columns `[tokens]` of targets on this device, in the head and in their tail; `ABSENT`
     where another device holds them. A target is the word at `position [tokens]` of `band [tokens]`,
     whose bands have `rows [bands]` rows on each device.
@@ -129,11 +130,13 @@ def is_first(axis_name: str):
     return lax.axis_index(axis_name) == 0
 
 
-def sum_over(axis_name: str | None, *vectors):
-    """The sums over all devices of vectors `[tokens]`, or numbers, in one all-reduce and the dtype
-    of the first.
+def sum_over(axis_name: str | None, *arrays):
+    """The sums over all devices of arrays `[tokens, ...]` of one dtype, in one all-reduce; None
+    stays None.
     """
     if axis_name is None:
-        return vectors
-    vectors = [jnp.asarray(vector, vectors[0].dtype) for vector in vectors]
-    return tuple(lax.psum(jnp.stack(jnp.broadcast_arrays(*vectors)), axis_name))
+        return arrays
+    columns = [a.reshape(len(a), -1) for a in arrays if a is not None]
+    widths = itertools.accumulate(a.shape[1] for a in columns)
+    sums = iter(jnp.split(lax.psum(jnp.concatenate(columns, axis=1), axis_name), [*widths], axis=1))
+    return tuple(None if a is None else next(sums).reshape(a.shape) for a in arrays)

@@ -29,8 +29,13 @@ def platform() -> str:
 
 def present() -> bool:
     """Whether the device that this code is traced for is here, with its libraries."""
+    return device_kind() == _default_device().device_kind
+
+
+def device_kind() -> str:
+    """`jax.Device.device_kind` of the device that this code is traced for."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is None or device.device_kind == _default_device().device_kind
+    return _default_device().device_kind if device is None else device.device_kind
 
 
 def _default_device():
@@ -48,8 +53,8 @@ def capability() -> tuple[int, int]:
     if platform() != "gpu":
         return 0, 0
     if not present():
-        kind = jax.sharding.get_abstract_mesh().abstract_device.device_kind
-        return next((chip.capability for chip in GPUS.values() if chip.kind == kind), (0, 0))
+        kinds = {chip.kind: chip.capability for chip in GPUS.values()}
+        return kinds.get(device_kind(), (0, 0))
     major, _, minor = str(getattr(_default_device(), "compute_capability", "")).partition(".")
     # AMD's versions are names.
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)

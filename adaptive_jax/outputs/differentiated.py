@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_rates
-from adaptive_jax.losses.chunks import TABLE_SHARE, TAIL_CHUNK, chunk_size
+from adaptive_jax.losses.plans import TABLE_SHARE, TAIL_CHUNK, chunk_size
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.layers import Dropout

@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from adaptive_jax.errors import check_at_least, check_known, check_rates
 from adaptive_jax.losses import banded
-from adaptive_jax.losses.calls import validate_bands
-from adaptive_jax.losses.chunks import chunk_size
+from adaptive_jax.losses.arguments import validate_bands
+from adaptive_jax.losses.plans import chunk_size
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, band_flops
 from adaptive_jax.numerics.layers import Dropout, from_lexicon

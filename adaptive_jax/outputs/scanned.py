@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.losses import long_tables, partitioned
-from adaptive_jax.losses.chunks import lifted, rows_of_chunk, through_projection
+from adaptive_jax.losses import partitioned
+from adaptive_jax.losses.banded import scaled
+from adaptive_jax.losses.chunks import lifted, through_projection
+from adaptive_jax.losses.plans import even_rows
 from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import sum_dtype, wide
@@ -102,7 +104,7 @@ def _total_forward(chunked, hidden, targets, weights, bands, given):
 
 
 def _total_backward(chunked, saved, cotangents):
-    times = functools.partial(long_tables.times, cotangents[0], in_place=False)
+    times = functools.partial(scaled, cotangents[0], in_place=False)
     d_hidden, d_bands, d_weights = jax.tree.map(times, saved)
     return d_hidden, None, d_weights, d_bands, None
 
@@ -136,8 +138,9 @@ def _run(chunked, hidden, targets, pulls, bands, given, gradients):
     """
     tokens, shared = (hidden, targets, pulls), (bands, given)
     static, by_words = (chunked, gradients), _by_words(shared)
-    found, d_hidden, slopes = partitioned.run(_local, static, tokens, shared, by_words, gradients)
-    return found, d_hidden, slopes[0] if gradients else None
+    flags = partitioned.Gradients(True, (True,) * len(by_words)) if gradients else None
+    results, d_hidden, slopes = partitioned.run(_local, static, tokens, shared, by_words, flags)
+    return results, d_hidden, slopes[0] if gradients else None
 
 
 def _local(static, _, tokens, shared):
@@ -148,7 +151,7 @@ def _local(static, _, tokens, shared):
     live = jnp.any(pulls != 0, axis=1)  # 0 · NaN is NaN
     hidden, targets = jnp.where(live[:, None], hidden, 0), jnp.where(live, targets, 0)
     (own, others), back = jax.vjp(lambda bands: chunked.prepare(targets, bands, given), bands)
-    rows = rows_of_chunk(len(targets), chunked.chunk)
+    rows = even_rows(len(targets), chunked.chunk)
 
     def in_chunks(array):
         room = [(0, -len(array) % rows)] + [(0, 0)] * (array.ndim - 1)

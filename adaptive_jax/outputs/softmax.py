@@ -14,7 +14,6 @@ from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_rates
 from adaptive_jax.losses import banded
-from adaptive_jax.losses.cross_entropy import reduced
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
@@ -77,7 +76,7 @@ class Softmax(nn.Module):
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout")
-        banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss).check()
+        banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss).checked()
         check_bands("table", self.table, self.cuts_words)
 
     def setup(self):
@@ -135,7 +134,7 @@ class Softmax(nn.Module):
                 f" tail_dropout={self.tail_dropout}: use one of them, or tail_dropout=0"
             )
         given = hidden, targets, weights, *self.arrays(train=train), settings
-        return reduced(reduction, *given, seeds=seeds)
+        return banded.reduced(reduction, *given, seeds=seeds)
 
     def loss(
         self,

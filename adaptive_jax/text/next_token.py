@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.losses.distribution import of_head, of_member
-from adaptive_jax.losses.groups import BandView
+from adaptive_jax.losses.groups import band_slice
 from adaptive_jax.numerics.bands import Band
 
 
@@ -116,7 +116,7 @@ class NextToken:
 
         def reader(group, members, first_tail, first_word):
             def read(tail):
-                member = BandView(group, members, tail - first_tail)
+                member = band_slice(group, members, tail - first_tail)
                 values = of_member(self._hidden, group, member)
                 values += lax.dynamic_slice_in_dim(self.cluster_log_probs, tail, 1, axis=1)
                 ids = first_word + member.first + jnp.arange(values.shape[1])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.losses import banded
+from adaptive_jax.losses import banded, plans
 from adaptive_jax.losses.banded import PLAIN, Settings
 from adaptive_jax.losses.groups import join
 from adaptive_jax.numerics import dropout
@@ -394,14 +394,14 @@ def test_chunk_sizes(monkeypatch, backend, head, long_head, tail, long_tail):
     """
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     bands = (0, 20_002, 1024), (0, 70_000, 1024), (1, 40_000, 256), (2, 1_000_000, 64)
-    assert [banded.chunk_size(*band) for band in bands] == [
+    assert [plans.chunk_size(*band) for band in bands] == [
         head,
         long_head,
         tail,
         long_tail,
     ]
-    assert banded.chunk_size(0, 262_144, 2048) == {"cpu": 512}.get(backend, 256)
-    assert banded.chunk_size(1, 10**8, 16) == 8
+    assert plans.chunk_size(0, 262_144, 2048) == {"cpu": 512}.get(backend, 256)
+    assert plans.chunk_size(1, 10**8, 16) == 8
 
 
 PROGRAM = """

@@ -12,7 +12,7 @@ import pytest
 from jax.experimental import checkify
 
 from adaptive_jax import InputError, adaptive_cross_entropy, linear_cross_entropy
-from adaptive_jax.losses import banded, distribution, long_tables
+from adaptive_jax.losses import banded, distribution, plans
 from adaptive_jax.losses.distribution import log_probs, predict
 from adaptive_jax.numerics.bands import Band
 from tests.losses.test_banded import check, in_float64
@@ -38,7 +38,7 @@ def test_float16(monkeypatch, words, tile):
     sum of powers is infinite.
     """
     if tile:
-        monkeypatch.setattr(long_tables, "plan", lambda *_: long_tables.Plan(2, tile, True))
+        monkeypatch.setattr(plans, "plan", lambda *_: plans.Plan(2, tile, True))
     hidden, table = normal(3, 8).astype("float16"), (normal(words, 8) / 4).astype("float16")
     weights = np.array([2.0, 1e-3, 1.0], "f")
     values = hidden, table, RNG.integers(0, words, 3)
@@ -92,7 +92,7 @@ def test_a_scaled_bias_in_bfloat16():
 def test_calls_outside_jit_compile_once(monkeypatch):
     """JAX compiles a loop at every call there, which took a second each time."""
     traced = []
-    for module, name in (banded, "_one_pass"), (distribution, "_of_head"):
+    for module, name in (banded, "one_pass"), (distribution, "_of_head"):
         inner = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *a, inner=inner, **k: (traced.append(1), inner(*a, **k))[1]
@@ -120,7 +120,7 @@ def test_checks_of_indices_find_none():
 def test_float64(monkeypatch, tile, reduction):
     """Under x64, sums are in float64 too, as are weights and gradients; 1e-13 says so."""
     if tile:
-        monkeypatch.setattr(long_tables, "plan", lambda *_: long_tables.Plan(2, tile, False))
+        monkeypatch.setattr(plans, "plan", lambda *_: plans.Plan(2, tile, False))
     values, targets = (normal(6, 4), normal(11, 4)), RNG.integers(0, 11, 6)
     weights = np.array([1, 2, 0, 1, 0.5, 1])
 
@@ -142,7 +142,7 @@ def test_float64(monkeypatch, tile, reduction):
 def test_strict_promotion(monkeypatch, dtype, tile):
     """Every option in a program in which JAX widens nothing by itself."""
     if tile:
-        monkeypatch.setattr(long_tables, "plan", lambda *_: long_tables.Plan(2, tile, True))
+        monkeypatch.setattr(plans, "plan", lambda *_: plans.Plan(2, tile, True))
     (hidden, bands, clusters, weights), targets = adaptive_arrays((5, 9, 30))
     options = {"z_loss": 0.1, "soft_cap": 2.0, "label_smoothing": 0.1, "logit_scale": 0.5}
 

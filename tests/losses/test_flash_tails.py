@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.losses import banded, flash_tails
-from adaptive_jax.losses.long_tables import Plan
-from adaptive_jax.losses.settings import Settings, Tokens
+from adaptive_jax.losses import banded, flash_tails, passes
+from adaptive_jax.losses.arguments import Settings
+from adaptive_jax.losses.chunks import Results, Tokens, Wanted
+from adaptive_jax.losses.plans import Plan
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.devices import GPUS
@@ -54,14 +55,17 @@ def test_kernels_equal_chunks(monkeypatch, request, projected, settings, x64):
 
     @jax.jit
     def both(band, queue, before, begin, end):
-        given = (band, None), queue, ([begin], [end], jnp.array([WORDS]))
-        forward = *before[:2], None
+        flags = jax.tree.map(lambda _: True, band)
+        stage = passes.Stage(
+            settings, Plan(32), (ROWS,), band, None, (WORDS,), [begin], [end],
+            jnp.array([WORDS]), Wanted(True, flags, None),
+        )  # fmt: skip
+        loss, nll, d_hidden = before
+        outcome = Results(loss, nll, {}, d_hidden)
+        forward = stage._replace(wanted=None), queue, outcome._replace(d_hidden=None)
         return [
-            [run(static, *given, before, True), run(static, *given, forward, False)]
-            for run, static in (
-                (flash_tails.visit, (settings, (ROWS,))),
-                (banded._visit, (settings, (ROWS,), Plan(32))),
-            )
+            [run(stage, queue, outcome), run(*forward)]
+            for run in (flash_tails.visit, passes.visit_chunks)
         ]
 
     for begin, end in (37, 121), (64, 65), (50, 50):
@@ -69,7 +73,7 @@ def test_kernels_equal_chunks(monkeypatch, request, projected, settings, x64):
         assert jax.tree.structure(ours) == jax.tree.structure(right)
         for one, other in zip(*map(jax.tree.leaves, (ours, right)), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-        assert (begin == end) == np.array_equal(ours[0][0][0], given[2][0])
+        assert (begin == end) == np.array_equal(ours[0][0].loss, given[2][0])
 
 
 def test_where_kernels_are_used():

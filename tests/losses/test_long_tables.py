@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from adaptive_jax import Band, adaptive_cross_entropy, linear_cross_entropy
-from adaptive_jax.losses import long_tables
-from adaptive_jax.losses.long_tables import Plan, plan
+from adaptive_jax.losses import banded, plans
+from adaptive_jax.losses.plans import Plan, plan
+from adaptive_jax.numerics.devices import DEVICES, GPUS
+from adaptive_jax.numerics.platforms import tracing_for
 from tests.losses.test_banded import ALL as OPTIONS
 from tests.losses.test_banded import CASES, arrays, check, fast_loss, seeds_and_masks
 
@@ -25,7 +27,7 @@ def test_tiles_equal_the_whole(monkeypatch, case, kept):
     whole = run()
     for words in 10, 16, 64:
         monkeypatch.setattr(
-            long_tables, "plan", lambda _, n, __, w=words: Plan(7, w if n > w else None, kept)
+            plans, "plan", lambda _, n, *__, w=words: Plan(7, w if n > w else None, kept)
         )
         if sum(CASES[case][0]) > words:
             check(run(), whole)
@@ -50,7 +52,7 @@ def test_words_cut_over_devices_and_tiles(monkeypatch, words):
 
     step = jax.value_and_grad(loss, has_aux=True)
     wanted = jax.jit(step)((bands, clusters))
-    monkeypatch.setattr(long_tables, "plan", lambda *_: Plan(7, words, False))
+    monkeypatch.setattr(plans, "plan", lambda *_: Plan(7, words, False))
     cut = jax.shard_map(
         lambda softmax: jax.value_and_grad(loss, has_aux=True)(softmax, axis),
         mesh=mesh,
@@ -61,21 +63,50 @@ def test_words_cut_over_devices_and_tiles(monkeypatch, words):
 
 
 @pytest.mark.parametrize(
-    "backend, band, expected",
+    "band, tokens, expected",
     [
-        ("cpu", (0, 20_000, 1024), Plan(512)),
-        ("cpu", (0, 262_144, 512), Plan(128, 8_192, True)),
-        ("cpu", (0, 10**7, 64), Plan(512, 8_192, False)),
-        ("cpu", (1, 10**7, 64), Plan(96, 43_648, False)),
-        ("gpu", (0, 70_002, 1024), Plan(896)),
-        ("gpu", (0, 262_144, 2048), Plan(4096, 16_384, False)),
-        ("tpu", (0, 262_144, 2048), Plan(4096, 16_384, False)),
+        ((0, 20_000, 1024), 4_096, Plan(512)),
+        ((0, 20_000, 1024), 100, Plan(100)),
+        ((0, 262_144, 512), 4_096, Plan(128, 8_192, True)),
+        ((0, 10**7, 64), 4_096, Plan(512, 8_192, False)),
+        ((1, 10**7, 64), 4_096, Plan(96, 43_648, False)),
     ],
 )
-def test_plans(monkeypatch, backend, band, expected):
+def test_plans_of_a_cpu(band, tokens, expected):
     """Logits are kept where a chunk has the tokens for it; short tables are whole."""
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert plan(*band) == expected
+    assert plan(*band, tokens) == expected
+
+
+@pytest.mark.parametrize(
+    "device, band, tokens, rows",
+    [
+        # 4 chunks on an H100 and, of 16,384, a v6e, 8 on a v5e and a v5p: none has empty rows.
+        ("h100", (0, 262_144, 4_096), 8_192, 2_048),
+        ("v5e", (0, 128_256, 4_096), 8_192, 1_024),
+        ("v5p", (0, 262_144, 4_096), 8_192, 1_024),
+        ("v6e", (0, 128_256, 4_096), 16_384, 4_096),
+        ("h100", (0, 262_144, 2_048), 32_768, 2_048),
+        ("h100", (0, 262_144, 4_096), 8_184, 2_048),
+        ("h100", (0, 262_144, 4_096), 512, 512),  # one chunk, whatever the number
+        ("h100", (0, 262_144, 4_096), 4_096, 4_096),
+        ("h100", (0, 32_000, 4_096), 16_384, 4_096),  # never fewer rows than 2^26 logits have
+        ("h100", (0, 2_000_000, 1_024), 8_192, 768),  # an eighth of the memory
+        ("h100", (1, 262_144, 512), 8_192, 512),
+        ("h100", (1, 262_144, 512), 100, 100),
+        ("other", (0, 262_144, 2_048), 8_192, 1_024),
+        ("other", (0, 1_000_000, 2_048), 8_192, 4_096),  # too little memory: computed again
+    ],
+)
+def test_plans_of_accelerators(device, band, tokens, rows):
+    """The number of chunks with the fewest empty rows, of those that hide the traffic of the
+    table's gradient; without it every table of 75,000 words costs four products for three.
+    """
+    kind = GPUS[device].kind if device in GPUS else "an unlisted device"
+    kind = DEVICES[device].name if device in DEVICES and device not in GPUS else kind
+    with tracing_for("tpu" if device.startswith("v") else "gpu", kind):
+        result = plan(*band, tokens, 2)
+    assert result.tokens == rows
+    assert result.keeps_logits == (result.words is None) == (band[1] != 1_000_000)
 
 
 @pytest.mark.parametrize("tokens, width, words", [(2_048, 512, 262_144), (1_024, 64, 10**7)])
@@ -88,13 +119,17 @@ def test_memory_of_a_long_table(tokens, width, words):
     step = jax.jit(jax.value_and_grad(linear_cross_entropy, (0, 1)))
     found = step.lower(*like, targets).compile().memory_analysis()
     assert found.temp_size_in_bytes < 4 * words * width / 3
-    assert plan(0, words, width).kept or found.temp_size_in_bytes < 4 * words * width / 50
+    assert (
+        plan(0, words, width, tokens).keeps_logits
+        or found.temp_size_in_bytes < 4 * words * width / 50
+    )
 
 
 def test_scaled_in_place(monkeypatch):
     """Every row once, also where the last tile of rows begins in the one before."""
-    monkeypatch.setattr(long_tables, "LONG", 1)
-    monkeypatch.setattr(long_tables, "TILE_NUMBERS", 12)
+    monkeypatch.setattr(banded, "LONG", 1)
+    monkeypatch.setattr(banded, "TILE_LOGITS", 12)
     array = np.random.default_rng(0).standard_normal((10, 3)).astype("f")
-    scaled = jax.jit(long_tables.times)(jnp.float32(0.3), array)
-    np.testing.assert_array_equal(scaled, np.float32(0.3) * array)
+    for scale in 0.3, 1.0:
+        scaled = jax.jit(banded.scaled)(jnp.float32(scale), array)
+        np.testing.assert_array_equal(scaled, np.float32(scale) * array)

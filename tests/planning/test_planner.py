@@ -13,7 +13,7 @@ import pytest
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.losses import chunks
+from adaptive_jax.losses import plans
 from adaptive_jax.outputs.softmax import Softmax
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning import cutoffs as planner
@@ -147,7 +147,7 @@ def test_parameters_are_those_of_the_layer(cutoffs, features, width):
 
 def test_the_least_rows_are_the_chunk_of_a_tail():
     """The planner does not import it, so it has a copy."""
-    assert planner.LEAST_ROWS == chunks.TAIL_CHUNK == Workload().least_rows
+    assert planner.LEAST_ROWS == plans.TAIL_CHUNK == Workload().least_rows
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,276 @@
+"""One pass over the bands of a softmax: tokens sorted by band visit the head, then each tail with
+its tokens, a chunk at a time.
+"""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.losses import flash_tails, partitioned, reports
+from adaptive_jax.losses.arguments import Settings
+from adaptive_jax.losses.chunks import Results, Softmax, Tokens, Wanted, one_chunk
+from adaptive_jax.losses.groups import band_slice, in_dtype, lay_out
+from adaptive_jax.losses.plans import Plan, plan
+from adaptive_jax.losses.reports import LOG_PROBS
+from adaptive_jax.losses.sharded import columns_on_device, present
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype
+
+# The gradient of tables narrower than this is summed as its transpose: at width 16, XLA's product
+# on a CPU was 2.6 times as fast with the narrow side transposed. For wider tables, transposing the
+# sum back costs what is won, but in bfloat16 on a CPU, where the sum's operands must lie row after
+# row and the chunk of logits would have to be transposed instead.
+NARROW = 32
+HIGH = 1e30  # above every logit: powers relative to it are 0
+
+
+def grouped_pass(call, axis_name, tokens: Tokens, softmax):
+    """`one_pass` on a mesh, where bands are grouped on the device. A gradient of the table, the
+    projection or the bias of one band computes those of all bands.
+    """
+    (static, gradients), (bands, clusters, numbers), sizes = call, softmax, []
+    axis_name = axis_name or static.settings.axis_name
+
+    def grouped(bands, clusters):
+        rows, *arrays = lay_out(bands, clusters, static.words, axis_name)
+        sizes.append(rows)  # a trace-time constant
+        return tuple(arrays)
+
+    arrays, pull_back = jax.vjp(grouped, bands, clusters)
+    static, structure, flags = static._replace(sizes=sizes[0]), jax.tree.structure(softmax), None
+    if gradients is not None:
+        of_bands, of_clusters, _ = structure.unflatten(gradients.shared)
+        of_all = [*of_bands, *([of_clusters] if clusters else [])]
+        kinds = Band(*map(any, zip(*of_all, strict=True)))
+        groups, rest = arrays
+        flags = [
+            flag
+            for band in (*groups, *([rest] if rest else []))
+            for flag, array in zip(kinds, band, strict=True)
+            if array is not None
+        ]
+        flags = partitioned.Gradients(gradients.tokens, (*flags, *[False] * len(numbers)))
+    results, d_hidden, d_softmax = one_pass((static, flags), axis_name, tokens, (*arrays, numbers))
+    if gradients is None:
+        return results, None, None
+    dense = jax.tree.map(
+        lambda array, d: jnp.zeros_like(array) if d is None else d, arrays, d_softmax[:2]
+    )
+    pulled = jax.tree.leaves((*pull_back(dense), numbers))
+    pairs = zip(gradients.shared, pulled, strict=True)
+    return results, d_hidden, structure.unflatten([d if flag else None for flag, d in pairs])
+
+
+def one_pass(call, axis_name, tokens: Tokens, softmax):
+    """Visits the head with all tokens, then every tail with its tokens; those of weight 0 visit
+    nothing, if `static.masked`.
+
+    Args:
+        call: a `Static`, and a `partitioned.Gradients` or None.
+        axis_name: of a mesh, over which words are sharded, or None.
+        tokens: `[...]` of one device, whose columns are word ids.
+        softmax: groups, clusters and numbers, see `adaptive_jax.losses.arguments.Arguments`.
+
+    Returns:
+        `(Results without gradient, d_hidden, d_softmax)`: gradients have the dtypes of their
+        arrays; None where they are not asked for.
+    """
+    (static, gradients), (groups, clusters, numbers) = call, softmax
+    shape, words, dtype = tokens.weight.shape, static.words, sum_dtype(static.dtype)
+    names = tuple(name for name in static.settings.reports if name != "nll")  # always a result
+    names += (LOG_PROBS,) if static.settings.target_log_probs else ()
+    settings = static.settings._replace(**numbers, reports=names)
+    if axis_name is not None:
+        settings = settings._replace(axis_name=axis_name)
+    tokens = jax.tree.map(lambda a: a.reshape(-1, *a.shape[len(shape) :]), tokens)
+    live = tokens.weight != 0 if static.masked else None
+    hidden = tokens.hidden.astype(static.dtype)
+    if live is not None:  # 0 · NaN is NaN
+        hidden = jnp.where(live[:, None], hidden, 0)
+
+    ids, count, rows = tokens.column, len(tokens.column), [*itertools.chain(*static.sizes)]
+    starts = jnp.cumsum(jnp.array([0, *words], ids.dtype), dtype=ids.dtype)
+    band = jnp.searchsorted(starts[1:-1], ids, side="right").astype(ids.dtype)
+    columns = words[0] + len(words) - 1, *words[1:]
+    # Clusters may be rows of the head, see `lay_out`.
+    in_tables, first_cluster = (columns, words[0]) if clusters is None else (words, rows[0])
+    head_column = jnp.where(band == 0, ids, first_cluster + band - 1)
+    tail_column = ids - starts[band]
+    if settings.axis_name is not None:
+        on_device = columns_on_device(settings.axis_name, tail_column, band, jnp.array(rows))
+        head_column, tail_column = on_device
+    exist = None
+    if settings.axis_name is not None or tuple(rows) != in_tables:
+        exist = present(settings.axis_name, rows, in_tables)
+
+    groups, clusters = in_dtype((groups, clusters), static.dtype)
+    plans = [
+        plan(i, sizes, group.table.shape[1], count, hidden.dtype.itemsize, settings.chunk)
+        for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True))
+    ]
+    order, back, ends = _sorted(band, live, len(words))
+    room = max(plan.tokens for plan in plans)  # a slice of one chunk is always in bounds
+
+    def in_order(array):
+        array = array if order is None else array[order]
+        return jnp.pad(array, [(0, room)] + [(0, 0)] * (array.ndim - 1))
+
+    queue = jax.tree.map(in_order, tokens._replace(hidden=hidden, column=head_column))
+    flags = None
+    if gradients is not None:
+        flags = jax.tree.unflatten(jax.tree.structure(softmax), gradients.shared)
+    zeros = jnp.zeros_like(queue.weight, dtype)
+    d_hidden = jnp.zeros_like(queue.hidden, dtype) if flags and gradients.tokens else None
+    statistics = reports.empty(settings, queue.weight, queue.column) if names else {}
+    outcome, first, sums = Results(zeros, zeros, statistics, d_hidden), 0, []
+    for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True)):
+        end = first + len(sizes)
+        stage = Stage(
+            settings=settings if i else settings._replace(tail_dropout=0.0),  # Baevski & Auli, 5.4
+            plan=plans[i],
+            sizes=sizes,
+            group=group,
+            clusters=None if i else clusters,
+            columns=columns[first:end],
+            begins=ends[first - 1 : end - 1] if i else [0],
+            ends=ends[first:end] if i else [ends[-1] if static.masked else count],
+            exist=None if exist is None else exist[first:end],
+            wanted=flags and Wanted(gradients.tokens, flags[0][i], None if i else flags[1]),
+            one_chunk=i == 0 and plans[0].tokens >= count,
+        )
+        visit = visit_chunks
+        if i and tokens.cotangents is None and flash_tails.fits(settings, group, len(sizes)):
+            visit = flash_tails.visit
+        queue = queue._replace(column=in_order(tail_column)) if i == 1 else queue
+        outcome, gradient = visit(stage, queue, outcome)
+        sums.append(gradient)
+        first = end
+
+    def in_place(array):
+        array = array[:count] if back is None else array[back]
+        return array.reshape(*shape, *array.shape[1:])
+
+    results = jax.tree.map(in_place, outcome)
+    if gradients is None:
+        return results, None, None
+    d_softmax = tuple(d_group for d_group, _ in sums), sums[0][1], dict.fromkeys(numbers)
+    d_hidden, d_softmax = jax.tree.map(
+        lambda array, d: None if d is None else d.astype(array.dtype),
+        (tokens.hidden, softmax),
+        (results.d_hidden, d_softmax),
+    )
+    return results._replace(d_hidden=None), d_hidden, d_softmax
+
+
+class Stage(NamedTuple):
+    """One softmax, or a group of similar ones, and the tokens that visit it: band i has tokens
+    `begins[i]` to `ends[i] - 1` of the queue.
+    """
+
+    settings: Settings
+    plan: Plan
+    sizes: tuple[int, ...]  # rows of each band
+    group: Band  # in the dtype of products
+    clusters: Band | None
+    columns: tuple[int, ...]  # of each softmax, on all devices
+    begins: jax.Array | list
+    ends: jax.Array | list
+    exist: jax.Array | None  # rows of each band that are words on this device; None: all
+    wanted: Wanted | None
+    one_chunk: bool = False  # all tokens
+
+    def trips(self):
+        """Trips of a loop over all chunks, and a function from the trip to `(band, its chunk)`."""
+        chunk, begins, ends = self.plan.tokens, self.begins, self.ends
+        if len(begins) == 1:
+            return (ends[0] - begins[0] + chunk - 1) // chunk, lambda trip: (0, trip)
+        counts = (ends - begins + chunk - 1) // chunk
+        done = jnp.cumsum(counts)
+
+        def locate(trip):
+            number = jnp.sum(trip >= done)
+            return number, trip - (done - counts)[number]
+
+        return done[-1], locate
+
+
+def _sorted(band, live, bands):
+    """Tokens by band, those that are not live last: `order`, its inverse, and the end of each band.
+
+    live: bool `[tokens]`; None: all. Order and inverse are None where tokens stay where they are.
+    """
+    at = jnp.arange(len(band))
+    if bands > 1:
+        key = band if live is None else jnp.where(live, band, bands)
+        order = jnp.argsort(key, stable=True)
+        ends = jnp.searchsorted(key[order], jnp.arange(bands), side="right")
+        return order, jnp.argsort(order), ends
+    if live is None:
+        return None, None, None
+    done = jnp.cumsum(live)
+    back = jnp.where(live, done - 1, done[-1] + at - done)
+    return jnp.zeros_like(back).at[back].set(at, unique_indices=True), back, done[-1:]
+
+
+def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
+    """Runs tokens through the bands of a group, a chunk at a time.
+
+    Returns:
+        `outcome`, to which loss, nll, reports and gradient of the hidden states are added, and the
+        float32 gradients `(group, clusters)`.
+    """
+    size, group, wanted = stage.plan.tokens, stage.group, stage.wanted
+    single, rows = len(stage.sizes) == 1, max(stage.sizes)
+    narrow = single and (group.table.shape[1] < NARROW or is_cpu_bfloat16(group.table))
+    tile = min(stage.plan.words or rows, rows)
+    tiles = -(-rows // tile) if rows else 1  # a head of clusters alone
+    trips, locate = stage.trips()
+
+    def visit_chunk(trip, state):
+        outcome, sums = state
+        number, trip = locate(trip)
+        at = stage.begins[number] + trip * size
+        part_of = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=size)
+        inside = at + jnp.arange(size) < stage.ends[number]
+        tokens = jax.tree.map(part_of, queue)
+        tokens = tokens._replace(weight=jnp.where(inside, tokens.weight, 0.0))
+        if tokens.normaliser is not None:
+            peak = jnp.where(inside, tokens.normaliser.peak, HIGH)
+            tokens = tokens._replace(normaliser=tokens.normaliser._replace(peak=peak))
+        part = band_slice(group, stage.sizes, number, stage.exist)
+        columns = stage.columns[0] if single else jnp.array(stage.columns)[number]
+        arrays = stage.settings, group, part, stage.clusters, columns
+        softmax = Softmax(*arrays, tile, tiles, stage.plan.keeps_logits, narrow)
+        tokens = tokens._replace(column=tokens.column + part.shift)
+        results, sums = one_chunk(softmax, tokens, wanted, sums)
+
+        # Rows after the band's last token belong to the next band: they get 0 here and the results
+        # of another chunk there.
+        def put(whole, result):
+            result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0)
+            return lax.dynamic_update_slice_in_dim(whole, part_of(whole) + result, at, 0)
+
+        return jax.tree.map(put, outcome, results), sums
+
+    def transposed(sums):
+        if narrow and tiles == 1 and sums[0] is not None and sums[0].table is not None:
+            return sums[0]._replace(table=sums[0].table.T), sums[1]
+        return sums
+
+    sums, dtype = (None, None), sum_dtype(group.table.dtype)
+    if wanted is not None:
+        sums = jax.tree.map(
+            lambda flag, array: jnp.zeros_like(array, dtype) if flag else None,
+            (wanted.band, wanted.clusters),
+            (group, stage.clusters),
+        )
+    state = outcome, transposed(sums)
+    if stage.one_chunk:
+        outcome, sums = visit_chunk(0, state)
+    else:
+        outcome, sums = lax.fori_loop(0, trips, visit_chunk, state)
+    return outcome, transposed(sums)
