@@ -36,6 +36,7 @@ _MODULES = {
     "count_ids": "data.vocabulary.frequency",
     "frequency_order": "data.vocabulary.frequency",
     "linear_cross_entropy": "losses.cross_entropy",
+    "linear_distillation": "losses.distillation",
     "linear_log_probs": "losses.cross_entropy",
     "load": "text.load",
     "log_probs": "losses.distribution",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
     from adaptive_jax.losses.cross_entropy import adaptive_cross_entropy as adaptive_cross_entropy
     from adaptive_jax.losses.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from adaptive_jax.losses.cross_entropy import linear_log_probs as linear_log_probs
+    from adaptive_jax.losses.distillation import linear_distillation as linear_distillation
     from adaptive_jax.losses.distribution import log_probs as log_probs
     from adaptive_jax.model.language_model import LanguageModel as LanguageModel
     from adaptive_jax.model.language_model import build as build

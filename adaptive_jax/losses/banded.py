@@ -41,6 +41,7 @@ from adaptive_jax.losses.arguments import (
     Arguments,
     Settings,
     Static,
+    Targets,
     by_words,
     loss_arguments,
     not_differentiable,
@@ -141,24 +142,13 @@ def reduced(
         InputError: as `linear_cross_entropy` and `loss`.
     """
     arguments = loss_arguments(hidden, targets, weights, bands, clusters, settings, probs)
-    static, weights = arguments.static, arguments.targets.weights
-    axes = several(token_axes) if token_axes else ()
+    static = arguments.static
+    weights, axes = reduced_weights(reduction, arguments.targets, token_axes, (hidden, targets))
     if reduction == "none":
-        if axes:
-            raise InputError(
-                f"token_axes={axes} has no effect with reduction='none': use 'mean' or 'sum'"
-            )
         counted = (weights != 0).astype(weights.dtype)
         each, nll, statistics = _each(static, *arguments.varying(counted))
         value = weights * each
         return (value, _report(arguments, nll, statistics)) if settings.reports else value
-    if reduction not in REDUCTIONS:
-        check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
-    if axes and not set(axes) <= axes_of((hidden, targets)):
-        raise InputError(
-            f"token_axes={axes} cut no tokens here: use jax.shard_map in_specs that do, and"
-            " leave its check_vma on"
-        )
     if settings.tail_dropout:
         if seeds is None:
             raise InputError(
@@ -166,15 +156,39 @@ def reduced(
                 " numbers of the tokens)"
             )
         seeds = whole_numbers("seeds", seeds, weights.size, 2).reshape(*weights.shape, 2)
-    if reduction == "mean":  # before the pass: then gradients need no scaling after it
-        count = arguments.targets.count
-        if axes:
-            count = lax.psum(pvary(jnp.asarray(count), frozenset(axes)), axes)
-        weights = weights / jnp.where(count == 0, 1, count).astype(weights.dtype)
     seeds = seeds if settings.tail_dropout else None
     total, nll, statistics = _sum(static, *arguments.varying(weights), seeds)
     total = lax.psum(total, axes) if axes else total
     return (total, _report(arguments, nll, statistics)) if settings.reports else total
+
+
+def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
+    """The weights by which losses are summed, and the axes over which the sum is taken.
+
+    A mean divides them by their sum before the pass: then gradients need no scaling after it.
+
+    Raises:
+        InputError: an unknown reduction; token_axes that shard none of the arrays, or have no
+            effect.
+    """
+    weights, axes = targets.weights, several(token_axes) if token_axes else ()
+    if reduction == "none" and axes:
+        raise InputError(
+            f"token_axes={axes} has no effect with reduction='none': use 'mean' or 'sum'"
+        )
+    if reduction not in REDUCTIONS:
+        check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
+    if axes and not set(axes) <= axes_of(arrays):
+        raise InputError(
+            f"token_axes={axes} cut no tokens here: use jax.shard_map in_specs that do, and"
+            " leave its check_vma on"
+        )
+    if reduction == "mean":
+        count = targets.count
+        if axes:
+            count = lax.psum(pvary(jnp.asarray(count), frozenset(axes)), axes)
+        weights = weights / jnp.where(count == 0, 1, count).astype(weights.dtype)
+    return weights, axes
 
 
 def log_probs_of_targets(arguments: Arguments):

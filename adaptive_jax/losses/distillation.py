@@ -1,0 +1,219 @@
+"""Distillation of a teacher with the same vocabulary, without the logits of all tokens."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.losses import partitioned
+from adaptive_jax.losses.arguments import Table, not_differentiable, token_targets, validate_bands
+from adaptive_jax.losses.banded import ONCE, reduced_weights, scaled
+from adaptive_jax.losses.chunks import lifted
+from adaptive_jax.losses.plans import plan
+from adaptive_jax.losses.sharded import same_axes
+from adaptive_jax.numerics.products import sum_dtype, wide
+
+
+class _How(NamedTuple):
+    beta: float
+    temperature: float
+    hard_weight: float
+    words: int | None
+    axis_name: str | None
+
+
+def linear_distillation(
+    student: tuple,
+    teacher: tuple,
+    targets: jax.Array | None = None,
+    *,
+    beta: float = 0.0,
+    temperature: float = 1.0,
+    hard_weight: float = 0.0,
+    weights: jax.Array | None = None,
+    ignore_index: int | None = -100,
+    words: int | None = None,
+    reduction: str = "mean",
+    axis_name: str | None = None,
+    token_axes: str | Sequence[str] = (),
+) -> jax.Array:
+    """Generalised Jensen-Shannon divergence of teacher P and student Q in nats (Agarwal et al.
+    2024, "On-policy distillation", equation 1), with the student's own loss from the same logits:
+
+        (1 - hard_weight) · D(P, Q) + hard_weight · nll(targets)
+        D = beta · KL(P, M) + (1 - beta) · KL(Q, M),  M = beta · P + (1 - beta) · Q
+
+    It costs 6 · tokens · words · width FLOPs of the student and 2 of the teacher; "none" computes
+    the logits of both once more. The teacher has no gradient.
+
+    Args:
+        student, teacher: `(hidden [..., width], table [words, width])`, or with a bias `[words]`
+            behind; widths and dtypes may differ.
+        targets: `[...]` word ids, needed where hard_weight is above 0.
+        beta: 0 is the forward divergence KL(P, Q), 1 the reverse KL(Q, P).
+        temperature: divides the logits of both in D. The loss is not multiplied by its square, as
+            Hinton et al. 2015 do to keep the size of gradients.
+        hard_weight: in [0, 1].
+        weights, ignore_index, reduction, axis_name, token_axes: as in `linear_cross_entropy`; with
+            axis_name both tables have equally many rows on a device.
+        words: of the vocabulary, where tables have more rows; needed where their rows differ.
+
+    Raises:
+        InputError: as `linear_cross_entropy`, and a number out of range.
+    """
+    how = _How(beta, temperature, hard_weight, words, axis_name)
+    for name in "beta", "hard_weight":
+        if not 0 <= getattr(how, name) <= 1:
+            raise InputError(f"{name}={getattr(how, name)} must be from 0 to 1")
+    if not 0 < temperature < float("inf"):
+        raise InputError(f"temperature={temperature} must be a finite number above 0")
+    if hard_weight and targets is None:
+        raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
+    models = [validate_bands(model[0], Table(*model[1:]), None) for model in (student, teacher)]
+    (hidden, [of_student], _), (other, [of_teacher], _) = models
+    rows, shape = [len(band.table) for band in (of_student, of_teacher)], hidden.shape[:-1]
+    devices = 1 if axis_name is None else lax.axis_size(axis_name)
+    differ = rows[0] != rows[1] and (words is None or devices > 1)
+    if differ or (words or 1) > devices * min(rows):
+        raise InputError(f"words={words} must be in both tables, which have {rows} rows")
+    if other.shape[:-1] != shape:
+        raise InputError(f"teacher's hidden must have shape {[*shape, 'width']}, got {other.shape}")
+    arrays = [
+        None if array is None else array[:words] if rows[0] != rows[1] else array
+        for array in (of_student.table, of_student.bias, of_teacher.table, of_teacher.bias)
+    ]
+    ids, ignored = (jnp.zeros(shape, int), None) if targets is None else (targets, ignore_index)
+    count, dtype = words or devices * rows[0], sum_dtype(hidden.dtype)
+    by_token = token_targets(ids, weights, None, shape, count, ignored, dtype)
+    weights, axes = reduced_weights(reduction, by_token, token_axes, (hidden, by_token.weights))
+    frozen = not_differentiable((other, *arrays[2:]), "the teacher has no gradient here")
+    tables = (*arrays[:2], *frozen[1:])
+    hidden, (*tables, _), other, ids, unit = same_axes(
+        axis_name, hidden, (*tables, {}), frozen[0], by_token.ids, (weights != 0).astype(dtype)
+    )
+    if reduction == "none":
+        return weights * _losses(how, (hidden, other, ids, unit), tables)
+    weights = weights + 0 * unit
+    total = _total(how, (hidden, other, ids, weights), tables)
+    return lax.psum(total, axes) if axes else total
+
+
+def _run(how, tokens, tables, gradients: bool):
+    by_words, flags = (True,) * sum(table is not None for table in tables), None
+    if gradients:
+        flags = partitioned.Gradients(True, by_words)
+    tokens, tables = partitioned.aligned(tokens, tables, by_words)
+    return partitioned.run(_pass, (how, gradients), tokens, tables, by_words, flags)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _total(how, tokens, tables):
+    return jnp.sum(tokens[3] * _run(how, tokens, tables, False)[0])
+
+
+def _total_forward(how, tokens, tables):
+    tokens, tables = not_differentiable(tokens, ONCE), not_differentiable(tables, ONCE)
+    losses, d_hidden, d_tables = _run(how, tokens, tables, True)
+    return jnp.sum(tokens[3] * losses), (d_hidden, losses, d_tables)
+
+
+def _total_backward(how, saved, scale):
+    d_hidden, d_weights, d_tables = jax.tree.map(lambda a: scaled(scale, a, False), saved)
+    return (d_hidden, None, None, d_weights), d_tables
+
+
+_total.defvjp(_total_forward, _total_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _losses(how, tokens, tables):
+    return _run(how, tokens, tables, False)[0]
+
+
+def _losses_backward(how, saved, cotangent):
+    (*tokens, unit), tables = saved
+    _, d_hidden, d_tables = _run(how, (*tokens, unit * cotangent), tables, True)
+    return (d_hidden, None, None, None), d_tables
+
+
+_losses.defvjp(lambda how, *arrays: (_losses(how, *arrays), arrays), _losses_backward)
+
+
+def _pass(call, axis_name, tokens, tables):
+    """The losses `[...]` of the tokens of one device, and the student's gradients."""
+    (how, gradients), shape = call, tokens[3].shape
+    how = how._replace(axis_name=axis_name or how.axis_name)
+    hidden, other, ids, weights = (a.reshape(-1, *a.shape[len(shape) :]) for a in tokens)
+    live = (weights != 0)[:, None]  # 0 · NaN is NaN
+    parts = jnp.where(live, hidden, 0), jnp.where(live, other, 0), ids, weights
+    count, (rows, width) = len(ids), tables[0].shape
+    # Two softmaxes of a chunk are alive.
+    size = max(1, plan(0, (2 * rows,), width, count, hidden.dtype.itemsize).tokens)
+    in_chunks = lambda a: jnp.pad(a, [(0, -count % size)] + [(0, 0)] * (a.ndim - 1)).reshape(
+        -1, size, *a.shape[1:]
+    )
+    zeros = jax.tree.map(lambda a: jnp.zeros_like(a, sum_dtype(a.dtype)), (*tables[:2],))
+    visit = functools.partial(_visit, how, tables, gradients)
+    sums, (losses, d_hidden) = lax.scan(visit, zeros, jax.tree.map(in_chunks, parts))
+    losses = jnp.where(live[:, 0], losses.reshape(-1)[:count], 0).reshape(shape)
+    if not gradients:
+        return losses, None, None
+    d_tables = [
+        None if a is None else d.astype(a.dtype) for a, d in zip(tables, sums, strict=False)
+    ]
+    rest = [None if a is None else jnp.zeros_like(a) for a in tables[2:]]
+    d_hidden = d_hidden.reshape(-1, d_hidden.shape[-1])[:count].reshape(tokens[0].shape)
+    return losses, d_hidden.astype(tokens[0].dtype), [*d_tables, *rest]
+
+
+def _visit(how, tables, gradients, sums, part):
+    """The losses of a chunk, and `sums` with its gradients."""
+    (hidden, other, ids, weights), axis = part, how.axis_name
+    table, bias, other_table, other_bias = tables
+    first = 0 if axis is None else lax.axis_index(axis) * len(table)
+    column = first + jnp.arange(len(table), dtype=ids.dtype)[None]
+    total = lambda a: jnp.sum(a, 1) if axis is None else lax.psum(jnp.sum(a, 1), axis)
+
+    def logits_of(states, table, bias):
+        logits = wide(states, table.astype(states.dtype).T)
+        logits = logits if bias is None else logits + bias[None].astype(logits.dtype)
+        return logits if how.words is None else jnp.where(column < how.words, logits, -jnp.inf)
+
+    def log_softmax(logits):
+        peak = jnp.max(logits, axis=1)
+        peak = peak if axis is None else lax.pmax(peak, axis)
+        away = logits - peak[:, None]
+        return away - jnp.log(total(jnp.exp(away)))[:, None]
+
+    def times(chances, logs):  # 0 · inf is NaN
+        return jnp.where(chances > 0, chances * logs, 0)
+
+    logits, beta = logits_of(hidden, table, bias), how.beta
+    log_q = log_softmax(logits / how.temperature)
+    log_p = log_softmax(logits_of(other, other_table, other_bias) / how.temperature)
+    p, q = jnp.exp(log_p), jnp.exp(log_q)
+    if beta == 0:
+        losses, slope = total(times(p, log_p - log_q)), q - p
+    else:
+        log_m = (
+            log_p if beta == 1 else jnp.logaddexp(log_p + jnp.log(beta), log_q + jnp.log1p(-beta))
+        )
+        pull = times(q, log_q - log_m) * (1.0 if beta == 1 else 1 - beta)
+        losses, slope = total(pull), pull - q * total(pull)[:, None]
+        losses = losses + (0 if beta == 1 else beta * total(times(p, log_p - log_m)))
+    losses, slope = (1 - how.hard_weight) * losses, (1 - how.hard_weight) / how.temperature * slope
+    if how.hard_weight:
+        log_probs, hit = log_softmax(logits), ids[:, None] == column
+        losses = losses - how.hard_weight * total(jnp.where(hit, log_probs, 0))
+        slope = slope + how.hard_weight * (jnp.exp(log_probs) - hit)
+    if not gradients:
+        return sums, (losses, None)
+    slope = weights[:, None] * slope
+    d_bias = None if bias is None else sums[1] + jnp.sum(slope, axis=0)
+    slope, lowering = lifted(slope, hidden.dtype)
+    d_hidden = lowering * wide(slope, table.astype(hidden.dtype))
+    return (sums[0] + lowering * wide(slope.T, hidden), d_bias), (losses, d_hidden)

@@ -1,0 +1,140 @@
+"""`linear_distillation` against all logits in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax import InputError, linear_distillation
+from adaptive_jax.losses import distillation, plans
+from tests.losses.test_banded import check, in_float64
+from tests.programs import hasty_jit
+
+RNG = np.random.default_rng(0)
+TOKENS, WORDS, PADDED = 7, 19, 23
+STUDENT = tuple(RNG.standard_normal(s).astype("f") for s in ((TOKENS, 4), (WORDS, 4), WORDS))
+TEACHER = tuple(RNG.standard_normal(s).astype("f") for s in ((TOKENS, 6), (PADDED, 6), PADDED))
+TARGETS = RNG.integers(0, WORDS, TOKENS).astype(np.int32)
+WEIGHTS = np.array([1, 2, 0, 1, 0.5, 1, 3], "f")
+
+
+def dense(student, teacher, beta, temperature, hard_weight, weights):
+    """The losses of tokens, from the definition: two divergences to the mixture."""
+    (hidden, table, bias), (other, other_table, other_bias) = student, teacher
+    logits = hidden @ table.T + bias[None]
+    other_logits = (other @ other_table.T + other_bias[None])[:, :WORDS]
+    q, p = (jax.nn.softmax(a / temperature) for a in (logits, other_logits))
+    mixture = {0: q, 1: p}.get(beta, beta * p + (1 - beta) * q)
+    of_p, of_q = (jnp.sum(a * jnp.log(a / mixture), axis=1) for a in (p, q))
+    divergence = {0: of_p, 1: of_q}.get(beta, beta * of_p + (1 - beta) * of_q)
+    nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), TARGETS[:, None], axis=1)[:, 0]
+    return weights * ((1 - hard_weight) * divergence + hard_weight * nll)
+
+
+@pytest.mark.parametrize("beta", [0, 0.3, 1])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_loss_and_gradients(monkeypatch, beta, reduction):
+    """Forward, mixed and reverse divergence, with the student's own loss; the teacher is wider and
+    its table padded; chunks do not divide the tokens; a token of weight 0 may be NaN.
+    """
+    monkeypatch.setattr(distillation, "plan", lambda *_: plans.Plan(3))
+    pull = RNG.standard_normal(TOKENS).astype("f")
+    bad = STUDENT[0].copy()
+    bad[2] = np.nan
+
+    def fast(*student):
+        values = linear_distillation(
+            student, TEACHER, TARGETS, beta=beta, temperature=2.0, hard_weight=0.3,
+            weights=WEIGHTS, words=WORDS, reduction=reduction,
+        )  # fmt: skip
+        return values if reduction == "mean" else jnp.sum(pull * values)
+
+    def slow(*student):
+        values = dense(student, TEACHER, beta, 2.0, 0.3, WEIGHTS)
+        return values.sum() / WEIGHTS.sum() if reduction == "mean" else jnp.sum(pull * values)
+
+    slopes = functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
+    right = in_float64(slopes(slow), *STUDENT)
+    check(jax.jit(slopes(fast))(bad, *STUDENT[1:]), right)
+
+
+def test_sums_of_chunks_have_three_products():
+    """6 N V d of the student and 2 of the teacher; without it a second pass costs a third more."""
+    loss = lambda h, t: linear_distillation((h, t), (TEACHER[0], TEACHER[1][:WORDS]))
+    jaxpr = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(*STUDENT[:2]))
+    assert jaxpr.count("dot_general") == 4
+
+
+def test_reduced_dtypes():
+    """bfloat16 students and float16 teachers: finite, and near the float32 loss."""
+    half = STUDENT[0].astype(jnp.bfloat16), *STUDENT[1:]
+    other = TEACHER[0].astype(np.float16), TEACHER[1][:WORDS], TEACHER[2][:WORDS]
+    run = hasty_jit(jax.value_and_grad(lambda s, t: linear_distillation(s, t, beta=0.5)))
+    (value, gradients), right = run(half, other), run(STUDENT, other)
+    np.testing.assert_allclose(value, right[0], rtol=2e-2)
+    assert gradients[0].dtype == jnp.bfloat16 and gradients[1].dtype == jnp.float32
+    np.testing.assert_allclose(gradients[1], right[1][1], atol=2e-2)
+
+
+def test_a_shard_of_the_words(eight):
+    """Words sharded over an axis, and tokens over another, give the loss and gradients of one
+    device, in `jax.shard_map` and on Auto and Explicit meshes.
+    """
+    done = eight(PROGRAM)
+    assert done.returncode == 0, done.stderr
+
+
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from adaptive_jax import linear_distillation
+rng = np.random.default_rng(0)
+student = tuple(rng.standard_normal(s).astype("f") for s in ((8, 4), (20, 4), 20))
+teacher = tuple(rng.standard_normal(s).astype("f") for s in ((8, 6), (20, 6), 20))
+targets = np.arange(8) % 19
+options = dict(beta=0.5, hard_weight=0.2, words=19)
+def loss(student, teacher, targets, **more):
+    return linear_distillation(student, teacher, targets, **options, **more)
+right = jax.jit(jax.value_and_grad(loss))(student, teacher, targets)
+specs = (P("data"), P("words"), P("words"))
+def near(values):
+    for one, other in zip(*map(jax.tree.leaves, (values, right)), strict=True):
+        assert np.allclose(one, other, rtol=2e-5, atol=2e-6), np.abs(one - other).max()
+for kind in AxisType.Auto, AxisType.Explicit:
+    mesh = jax.make_mesh((4, 2), ("data", "words"), (kind,) * 2)
+    put = lambda tree: tuple(
+        jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(tree, specs))
+    on = jax.device_put(targets, NamedSharding(mesh, P("data")))
+    near(jax.jit(jax.value_and_grad(loss))(put(student), put(teacher), on))
+mesh = jax.make_mesh((4, 2), ("data", "words"), (AxisType.Auto,) * 2)
+local = lambda *a: loss(*a, axis_name="words", token_axes="data")
+mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, specs, P("data")), out_specs=P())
+near(jax.jit(jax.value_and_grad(mapped))(student, teacher, targets))
+"""
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"beta": 1.5}, "beta=1.5 must be from 0 to 1"),
+        ({"temperature": 0}, "temperature=0 must be a finite number above 0"),
+        ({"hard_weight": 0.5}, "hard_weight=0.5 needs targets"),
+        ({"words": 50}, "words=50 must be in both tables"),
+        ({"words": None}, r"words=None must be in both tables, which have \[19, 23\] rows"),
+        ({"teacher": (TEACHER[0][1:], TEACHER[1])}, r"hidden must have shape \[7, 'width"),
+    ],
+)
+def test_bad_input(options, message):
+    """In one line."""
+    arguments = {"student": STUDENT, "teacher": TEACHER, "words": WORDS} | options
+    with pytest.raises(InputError, match=message):
+        linear_distillation(**arguments)
+
+
+def test_the_teacher_has_no_gradient():
+    """An error, not a silent 0."""
+    loss = lambda teacher: linear_distillation(STUDENT, teacher, words=WORDS)
+    with pytest.raises(InputError, match="the teacher has no gradient here"):
+        jax.eval_shape(jax.grad(loss), TEACHER)
