@@ -15,7 +15,7 @@ PACKAGE = ROOT / "adaptive_jax"
 # rooms below it only.
 ROOMS = [
     *("errors", "files", "config"),
-    *("numerics", "losses", "parallel"),
+    *("numerics", "losses", "testing", "parallel"),
     *("inputs", "bodies", "outputs", "nnx", "model", "optimizers"),
     *("data", "planning", "workdir", "evaluation", "training"),
     *("text", "interop"),
@@ -119,7 +119,8 @@ def third_parties(room):
 
 def test_losses_need_jax_alone_and_layers_flax():
     """Strangers import losses and layers into programs of their own, and install nothing else."""
-    assert third_parties("losses") <= {"jax", "numpy"}
+    for room in "losses", "testing":
+        assert third_parties(room) <= {"jax", "numpy"}, room
     for room in "numerics", "inputs", "bodies", "outputs", "nnx", "model", "optimizers":
         assert third_parties(room) <= {"jax", "numpy", "flax", "optax"}, room
 
