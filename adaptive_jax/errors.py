@@ -16,12 +16,17 @@ class InputError(ValueError):
 
 
 class MissingPackage(InputError, ModuleNotFoundError):
-    """A package of the extra `train` is not installed."""
+    """A package of the extra `layers` or `train` is not installed."""
+
+
+NEEDS = {"layers": "layers and optimizers need", "train": "training and trained models need"}
 
 
 @contextlib.contextmanager
-def of_extra_train() -> Iterator[None]:
-    """Surrounds imports of packages that layers and losses do without.
+def of_extra(extra: str) -> Iterator[None]:
+    """Surrounds imports of packages that losses do without.
+
+    extra: the extra of pyproject.toml that installs them, a key of `NEEDS`.
 
     Raises:
         MissingPackage: one is not there; the message says how to install it.
@@ -30,7 +35,7 @@ def of_extra_train() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            f"training and trained models need {error.name}: pip install 'adaptive_jax[train]'"
+            f"{NEEDS[extra]} {error.name}: pip install 'adaptive_jax[{extra}]'"
         ) from None
 
 

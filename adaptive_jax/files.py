@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from adaptive_jax.errors import InputError, of_extra_train, one_line
+from adaptive_jax.errors import InputError, of_extra, one_line
 
 SCHEMES = "gs", "s3"
 # Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
@@ -376,7 +376,7 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
                 f"{name} holds {len(members)} files: unpack it, or pack one file alone"
             )
         return archive.open(members[0])
-    with of_extra_train():
+    with of_extra("train"):
         from fsspec.compression import compr
         from fsspec.utils import infer_compression
     return compr[infer_compression(name)](file, mode="rb")

@@ -16,12 +16,14 @@ its key from the call: `softmax(hidden, targets, train=True, rngs=nnx.Rngs(dropo
 from collections.abc import Mapping, Sequence
 
 import jax
-from flax import linen, nnx
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.inputs import adaptive
 from adaptive_jax.outputs import softmax
 from adaptive_jax.outputs.tables import TiedTable
+
+with of_extra("layers"):
+    from flax import linen, nnx
 
 
 def give_lexicon(layer: nnx.bridge.ToNNX, lexicon: Mapping) -> None:

@@ -1,5 +1,5 @@
 """`pip install -e .`: scripts beside the clone import the package, and an ordinary wheel has
-all of it: losses and layers for themselves, and the trainer with its extra.
+all of it: losses by themselves, layers and the trainer with their extras.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_jax.errors import InputError, of_extra_train
+from adaptive_jax.errors import InputError, of_extra
 
 pytest.importorskip("setuptools", minversion="77")
 ROOT = Path(__file__).parents[1]
@@ -101,13 +101,22 @@ def test_a_wheel_has_the_package(clone):
     assert {name for name in build(clone, "build_wheel") if ".dist-info/" not in name} == files
 
 
-def test_what_training_needs_is_told_in_one_line():
-    """Whoever has the layers alone and imports the trainer reads how to install it, as an error of
-    imports and as one that commands print without a traceback.
+@pytest.mark.parametrize(
+    "extra, says",
+    [
+        (
+            "layers",
+            "layers and optimizers need no_such_package: pip install 'adaptive_jax[layers]'",
+        ),
+        ("train", "trained models need no_such_package: pip install 'adaptive_jax[train]'"),
+    ],
+)
+def test_a_missing_package_is_an_error_of_one_line(extra, says):
+    """Whoever has the losses alone and imports layers or the trainer reads how to install them, as
+    an error of imports and as one that commands print without a traceback.
     """
-    says = re.escape("trained models need no_such_package: pip install 'adaptive_jax[train]'")
     for kind in InputError, ModuleNotFoundError:
-        with pytest.raises(kind, match=says), of_extra_train():
+        with pytest.raises(kind, match=re.escape(says)), of_extra(extra):
             import no_such_package  # noqa: F401
 
 
@@ -122,25 +131,19 @@ def get_config():
         "body.heads": 1, "body.feed_forward": 8, "schedule.warmup_steps": 1,
     })
 """
-LAYERS = [
-    "linear_cross_entropy",
-    "AdaptiveInput",
-    "AdaptiveSoftmax",
-    "LSTM",
-    "Transformer",
-    "build",
-]
+LAYERS = ["AdaptiveInput", "AdaptiveSoftmax", "LSTM", "Transformer", "build", "update_rows"]
 
 
 @pytest.mark.slow
 def test_a_wheel_installed_outside_the_clone(clone, tmp_path):
-    """Without extras it brings jax, flax and optax alone, passes the tests of losses, and says in
-    one line what training needs; with `train` it trains on ids by a config file of one's own, and
-    by a copy of configs/own_text.py. A wheel that only works in the clone is of no use to others.
+    """Without extras it brings jax and numpy alone, passes the tests of losses, and says in one
+    line what layers and training need; with `layers` it has them and passes tests of theirs; with
+    `train` it trains on ids by a config file of one's own, and by a copy of configs/own_text.py. A
+    wheel that only works in the clone is of no use to others.
     """
     outside = tmp_path / "outside"
     shutil.copytree(ROOT / "tests" / "losses", outside / "tests" / "losses")
-    for name in "toys.py", "eight.py", "programs.py":
+    for name in "toys.py", "eight.py", "programs.py", "test_testing.py":
         shutil.copy(ROOT / "tests" / name, outside / "tests")
     (outside / "tests" / "conftest.py").write_text("from tests.programs import *\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -156,23 +159,40 @@ def test_a_wheel_installed_outside_the_clone(clone, tmp_path):
     run(python, "-m", "pip", "install", "--quiet", wheel)
     listed = run(python, "-m", "pip", "list", "--format=freeze").split()
     names = {line.partition("==")[0].lower().replace("_", "-") for line in listed}
-    assert len(names) < 40 and not names & {
-        "ml-collections",
-        "tensorflow-datasets",
-        "sentencepiece",
-    }
-    run(python, "-c", f"import adaptive_jax; [getattr(adaptive_jax, n) for n in {LAYERS}]")
-    # Whichever of its packages is imported first
-    needs = r"training and trained models need \w+: pip install 'adaptive_jax\[train\]'\n"
+    brought = {"adaptive-jax", "jax", "jaxlib", "ml-dtypes", "numpy", "opt-einsum", "scipy"}
+    assert names - {"pip", "setuptools", "wheel"} == brought
     (outside / "my.py").write_text(CONFIG)
-    assert re.fullmatch(f"error: {needs}", run(command, "train", "--config=my.py", status=2))
-    assert "trains a language model" in run(command)
-    for statement in "import adaptive_jax.training.loop", "import adaptive_jax; adaptive_jax.load":
-        said = run(python, "-c", statement, status=1)
-        assert re.search(f"MissingPackage: {needs}$", said), said
 
+    def check_needs(extra, cures):
+        for statement, needs in cures.items():
+            said = run(python, "-c", statement, status=1)
+            line = rf"MissingPackage: {needs} \w+: pip install 'adaptive_jax\[{extra}\]'\n$"
+            assert re.search(line, said), said
+
+    def check_training_is_missing():
+        needs = "training and trained models need"  # whichever of its packages is imported first
+        statements = "import adaptive_jax.training.loop", "import adaptive_jax; adaptive_jax.load"
+        check_needs("train", dict.fromkeys(statements, needs))
+        said = run(command, "train", "--config=my.py", status=2)
+        assert re.fullmatch(rf"error: {needs} \w+: pip install 'adaptive_jax\[train\]'\n", said)
+
+    def check_tests(*paths):
+        run(python, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *paths)
+
+    assert "trains a language model" in run(command)
+    check_training_is_missing()
+    statements = [f"from adaptive_jax import {name}" for name in LAYERS]
+    check_needs("layers", dict.fromkeys(statements, "layers and optimizers need"))
     run(python, "-m", "pip", "install", "--quiet", "pytest")
-    run(python, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "tests")
+    check_tests("tests")
+
+    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[layers]")
+    for statement in statements:
+        run(python, "-c", statement)
+    check_training_is_missing()
+    (outside / "tests" / "outputs").mkdir()
+    shutil.copy(ROOT / "tests" / "outputs" / "test_on_devices.py", outside / "tests" / "outputs")
+    check_tests("tests/outputs")
 
     run(python, "-m", "pip", "install", "--quiet", f"{wheel}[train]")
     (outside / "ids").mkdir()

@@ -5,9 +5,14 @@ and every setting stated once.
 import ast
 import functools
 import graphlib
+import itertools
+import json
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adaptive_jax"
@@ -15,7 +20,7 @@ PACKAGE = ROOT / "adaptive_jax"
 # rooms below it only.
 ROOMS = [
     *("errors", "files", "config"),
-    *("numerics", "losses", "parallel"),
+    *("numerics", "losses", "testing", "parallel"),
     *("inputs", "bodies", "outputs", "nnx", "model", "optimizers"),
     *("data", "planning", "workdir", "evaluation", "training"),
     *("text", "interop"),
@@ -119,27 +124,61 @@ def third_parties(room):
 
 def test_losses_need_jax_alone_and_layers_flax():
     """Strangers import losses and layers into programs of their own, and install nothing else."""
-    assert third_parties("losses") <= {"jax", "numpy"}
+    for room in "losses", "testing":
+        assert third_parties(room) <= {"jax", "numpy"}, room
     for room in "numerics", "inputs", "bodies", "outputs", "nnx", "model", "optimizers":
         assert third_parties(room) <= {"jax", "numpy", "flax", "optax"}, room
 
 
-def test_a_missing_package_is_told_with_its_extra():
-    """An import of a package that flax and optax do not bring is within `of_extra_train`, so that
-    its error names the extra; `import adaptive_jax.training.loop` would say a bare name.
+LOSSES = "errors", "losses", "testing"
+LAYERS = "numerics", "inputs", "bodies", "outputs", "nnx", "model", "optimizers"
+BASE = {"jax", "numpy", "ml_dtypes"}
+BROUGHT = {  # what the extra brings, and the rooms that then need nothing more
+    "": (BASE, LOSSES),
+    "layers": (
+        BASE | {"flax", "optax", "absl", "orbax", "etils", "rich", "tensorstore"},
+        LOSSES + LAYERS,
+    ),
+}
+IMPORTS = """
+import importlib, json, sys
+from adaptive_jax.errors import MissingPackage
+
+names, missing = json.loads(sys.argv[1])
+sys.modules |= dict.fromkeys(missing)
+said = {}
+for name in names:
+    try:
+        importlib.import_module(f"adaptive_jax.{name}")
+    except MissingPackage as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.parametrize("extra", BROUGHT)
+def test_missing_package_error_names_the_extra(extra):
+    """Without an extra's packages every module is imported, or ends in the line that names the
+    extra. Otherwise `from adaptive_jax import AdaptiveSoftmax` would say a bare name of a package.
     """
-    brought = {"jax", "numpy", "flax", "optax", "ml_dtypes", "absl", "orbax", "rich", "tensorstore"}
-    bare = {
-        (name, found)
-        for name, path in MODULES.items()
-        for node in parsed(path).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for found in (
-            [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-        )
-        if found.split(".")[0] not in {"adaptive_jax", *brought, *sys.stdlib_module_names}
-    }
-    assert not bare
+    brought, rooms = BROUGHT[extra]
+    every = set()
+    for node in itertools.chain.from_iterable(map(ast.walk, map(parsed, MODULES.values()))):
+        if isinstance(node, ast.Import):
+            every |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            every.add(node.module.split(".")[0])
+    missing = every - brought - {"adaptive_jax", *sys.stdlib_module_names}
+    assert len(missing) > 5
+    code = sys.executable, "-c", IMPORTS, json.dumps([sorted(MODULES), sorted(missing)])
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout)
+    assert not {name for name in said if room_of(name) in rooms}
+    assert said["training.loop"].endswith(": pip install 'adaptive_jax[train]'")
+    if not extra:
+        for name in "outputs.softmax", "nnx", "numerics.layers", "optimizers.optim":
+            assert said[name].endswith(": pip install 'adaptive_jax[layers]'"), name
 
 
 def test_no_module_imports_itself_through_others():
@@ -197,13 +236,18 @@ def test_public_names_are_documented():
 
 
 def test_requirements_are_the_project_and_its_quickstart():
-    """requirements.txt lists exactly what pyproject.toml asks for, with the extras `train` and
-    `quickstart`.
+    """requirements.txt lists exactly what pyproject.toml asks for, with the extras `train`, which
+    has all of `layers`, and `quickstart`.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
+    of_layers, *train = extras["train"]
+    assert of_layers == "adaptive_jax[layers]"
     wanted = {
-        "requirements.txt": project["dependencies"] + extras["train"] + extras["quickstart"],
+        "requirements.txt": project["dependencies"]
+        + extras["layers"]
+        + train
+        + extras["quickstart"],
         "requirements-bench.txt": extras["bench"],
     }
     for name, requirements in wanted.items():

@@ -20,12 +20,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from absl import app, flags, logging
-
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config import keys
-from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.errors import InputError, of_extra, one_line
 from adaptive_jax.files import check_reachable, path_of
+
+with of_extra("train"):
+    from absl import app, flags, logging
 
 UNUSABLE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
 UNUSABLE |= {errno.ENAMETOOLONG, errno.ELOOP}

@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from absl import flags
-
 from adaptive_jax.config import keys, rows
-from adaptive_jax.errors import InputError, check_known, of_extra_train, one_line
+from adaptive_jax.errors import InputError, check_known, of_extra, one_line
 
-with of_extra_train():
+with of_extra("train"):
+    from absl import flags
     from ml_collections import ConfigDict, config_flags
 
 CURE = "pass --config=configs/NAME.py or configs/NAME.py:row"

@@ -21,9 +21,9 @@ A config file states what differs from the defaults, by dotted keys, and has a r
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from adaptive_jax.errors import check_known, of_extra_train
+from adaptive_jax.errors import check_known, of_extra
 
-with of_extra_train():
+with of_extra("train"):
     from ml_collections import ConfigDict
     from ml_collections.config_dict import FieldReference
 

@@ -1,1 +1,6 @@
 """Evaluation of trained models."""
+
+from adaptive_jax.errors import of_extra
+
+with of_extra("train"):
+    import absl  # noqa: F401

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.errors import InputError, of_extra_train
+from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.cache import WEIGHT, Floats, interpolations
 from adaptive_jax.evaluation.nearest import nearest, none_yet
@@ -33,7 +33,7 @@ from adaptive_jax.evaluation.scoring import Evaluation, Progress, ScoreOptions, 
 from adaptive_jax.files import in_store, new_directory
 from adaptive_jax.workdir.settings import write_json
 
-with of_extra_train():
+with of_extra("train"):
     import filelock
 
 # Queries for each pass over the datastore; queries, and entries, of one matrix product

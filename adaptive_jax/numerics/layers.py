@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_rates
+from adaptive_jax.errors import InputError, check_rates, of_extra
 from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.dropout import (
     Mask,
@@ -22,6 +21,9 @@ from adaptive_jax.numerics.dropout import (
     shared_seeds,
     tied,
 )
+
+with of_extra("layers"):
+    from flax import linen as nn
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,

@@ -7,10 +7,13 @@ import datetime
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
-from rich.text import Text
+from adaptive_jax.errors import of_extra
+
+with of_extra("train"):
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+    from rich.text import Text
 
 
 def clock(seconds: float) -> str:

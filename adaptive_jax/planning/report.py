@@ -14,14 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from absl import flags
 
 from adaptive_jax.config.keys import LARGEST
 from adaptive_jax.data.corpora.load import load, splits_of
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, check_cut
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.planning import cutoffs
 from adaptive_jax.planning.cutoffs import Workload
+
+with of_extra("train"):
+    from absl import flags
 
 THRESHOLDS = (1, 2, 3, 5, 10, 20, 50, 100)
 LIMITS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)

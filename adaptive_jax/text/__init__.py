@@ -1,1 +1,6 @@
 """Scores, writes and embeds raw text with a trained model."""
+
+from adaptive_jax.errors import of_extra
+
+with of_extra("train"):
+    import absl  # noqa: F401

@@ -1,1 +1,6 @@
 """Training: the loop, one update, optimizers, metrics."""
+
+from adaptive_jax.errors import of_extra
+
+with of_extra("train"):
+    import absl  # noqa: F401

@@ -1,1 +1,6 @@
 """What a run leaves on disk: config, vocabulary, checkpoints."""
+
+from adaptive_jax.errors import of_extra
+
+with of_extra("train"):
+    import absl  # noqa: F401

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import tensorstore
 
-from adaptive_jax.errors import InputError, of_extra_train
+from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.files import in_store, kvstore, reason, replacing
 from adaptive_jax.parallel import hosts, sharding
 
-with of_extra_train():
+with of_extra("train"):
     import filelock
 
 HOLDER = ".training"  # holds `process 12 on HOST`

@@ -7,7 +7,6 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.experimental import checkify
 
@@ -15,6 +14,7 @@ from adaptive_jax import InputError, adaptive_cross_entropy, linear_cross_entrop
 from adaptive_jax.losses import banded, distribution, plans
 from adaptive_jax.losses.distribution import log_probs, predict
 from adaptive_jax.numerics.bands import Band
+from tests.losses.shardings import losses_of
 from tests.losses.test_banded import check, in_float64
 from tests.losses.test_cross_entropy import adaptive_arrays
 
@@ -28,7 +28,7 @@ def normal(*shape):
 def full(hidden, table, targets, weights):
     """The mean over all logits."""
     logits = hidden @ table.T
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    each = losses_of(logits, targets)
     return jnp.sum(weights * each) / weights.sum()
 
 

@@ -7,12 +7,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from adaptive_jax import Band, InputError, adaptive_cross_entropy, linear_cross_entropy
 from adaptive_jax.losses import plans
 from adaptive_jax.losses.reports import REPORTS
+from tests.losses.shardings import losses_of
 from tests.losses.test_banded import check, in_float64
 from tests.losses.test_cross_entropy import adaptive_arrays
 
@@ -45,7 +45,7 @@ def dense(hidden, table, bias, weights, *soft, z_loss, soft_cap, label_smoothing
     logits = soft_cap * jnp.tanh((hidden @ table.T + bias[None]) / soft_cap)
     log_probs = jax.nn.log_softmax(logits)
     logsumexp = jax.scipy.special.logsumexp(logits, axis=1)
-    hard = optax.softmax_cross_entropy_with_integer_labels(logits, TARGETS)
+    hard = losses_of(logits, TARGETS)
     nll, loss = hard, (1 - label_smoothing) * hard - label_smoothing * log_probs.mean(axis=1)
     if soft:
         nll = loss = -jnp.sum(soft[0] * jnp.take_along_axis(log_probs, TEACHER, axis=1), axis=1)

@@ -1,1 +1,6 @@
 """Text to ids."""
+
+from adaptive_jax.errors import of_extra
+
+with of_extra("train"):
+    import absl  # noqa: F401

@@ -10,10 +10,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from adaptive_jax.errors import InputError, of_extra_train, one_line
+from adaptive_jax.errors import InputError, of_extra, one_line
 from adaptive_jax.files import in_store, path_of
 
-with of_extra_train():
+with of_extra("train"):
     import filelock
 
 CACHE = "~/.cache/adaptive_jax"

@@ -22,9 +22,9 @@ from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.cut import WORDS, first_words
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.text import Text
-from adaptive_jax.errors import InputError, of_extra_train
+from adaptive_jax.errors import InputError, of_extra
 
-with of_extra_train():
+with of_extra("train"):
     import tensorflow_datasets as tfds
 
 HELD_OUT = 0.01  # of Europarl's lines, half to validate and half to test

@@ -28,7 +28,7 @@ from adaptive_jax.data.vocabulary.words import (
     most_frequent_first,
     read_counts,
 )
-from adaptive_jax.errors import InputError, MissingPackage, of_extra_train, one_line
+from adaptive_jax.errors import InputError, MissingPackage, of_extra, one_line
 from adaptive_jax.files import path_of, replacing
 
 # Part of the path of learnt units: increase it when the same text and codes are to give others
@@ -239,7 +239,7 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
 
 def _sentencepiece():
     """The package; whole words do without it."""
-    with of_extra_train():
+    with of_extra("train"):
         import sentencepiece
     return sentencepiece
 

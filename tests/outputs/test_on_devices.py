@@ -1,4 +1,6 @@
-"""Outputs on one device and on eight: the same loss and gradients, whatever the microbatches."""
+"""Outputs on one device and on eight: the same loss and gradients, whatever the
+microbatches and axes.
+"""
 
 import json
 
@@ -122,23 +124,6 @@ def test_outputs_on_eight_devices(eight, tmp_path):
         assert result["norm"] > 0.1 and result["apart"] < 3e-7 * result["norm"], (name, result)
 
 
-EAGER = """
-import jax, jax.numpy as jnp
-from adaptive_jax import linear_cross_entropy
-hidden, table, targets = jnp.arange(12.0).reshape(3, 4), jnp.eye(5, 4), jnp.arange(3)
-slope = jax.grad(linear_cross_entropy)
-with jax.disable_jit():
-    eager = slope(hidden, table, targets)
-assert jnp.allclose(eager, jax.jit(slope)(hidden, table, targets)) and eager.any()
-"""
-
-
-def test_disable_jit_on_eight_devices(eight):
-    """A debugger's switch ended in a traceback of JAX where there are several devices."""
-    done = eight(EAGER)
-    assert done.returncode == 0, done.stderr
-
-
 MESHES = """
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec as P
@@ -183,3 +168,41 @@ def test_sampled_and_differentiated_outputs_on_meshes(eight):
     """
     done = eight(MESHES)
     assert done.returncode == 0, done.stderr
+
+
+EXPLICIT = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, OwnTable
+
+found = {}
+hidden = np.random.default_rng(0).standard_normal((16, 4)).astype("f")
+targets = np.arange(16) % 12
+far = lambda a, b: float(jnp.abs(a - b).max())
+explicit = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+put = lambda array, *spec: jax.device_put(array, NamedSharding(explicit, P(*spec)))
+model = AdaptiveSoftmax(OwnTable(12, 4, (5,), bias=True), input_dropout=0.5)
+params = model.init(jax.random.key(0), hidden, method="log_probs")
+log_probs = jax.jit(lambda p, h: model.apply(p, h, method="log_probs"))
+found["features"] = far(log_probs(params, put(hidden, "data", "model")), log_probs(params, hidden))
+words = AdaptiveInput(36, 4, tuple(range(9, 36, 9)), factor=1)
+given = words.init(jax.random.key(0), np.arange(36))
+cut = jax.tree.map(lambda a: put(a, "model") if len(a) % 2 == 0 and a.ndim > 1 else put(a), given)
+vectors = jax.jit(words.apply)
+found["uneven bands"] = far(vectors(cut, put(np.arange(36), "data")), vectors(given, np.arange(36)))
+drawn = jax.jit(lambda h, y, i: model.apply(
+    params, h, y, None, i, train=True, rngs={"dropout": jax.random.key(1)}, method="loss").total)
+rows = hidden.reshape(8, 2, 4), targets.reshape(8, 2), np.arange(8)
+found["rows"] = far(drawn(*(put(a, "data") for a in rows)), drawn(*rows)) / 100
+print(json.dumps(found))
+"""
+
+
+def test_layers_on_explicit_axes(eight):
+    """Features that are cut, bands that an axis does not divide, and numbers of rows, from which
+    dropout is drawn: JAX asks there how every product is to be cut.
+    """
+    done = eight(EXPLICIT)
+    assert done.returncode == 0, done.stderr
+    assert {name: far for name, far in json.loads(done.stdout).items() if not far < 1e-6} == {}
