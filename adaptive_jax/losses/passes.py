@@ -113,7 +113,8 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True))
     ]
     order, back, ends = _sorted(band, live, len(words))
-    room = max(plan.tokens for plan in plans)  # a slice of one chunk is always in bounds
+    # A slice of one chunk is always in bounds: those of the head begin at multiples of its size.
+    room = max(-count % plans[0].tokens, *(plan.tokens for plan in plans[1:]), 0)
 
     def in_order(array):
         array = array if order is None else array[order]

@@ -8,8 +8,10 @@ traffic at
     n0 = 4 · peak / bandwidth
 
 tokens: 1,180 on an H100 by its data sheet, 961 on a TPU v5e, 663 on a v5p, 2,239 on a v6e. So on
-accelerators chunks have n0 to 2 n0 tokens; up to 4 n0 tokens are one chunk, without a loop or a
-sum. This rule is counted from compiled programs, not measured. Chunks are smaller where
+accelerators chunks have n0 to 2 n0 tokens, and more where that is less than 2^26 logits; up to 4 n0
+tokens are one chunk, without a loop or a sum. Of the numbers of chunks in this range, the one with
+the fewest empty rows is taken, of these the smallest. The rule is counted from compiled programs,
+not measured (benchmarks/counted_softmax.py). Chunks are smaller where
 their logits take more than an eighth of the device's memory. Where not even `LEAST_TOKENS` fit,
 logits are computed a second time in place of being kept, 8 n V d FLOPs, a tile of words at a time.
 
@@ -39,7 +41,7 @@ TILE_LOGITS = 2**22
 # On accelerators. A tail of 800 tokens loses least to sums and to the empty rows of its last chunk
 # at sqrt(2 · 800 · 240) = 620 rows.
 FAST_TAIL_CHUNK = 512
-FAST_HEAD_CHUNK, FAST_LOGITS = 4096, 2**26  # of short tables, at least
+FAST_HEAD_CHUNK, FAST_LOGITS = 4096, 2**26  # of short tables
 FAST_TILE_LOGITS = 2**26
 UNLISTED = Device("", flops=256.0, memory=16e9, bandwidth=1.0)  # n0 is 1,024
 MEMORY_SHARE = 8
@@ -103,11 +105,11 @@ def _on_accelerator(index, words, width, tokens, itemsize):
     fit = fit // TILE * TILE or max(8, fit)
     if index:
         return Plan(min(FAST_TAIL_CHUNK, fit))
-    least = max(4 * device.flops / device.bandwidth, min(FAST_HEAD_CHUNK, FAST_LOGITS // words))
-    least = min(math.ceil(least), fit)
-    if tokens <= min(4 * least, fit):
+    least = math.ceil(4 * device.flops / device.bandwidth)
+    of_short = min(FAST_HEAD_CHUNK, FAST_LOGITS // words)
+    if tokens <= min(max(4 * least, of_short), fit):
         return Plan(tokens)
-    fewest = math.ceil(tokens / min(2 * least, fit))
+    fewest = math.ceil(tokens / min(max(2 * least, of_short), fit))
     counts = range(fewest, max(tokens // least, fewest) + 1)
     choices = {even_rows(tokens, math.ceil(tokens / count)) for count in counts}
     return Plan(min(choices, key=lambda rows: (math.ceil(tokens / rows) * rows, -rows)))
