@@ -147,31 +147,39 @@ TORCH = {"torch": torch_loss, "apple": apple, "liger": liger}
 
 
 def prepared(name: str, values) -> tuple[Callable, int | None]:
-    """A function that computes loss and gradients of a peer once, and the bytes it needs beside
-    arguments and results.
+    """`prepared_jax` or `prepared_torch` of a peer."""
+    if name in JAX:
+        return prepared_jax(JAX[name], values)
+    return prepared_torch(TORCH[name], values)
+
+
+def prepared_jax(loss: Callable, values) -> tuple[Callable, int]:
+    """A function that computes loss and gradients once and waits for them, and the bytes that this
+    needs beside arguments and results.
 
     Raises:
-        ImportError: the peer is not installed, or does not run on this device.
+        ImportError: a package is not installed, or does not run on this device.
         MemoryError: it does not fit.
     """
-    if name in JAX:
-        # Arguments of the program: values that a program contains are computed with by the
-        # compiler.
-        with exact_products(values[0].dtype):
-            program = jax.jit(jax.value_and_grad(JAX[name], (0, 1))).lower(*values).compile()
-        need = program.memory_analysis().temp_size_in_bytes
-        _check_free(need + values[1].nbytes)
-        return lambda: jax.block_until_ready(program(*values)), need
+    # Arguments of the program: values that a program contains are computed with by the compiler.
+    with exact_products(values[0].dtype):
+        program = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*values).compile()
+    need = program.memory_analysis().temp_size_in_bytes
+    _check_free(need + values[1].nbytes)
+    return lambda: jax.block_until_ready(program(*values)), need
+
+
+def prepared_torch(loss: Callable, values) -> tuple[Callable, int | None]:
+    """The same for a loss of torch; no bytes where the system does not count them."""
+    hidden, table, targets = _torch_arguments(values)
     import torch
 
-    hidden, table, targets = _torch_arguments(values)
-
     def run():
-        loss = TORCH[name](hidden, table, targets)
-        gradients = torch.autograd.grad(loss, (hidden, table))
+        result = loss(hidden, table, targets)
+        gradients = torch.autograd.grad(result, (hidden, table))
         if hidden.is_cuda:
             torch.cuda.synchronize()
-        return loss.item(), gradients
+        return result.item(), gradients
 
     run()
     peak = torch_memory(run)
