@@ -22,9 +22,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
 from adaptive_jax.planning.targets import Target, topology
 from benchmarks import roofline
-from benchmarks.collectives import ARRAY
 from benchmarks.timing import first_line, write_json
-from benchmarks.traffic import FREE
 
 OURS, REFERENCE = "linear_cross_entropy", "optax"
 CHIPS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}  # the programs are for one chip
@@ -74,7 +72,7 @@ class Row(NamedTuple):
     temporary: int  # bytes beside arguments and results
     kernels: int  # launches of one run
     chunks: int  # trips of the loop over chunks of tokens
-    wide: int  # float32 arrays of the table's size that are written
+    wide: int  # float32 arrays of the table's shape that are written
 
     @property
     def rows(self) -> int:
@@ -105,17 +103,7 @@ def counted(peer: str, loss: Callable, size: Size, target: Target, table: str, f
         compiled.memory_analysis().temp_size_in_bytes,
         sum(kernel.times for kernel in kernels),
         max((kernel.times for kernel in kernels if kernel.flops), default=1),
-        sum(_writes_wide(kernel.instruction, words * width) for kernel in kernels),
-    )
-
-
-def _writes_wide(one, elements):
-    """Whether an instruction returns a float32 array of so many elements."""
-    arrays = ARRAY.findall(one.shape) if one.opcode not in FREE else ()
-    return any(
-        dtype == "f32" and math.prod(map(int, sizes.split(","))) >= elements
-        for dtype, sizes in arrays
-        if sizes
+        sum(f"f32[{words},{width}]" in kernel.instruction.shape for kernel in kernels),
     )
 
 
@@ -134,7 +122,7 @@ def excesses(row: Row, reference: Row | None, target: str) -> list[str]:
     if row.temporary > room:
         over.append(f"temporaries > {room / 1e9:.2f} GB")
     if row.frozen and row.wide:
-        over.append("float32 arrays of the table's size")
+        over.append("float32 arrays of the table's shape")
     return over
 
 
@@ -228,6 +216,8 @@ def main(settings, peers: dict[str, Callable]) -> None:
     ours = [row for row in rows if row["peer"] == OURS]
     if compared := [row for row in ours if row["times_optax"] and not row["frozen"]]:
         worst = max(compared, key=lambda row: row["times_optax"])
-        size = Size(worst["words"], worst["width"], worst["tokens"])
-        print(f"worst: {worst['times_optax']:.3f} of optax, {size}")
+        print(
+            f"worst: {worst['times_optax']:.3f} of optax at {worst['words']:,} x"
+            f" {worst['width']:,}, {worst['tokens']:,} tokens"
+        )
     print(f"{sum(bool(row['over']) for row in ours)} of {len(ours)} rows exceed a bound")

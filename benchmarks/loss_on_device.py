@@ -42,7 +42,7 @@ from adaptive_jax.numerics import devices
 from benchmarks import full_softmax
 from benchmarks.timing import first_line, machine
 
-LEAST_TOKENS = 1024  # n of a device that is not listed
+LEAST_TOKENS = 1024  # n of a device that is not listed; at most an eighth of the tokens there
 LEAST = 15  # seconds that a step needs: none starts with fewer
 SECONDS = 0.5  # of timed runs of a peer
 
@@ -98,7 +98,7 @@ def jax_peers(tokens: int) -> dict[str, Callable]:
     """Losses of JAX for so many tokens, the most important first."""
     peers = {"optax": full_softmax.of_all_logits, "linear_cross_entropy": linear_cross_entropy}
     device = devices.find(jax.devices()[0].device_kind)
-    least = 4 * device.flops / device.bandwidth if device else LEAST_TOKENS
+    least = 4 * device.flops / device.bandwidth if device else min(LEAST_TOKENS, tokens / 8)
     if "chunk" in inspect.signature(linear_cross_entropy).parameters:
         for target in (2 * least, least):
             chunk = tokens >> max(0, round(math.log2(tokens / target)))

@@ -25,7 +25,7 @@ def test_bounds():
     # 2,048 tokens x 128,256 words x 8 bytes, and 128,256 x 2,048 x 4 bytes
     assert excesses(GOOD._replace(temporary=int(3.2e9)), OPTAX, "h100") == ["temporaries > 3.15 GB"]
     frozen = GOOD._replace(frozen=True, products=4.0)
-    assert excesses(frozen, OPTAX, "h100") == ["float32 arrays of the table's size"]
+    assert excesses(frozen, OPTAX, "h100") == ["float32 arrays of the table's shape"]
     assert excesses(frozen._replace(wide=0, products=6.0), OPTAX, "h100") == ["products > 4.20"]
     short = OPTAX._replace(size=SIZE._replace(tokens=512))
     slow = GOOD._replace(size=short.size, chunks=1, temporary=0, milliseconds=27.0)
@@ -68,3 +68,4 @@ def test_counts_for_an_h100(capsys, tmp_path):
     assert optax["temporary"] > 4096 * 1024 * 4 and 6 <= ours["products"] <= 8
     assert (chunked["products"], chunked["chunks"], chunked["rows"]) == (8, 2, 512)
     assert frozen["frozen"] and frozen["products"] == 4
+    assert optax["wide"] == frozen["wide"] == 0  # gradients are bfloat16
