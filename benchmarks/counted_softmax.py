@@ -2,7 +2,15 @@
 by `benchmarks.roofline`: `python -m benchmarks.full_softmax --target=h100`.
 
 Programs are made with `ignore_index=None`: with ignored tokens the trips of the loop over chunks
-depend on the data, and the counters take an unknown number of trips for one.
+depend on the data, and the counters take an unknown number of trips for one. Columns:
+
+- `ms`, and `/ optax`: the predicted time, and its ratio to optax's of the same size.
+- `products`: FLOPs of matrix products, in words x width x tokens. 6 is the least for loss and both
+  gradients, 4 for the hidden states' alone (`frozen table`).
+- `temp GB`: memory beside arguments and results.
+- `chunks`: trips of the loop over chunks of tokens; `kernels`: launches of one run.
+
+linear_cross_entropy is held to bounds, see `excesses`; `--grid` ends with its worst ratio.
 """
 
 import functools
