@@ -35,7 +35,7 @@ test-slow: .venv/tested
 # An environment of its own: JAX finds the plugin for GPUs in it and complains in other runs.
 test-targets: .venv-targets/installed
 	.venv-targets/bin/python -m pytest -q -n 2 tests/planning/test_targets.py tests/training/test_compiled_for.py \
-		tests/planning/test_kernels.py
+		tests/planning/test_kernels.py tests/benchmarks/test_counted_softmax.py
 
 test-device: .venv/tested
 	$(BIN)/python -c 'import jax, sys; sys.exit(jax.default_backend() == "cpu" and "error: JAX finds no GPU or TPU here: install jax[cuda13] or jax[tpu], see docs/hosts.md")'
@@ -53,11 +53,13 @@ docs: .venv/documented
 gpu-kit: .venv/installed
 	@test -d "$(DATA)/ptb" -a -d "$(DATA)/wikitext-2" || { echo "error: DATA=$(DATA) must be a directory with ptb and wikitext-2"; exit 2; }
 	rm -rf gpu-kit/wheels
-	$(BIN)/python -m pip download -q --no-deps --dest gpu-kit/wheels $$(grep -hE '^(ml_collections|filelock|tensorboardX|jax-cce)' requirements.txt requirements-bench.txt)
+	$(BIN)/python -m pip download -q --no-deps --dest gpu-kit/wheels $$(grep -hE '^(ml_collections|filelock|tensorboardX|jax-cce)' requirements.txt requirements-bench.txt) \
+		cut-cross-entropy==25.1.1 liger-kernel==0.8.5
 	cp -r "$(DATA)/ptb" "$(DATA)/wikitext-2" gpu-kit && chmod -R u+w gpu-kit
 	@echo "Copy the clone with gpu-kit to the machine. There, the last line three times:"
 	@echo "    pip install --no-index --no-deps gpu-kit/wheels/*.whl"
 	@echo "    python -m benchmarks.gpu --data=gpu-kit"
+	@echo "or, for the full softmax alone, 'python -m benchmarks.loss_on_device'."
 
 # pip prints what it downloads: the first time takes minutes.
 .venv/installed: requirements.txt pyproject.toml

@@ -3,6 +3,12 @@
     python -m benchmarks.full_softmax [--tokens=1024] [--widths=512,2048]
         [--words=32000,131072,262144] [--dtypes=float32,bfloat16] [--repeats=3] [--skip=PEER,...]
         [--json=FILE]
+    python -m benchmarks.full_softmax --target=h100 [--grid] [--sizes=128256x2048x8192,...]
+        [--chunk=TOKENS] [--table=float32] [--skip=PEER,...] [--json=FILE]
+
+The second compiles for an H100, an H200 or a TPU v5e, v5p or v6e, which need not be here, and
+counts: see benchmarks/counted_softmax.py. It takes the extra `targets`, in an environment of its
+own.
 
 Peers, each passed over with a line where it is not installed, does not fit into the memory that is
 free, or fails:
@@ -14,8 +20,8 @@ free, or fails:
 - `jax-cce`, `tokamax`, `tokamax chunked`: packages for JAX (`pip install jax-cce tokamax`, tokamax
   with Python 3.12). tokamax's default makes all logits on CPUs and GPUs; `chunked` is its
   implementation "chunked_xla".
-- `torch`: torch.nn.functional.cross_entropy of all logits; `apple`: cut-cross-entropy for torch, on
-  GPUs alone.
+- `torch`: torch.nn.functional.cross_entropy of all logits; `apple` and `liger`: cut-cross-entropy
+  and liger-kernel for torch, on GPUs alone.
 
 For each dtype, width and vocabulary it prints a line for each peer, beneath `TITLE`:
 
@@ -40,7 +46,6 @@ import numpy as np
 import optax
 from absl import flags
 
-from adaptive_jax.config import commands
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
 from benchmarks.timing import (
@@ -70,13 +75,14 @@ def arguments(tokens: int, width: int, words: int, dtype: str):
 
 def of_all_logits(hidden, table, targets):
     """The mean loss as optax has it."""
+    table = table.astype(hidden.dtype)
     logits = jnp.dot(hidden, table.T, preferred_element_type=jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
 def of_chunks(hidden, table, targets):
     """The same, scanned over chunks of tokens."""
-    chunk = math.gcd(CHUNK, len(targets))
+    table, chunk = table.astype(hidden.dtype), math.gcd(CHUNK, len(targets))
 
     @jax.checkpoint
     def one(total, part):
@@ -89,27 +95,43 @@ def of_chunks(hidden, table, targets):
 
 def jax_cce(hidden, table, targets):
     """jax-cce's mean loss."""
-    return importlib.import_module("jax_cce").linear_cross_entropy(hidden, table, targets)
+    loss = importlib.import_module("jax_cce").linear_cross_entropy
+    return loss(hidden, table.astype(hidden.dtype), targets)
 
 
 def tokamax(hidden, table, targets, implementation=None):
     """tokamax's mean loss; None: the implementation that it chooses."""
     loss = importlib.import_module("tokamax").linear_softmax_cross_entropy_loss
-    return loss(hidden, targets, table.T, reduction="mean", implementation=implementation)
+    table = table.T.astype(hidden.dtype)
+    return loss(hidden, targets, table, reduction="mean", implementation=implementation)
 
 
 def torch_loss(hidden, table, targets):
     """torch's mean loss of all logits."""
     import torch
 
-    return torch.nn.functional.cross_entropy((hidden @ table.T).float(), targets)
+    logits = hidden @ table.to(hidden.dtype).T
+    return torch.nn.functional.cross_entropy(logits.float(), targets)
 
 
 def apple(hidden, table, targets):
-    """The mean loss of Apple's cut-cross-entropy, whose kernels are for GPUs."""
-    if hidden.device.type != "cuda":
+    """The mean loss of Apple's cut-cross-entropy."""
+    _check_gpu(hidden)
+    loss = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+    return loss(hidden, table.to(hidden.dtype), targets)
+
+
+def liger(hidden, table, targets):
+    """The mean loss of LinkedIn's Liger kernels."""
+    _check_gpu(hidden)
+    module = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
+    loss = module.LigerFusedLinearCrossEntropyFunction.apply
+    return loss(hidden, table.to(hidden.dtype), targets)[0]
+
+
+def _check_gpu(tensor):
+    if tensor.device.type != "cuda":
         raise ImportError("its kernels are for GPUs")
-    return importlib.import_module("cut_cross_entropy").linear_cross_entropy(hidden, table, targets)
 
 
 OURS = "linear_cross_entropy"
@@ -121,32 +143,43 @@ JAX = {
     "tokamax": tokamax,
     "tokamax chunked": functools.partial(tokamax, implementation="chunked_xla"),
 }
-TORCH = {"torch": torch_loss, "apple": apple}
+TORCH = {"torch": torch_loss, "apple": apple, "liger": liger}
 
 
 def prepared(name: str, values) -> tuple[Callable, int | None]:
-    """A function that computes loss and gradients of a peer once, and the bytes it needs beside
-    arguments and results.
+    """`prepared_jax` or `prepared_torch` of a peer."""
+    if name in JAX:
+        return prepared_jax(JAX[name], values)
+    return prepared_torch(TORCH[name], values)
+
+
+def prepared_jax(loss: Callable, values) -> tuple[Callable, int]:
+    """A function that computes loss and gradients once and waits for them, and the bytes that this
+    needs beside arguments and results.
 
     Raises:
-        ImportError: the peer is not installed, or does not run on this device.
+        ImportError: a package is not installed, or does not run on this device.
         MemoryError: it does not fit.
     """
-    if name in JAX:
-        # Arguments of the program: values that a program contains are computed with by the
-        # compiler.
-        with exact_products(values[0].dtype):
-            program = jax.jit(jax.value_and_grad(JAX[name], (0, 1))).lower(*values).compile()
-        need = program.memory_analysis().temp_size_in_bytes
-        _check_free(need + values[1].nbytes)
-        return lambda: jax.block_until_ready(program(*values)), need
+    # Arguments of the program: values that a program contains are computed with by the compiler.
+    with exact_products(values[0].dtype):
+        program = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*values).compile()
+    need = program.memory_analysis().temp_size_in_bytes
+    _check_free(need + values[1].nbytes)
+    return lambda: jax.block_until_ready(program(*values)), need
+
+
+def prepared_torch(loss: Callable, values) -> tuple[Callable, int | None]:
+    """The same for a loss of torch; no bytes where the system does not count them."""
+    hidden, table, targets = _torch_arguments(values)
     import torch
 
-    hidden, table, targets = _torch_arguments(values)
-
     def run():
-        loss = TORCH[name](hidden, table, targets)
-        return loss.item(), torch.autograd.grad(loss, (hidden, table))
+        result = loss(hidden, table, targets)
+        gradients = torch.autograd.grad(result, (hidden, table))
+        if hidden.is_cuda:
+            torch.cuda.synchronize()
+        return result.item(), gradients
 
     run()
     peak = torch_memory(run)
@@ -243,11 +276,16 @@ def measure(tokens: int, width: int, words: int, dtype: str, repeats: int, skip=
 
 def main(settings):
     """Prints a table for each size and writes the JSON."""
+    for name in settings.skip:
+        check_known(f"--skip={name}", name, [*JAX, *TORCH])
+    if settings.target:
+        from benchmarks import counted_softmax
+
+        peers = {name: loss for name, loss in JAX.items() if name not in settings.skip}
+        return counted_softmax.main(settings, peers)
     check_at_least(1, repeats=settings.repeats, tokens=settings.tokens)
     for dtype in settings.dtypes:
         check_known(f"--dtypes={dtype}", dtype, BOUNDS)
-    for name in settings.skip:
-        check_known(f"--skip={name}", name, [*JAX, *TORCH])
     print(f"{machine()}, median of {settings.repeats}")
     rows = []
     for dtype, width, words in itertools.product(settings.dtypes, settings.widths, settings.words):
@@ -257,6 +295,8 @@ def main(settings):
 
 
 if __name__ == "__main__":
+    from adaptive_jax.config import commands  # the peers above do without its packages
+
     flags.DEFINE_integer("tokens", 1024, "Tokens of a run.")
     flags.DEFINE_list("widths", ["512", "2048"], "Widths of hidden states and table.")
     flags.DEFINE_list("words", ["32000", "131072", "262144"], "Numbers of words.")
@@ -264,4 +304,9 @@ if __name__ == "__main__":
     flags.DEFINE_integer("repeats", 3, "Timed runs of each peer.")
     flags.DEFINE_list("skip", [], "Peers to leave out.")
     flags.DEFINE_string("json", None, "File for the numbers.")
+    flags.DEFINE_string("target", None, "Compile for this device and count: h100, h200, v5e, ...")
+    flags.DEFINE_bool("grid", False, "With --target: a grid of sizes, its worst cell and bounds.")
+    flags.DEFINE_list("sizes", [], "With --target: WORDSxWIDTHxTOKENS, instead of the default.")
+    flags.DEFINE_integer("chunk", None, "With --target: tokens of a chunk; default: as planned.")
+    flags.DEFINE_enum("table", "float32", list(BOUNDS), "With --target: the table's dtype.")
     commands.run(lambda: main(flags.FLAGS))

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.losses import flash_tails, partitioned, reports
+from adaptive_jax.losses import flash_tails, partitioned, plans, reports
 from adaptive_jax.losses.arguments import Settings
 from adaptive_jax.losses.chunks import Results, Softmax, Tokens, Wanted, one_chunk
 from adaptive_jax.losses.groups import band_slice, in_dtype, lay_out
-from adaptive_jax.losses.plans import Plan, plan
+from adaptive_jax.losses.plans import Plan
 from adaptive_jax.losses.reports import LOG_PROBS
 from adaptive_jax.losses.sharded import columns_on_device, present
 from adaptive_jax.numerics.bands import Band
@@ -108,13 +108,13 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         exist = present(settings.axis_name, rows, in_tables)
 
     groups, clusters = in_dtype((groups, clusters), static.dtype)
-    plans = [
-        plan(i, sizes, group.table.shape[1], count, hidden.dtype.itemsize, settings.chunk)
+    group_plans = [
+        plans.plan(i, sizes, group.table.shape[1], count, hidden.dtype.itemsize, settings.chunk)
         for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True))
     ]
     order, back, ends = _sorted(band, live, len(words))
     # A slice of one chunk is always in bounds: those of the head begin at multiples of its size.
-    room = max(-count % plans[0].tokens, *(plan.tokens for plan in plans[1:]), 0)
+    room = max(-count % group_plans[0].tokens, *(plan.tokens for plan in group_plans[1:]), 0)
 
     def in_order(array):
         array = array if order is None else array[order]
@@ -132,7 +132,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         end = first + len(sizes)
         stage = Stage(
             settings=settings if i else settings._replace(tail_dropout=0.0),  # Baevski & Auli, 5.4
-            plan=plans[i],
+            plan=group_plans[i],
             sizes=sizes,
             group=group,
             clusters=None if i else clusters,
@@ -141,7 +141,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
             ends=ends[first:end] if i else [ends[-1] if static.masked else count],
             exist=None if exist is None else exist[first:end],
             wanted=flags and Wanted(gradients.tokens, flags[0][i], None if i else flags[1]),
-            one_chunk=i == 0 and plans[0].tokens >= count,
+            one_chunk=i == 0 and group_plans[0].tokens >= count,
         )
         visit = visit_chunks
         if i and tokens.cotangents is None and flash_tails.fits(settings, group, len(sizes)):

@@ -27,7 +27,7 @@ def test_tiles_equal_the_whole(monkeypatch, case, kept):
     whole = run()
     for words in 10, 16, 64:
         monkeypatch.setattr(
-            plans, "plan", lambda _, n, *__, w=words: Plan(7, w if n > w else None, kept)
+            plans, "plan", lambda _, n, *__, w=words: Plan(7, w if max(n) > w else None, kept)
         )
         if sum(CASES[case][0]) > words:
             check(run(), whole)
@@ -74,7 +74,7 @@ def test_words_cut_over_devices_and_tiles(monkeypatch, words):
 )
 def test_plans_of_a_cpu(band, tokens, expected):
     """Logits are kept where a chunk has the tokens for it; short tables are whole."""
-    assert plan(*band, tokens) == expected
+    assert plan(band[0], band[1:2], band[2], tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_plans_of_accelerators(device, band, tokens, rows):
     kind = GPUS[device].kind if device in GPUS else "an unlisted device"
     kind = DEVICES[device].name if device in DEVICES and device not in GPUS else kind
     with tracing_for("tpu" if device.startswith("v") else "gpu", kind):
-        result = plan(*band, tokens, 2)
+        result = plan(band[0], band[1:2], band[2], tokens, 2)
     assert result.tokens == rows
     assert result.keeps_logits == (result.words is None) == (band[1] != 1_000_000)
 
