@@ -1,7 +1,7 @@
 """levanter: its Llama with haliax's named arrays.
 
-Its own losses are the one with all logits, and that with `cross_entropy_block_size`. `tied with z-loss`
-ties the output to the embedding and adds a z-loss.
+Its own losses are the one with all logits, and that with `cross_entropy_block_size`. The layout
+`tied with z-loss` ties the output to the embedding and adds a z-loss.
 """
 
 import dataclasses

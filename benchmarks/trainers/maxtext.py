@@ -1,8 +1,9 @@
 """MaxText: its decoder, output head and sharding rules, as flax nnx modules.
 
-Its own losses are the one with all logits, and that with `num_vocab_tiling=8`. `tied with z-loss` ties
-the output to the embedding, with Gemma's soft cap, and adds a z-loss; MaxText rounds a tied table
-to bfloat16 before the product, whatever the dtype, so there its losses agree to 3e-3.
+Its own losses are the one with all logits, and that with `num_vocab_tiling=8`. The layout
+`tied with z-loss` ties the output to the embedding, with Gemma's soft cap, and adds a z-loss.
+MaxText rounds a tied table to bfloat16 before the product, whatever the dtype, so there even the
+gradients of its own two losses agree to 3e-3 only.
 """
 
 import logging
