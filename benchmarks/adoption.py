@@ -1,21 +1,25 @@
-"""nanodo's model with its own loss, and with linear_cross_entropy in its place.
+"""Models of other trainers with their own loss, and with linear_cross_entropy in its place.
 
     git clone https://github.com/google-deepmind/nanodo
     pip install grain
     python -m benchmarks.adoption --source=nanodo [--vocabularies=4096,131072] [--repeats=5]
+    python -m benchmarks.adoption --trainer=maxtext --source=maxtext [--layouts='fsdp 8']
+    python -m benchmarks.adoption --trainer=levanter --source=levanter
 
-Model, loss, batches and shardings are imported from the checkout: a tiny transformer whose tied
-table is cut by width over a mesh of 8 simulated CPU devices, or whole on each (`fsdp_enabled` of
-nanodo). Tokens are cut by rows, under plain `jax.jit`, as nanodo's trainer has it. Only the loss
-differs: nanodo's makes all logits and gives them to optax; the other reads the hidden states that
-the model multiplies with its table.
+A trainer's model, loss and shardings are imported from its checkout, and run in small on a mesh of
+8 simulated CPU devices, under plain `jax.jit`, as the trainer has them. Only the loss differs: the
+trainer's own, or one that reads the hidden states which the model multiplies with its table.
+`benchmarks/trainers/` has the changed lines. What a trainer imports and is not installed is named
+in the error, one package at a time; levanter needs `pip install --pre haliax`.
 
-For each vocabulary and layout it prints a line for each loss:
+For each layout of parameters and tokens and each vocabulary it prints a line for each loss:
 
 - `loss`: the mean of the tokens that are not padding, in nats.
-- `gradients`: the largest difference from nanodo's, relative to the largest entry of each array.
-- `ms`: median of the time of loss and gradients. Simulated devices share the cores of one machine,
-  so this is the work of all devices together: shares that every device computes anew show.
+- `gradients`: the largest difference from those of the trainer's first loss, relative to the
+  largest entry of each array.
+- `ms`: median of the time of loss and gradients; `--repeats=0` leaves it out. Simulated devices
+  share the cores of one machine, so this is the work of all devices together: shares that every
+  device computes anew show.
 - `temp MB`: temporary memory of one device, counted by the compiler.
 - collectives of the compiled program: how many run in one call, and the bytes of one device. Those
   in a loop whose trips depend on the data count once.
@@ -25,136 +29,77 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 import jax
 import numpy as np
 from absl import flags
-from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.losses.cross_entropy import linear_cross_entropy
 from adaptive_jax.training.compiled import memory_of
 from benchmarks.collectives import collectives
-from benchmarks.timing import machine, timed, write_json
+from benchmarks.timing import launched, machine, timed, write_json
 
 DEVICES = 8
-ROWS, LENGTH = 16, 64
-SHAPE = {"D": 64, "H": 4, "L": LENGTH, "N": 2, "F": 256}  # nanodo's names
-OTHERS, OURS = "nanodo's loss", "linear_cross_entropy"
+# Repository, and the folder of a checkout that holds the package.
+TRAINERS = {
+    "nanodo": ("google-deepmind/nanodo", ""),
+    "maxtext": ("AI-Hypercomputer/maxtext", "src"),
+    "levanter": ("stanford-crfm/levanter", "src"),
+}
 
 
-class Nanodo(NamedTuple):
-    """The modules of a checkout."""
-
-    data: ModuleType
-    loss: ModuleType
-    model: ModuleType
-
-
-def modules(source: str | None) -> Nanodo:
-    """nanodo's modules from a checkout.
+def trainer_module(trainer: str, source: str | None) -> ModuleType:
+    """The module of `benchmarks.trainers` for a trainer, whose checkout it imports.
 
     Raises:
-        InputError: the directory is no checkout, or a package that nanodo imports is missing.
+        InputError: the directory is no checkout, or a package that the trainer imports is missing.
     """
-    if source is None or not Path(source, "nanodo", "model.py").exists():
+    repository, folder = TRAINERS[trainer]
+    if source is None or not Path(source, folder, trainer).is_dir():
         raise InputError(
-            f"--source must be a checkout of nanodo, got {source}: git clone"
-            " https://github.com/google-deepmind/nanodo, then --source=nanodo"
+            f"--source must be a checkout of {trainer}, got {source}: git clone"
+            f" https://github.com/{repository}, then --source={trainer}"
         )
-    sys.path.insert(0, str(Path(source).absolute()))
+    sys.path.insert(0, str(Path(source, folder).absolute()))
     try:
-        return Nanodo(*(importlib.import_module(f"nanodo.{name}") for name in Nanodo._fields))
+        return importlib.import_module(f"benchmarks.trainers.{trainer}")
     except ModuleNotFoundError as error:
         package = str(error.name).split(".")[0]
         raise InputError(
-            f"nanodo imports {error.name}, which is not installed: pip install {package}"
+            f"{trainer} imports {error.name}, which is not installed: pip install {package}"
         ) from error
 
 
-def hidden_states(next_method, args, kwargs, context):
-    """An interceptor of flax: `Embed.attend` gives what it was to multiply with the table."""
-    if isinstance(context.module, nn.Embed) and context.method_name == "attend":
-        return args[0]
-    return next_method(*args, **kwargs)
-
-
-def in_its_place(nanodo: Nanodo, batch, apply_fn):
-    """A loss with the arguments of nanodo's own, that makes no logits."""
-
-    def loss_fn(params):
-        tokens, targets, weights = nanodo.data.get_in_out(batch)
-        with nn.intercept_methods(hidden_states):
-            hidden = apply_fn({"params": params}, tokens)
-        table = nn.unbox(params)["embed"]["embedding"]
-        return linear_cross_entropy(hidden, table, targets, weights=weights)
-
-    return loss_fn
-
-
-def its_own(nanodo: Nanodo, batch, apply_fn):
-    """nanodo's loss."""
-    loss_fn = nanodo.loss.get_default_loss_fn(batch, apply_fn, {})
-    return lambda params: loss_fn(params)[0]
-
-
-def programs(nanodo: Nanodo, words: int, by_width: bool, mesh: Mesh):
-    """Name to the compiled program of loss and gradients, and its arguments."""
-    config = nanodo.model.DoConfig(V=words, fsdp_enabled=by_width, **SHAPE)
-    model = nanodo.model.TransformerDo(config)
-    rng = np.random.default_rng(0)
-    # A twelfth is nanodo's padding, id 0.
-    batch = np.where(rng.random((ROWS, LENGTH)) < 1 / 12, 0, rng.integers(1, words, (ROWS, LENGTH)))
-    batch = jax.device_put(batch.astype(np.int32), NamedSharding(mesh, P()))
-
-    def init():
-        return model.init(jax.random.key(0), batch[:1])["params"]
-
-    shardings = nn.get_sharding(jax.eval_shape(init), mesh)
-    params = jax.jit(init, out_shardings=shardings)()
-
-    def compiled(loss):
-        def step(params, batch):
-            batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P("data")))
-            return jax.value_and_grad(loss(nanodo, batch, model.apply))(params)
-
-        out = NamedSharding(mesh, P()), shardings
-        return jax.jit(step, out_shardings=out).lower(params, batch).compile()
-
-    return {OTHERS: compiled(its_own), OURS: compiled(in_its_place)}, (params, batch)
-
-
-def largest_difference(expected, found) -> float:
+def largest_difference(expected, actual) -> float:
     """Of two trees of arrays, each relative to the largest entry of the expected array."""
 
     def one(a, b):
         return float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(a)).max())
 
-    return max(map(one, jax.tree.leaves(expected), jax.tree.leaves(found)))
+    return max(jax.tree.leaves(jax.tree.map(one, expected, actual)))
 
 
-def measure(nanodo: Nanodo, words: int, by_width: bool, mesh: Mesh, repeats: int) -> list[dict]:
+def measure(trainer: ModuleType, layout: str, words: int, repeats: int) -> list[dict]:
     """A row for each loss."""
-    compiled, arguments = programs(nanodo, words, by_width, mesh)
-    results = {name: program(*arguments) for name, program in compiled.items()}
-    runs = {
-        name: lambda program=program: jax.block_until_ready(program(*arguments))
-        for name, program in compiled.items()
-    }
-    rows = timed(runs, repeats)
+    programs = trainer.programs(layout, words, jax.devices())
+    results = {name: program(*arguments) for name, (program, arguments) in programs.items()}
+    rows = [{"peer": name, "seconds": None} for name in programs]
+    if repeats:
+        rows = timed(
+            {name: launched(one, *args) for name, (one, args) in programs.items()}, repeats
+        )
+    _, expected = next(iter(results.values()))
     for row in rows:
-        name = row["peer"]
+        program, _ = programs[row["peer"]]
+        loss, gradients = results[row["peer"]]
         row |= {
             "words": words,
-            "table": "by width" if by_width else "replicated",
-            "loss": float(results[name][0]),
-            "gradients": largest_difference(results[OTHERS][1], results[name][1]),
-            "temp_bytes": memory_of(compiled[name]).temporary,
-            "collectives": collectives(compiled[name]),
+            "layout": layout,
+            "loss": float(loss),
+            "gradients": largest_difference(expected, gradients),
+            "temp_bytes": memory_of(program).temporary,
+            "collectives": collectives(program),
         }
     return rows
 
@@ -164,40 +109,46 @@ def line(row: dict) -> str:
     moved = ", ".join(
         f"{one['count']} {one['kind']} ({one['bytes'] / 1e6:,.1f} MB)" for one in row["collectives"]
     )
+    ms = "" if row["seconds"] is None else f"{row['seconds'] * 1e3:.0f}"
     return (
-        f"{row['words']:>8,} {row['table']:10} {row['peer']:21} {row['loss']:9.6f}"
-        f" {row['gradients']:9.0e} {row['seconds'] * 1e3:7.0f} {row['temp_bytes'] / 1e6:8,.1f}"
-        f"   {moved}"
+        f"{row['words']:>8,} {row['layout']:16} {row['peer']:20} {row['loss']:10.7f}"
+        f" {row['gradients']:9.0e} {ms:>7} {row['temp_bytes'] / 1e6:8,.1f}   {moved}"
     )
 
 
 TITLE = (
-    f"{'words':>8} {'table':10} {'loss of':21} {'loss':>9} {'gradients':>9} {'ms':>7}"
+    f"{'words':>8} {'layout':16} {'loss of':20} {'loss':>10} {'gradients':>9} {'ms':>7}"
     f" {'temp MB':>8}   collectives"
 )
 
 
 def main(settings):
     """Prints the table and writes the JSON."""
-    check_at_least(1, repeats=settings.repeats)
-    nanodo = modules(settings.source)
+    check_at_least(0, repeats=settings.repeats)
+    # Before a trainer's modules, which may start JAX.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    print(f"{machine()}, {len(jax.devices())} devices, {ROWS * LENGTH:,} tokens, {SHAPE}")
+    trainer = trainer_module(settings.trainer, settings.source)
+    layouts = settings.layouts or [*trainer.LAYOUTS]
+    for layout in layouts:
+        if layout not in trainer.LAYOUTS:
+            raise InputError(f"--layouts must be of {[*trainer.LAYOUTS]}, got {layout!r}")
+    print(f"{machine()}, {len(jax.devices())} devices, {settings.trainer}")
     print(TITLE)
     rows = []
     for words in map(int, settings.vocabularies):
-        for by_width in (True, False):
-            for row in measure(nanodo, words, by_width, mesh, settings.repeats):
+        for layout in layouts:
+            for row in measure(trainer, layout, words, settings.repeats):
                 print(line(row), flush=True)
                 rows.append(row)
     write_json(settings.json, rows)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("source", None, "A checkout of github.com/google-deepmind/nanodo.")
+    flags.DEFINE_enum("trainer", "nanodo", [*TRAINERS], "Whose model and loss.")
+    flags.DEFINE_string("source", None, "A checkout of the trainer's repository.")
     flags.DEFINE_list("vocabularies", ["4096", "131072"], "Numbers of words.")
-    flags.DEFINE_integer("repeats", 5, "Timed runs of each loss.")
+    flags.DEFINE_multi_string("layouts", None, "Meshes and shardings; all of the trainer's.")
+    flags.DEFINE_integer("repeats", 5, "Timed runs of each loss; 0: counts alone.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     commands.run(lambda: main(flags.FLAGS))

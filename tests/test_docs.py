@@ -31,11 +31,12 @@ from tests.pages import PAGES, blocks, python_blocks, reads_quickstart
 
 NEEDS = {"adaptive_jax report": "matplotlib"}  # programs that run where this is installed
 OWN_PAGES = {
-    "docs/interop.md": "needs safetensors and exported programs; tests/interop runs its code"
+    "docs/interop.md": "needs safetensors and exported programs; tests/interop runs its code",
+    "docs/rl.md": "has a test below",
 }
 OWN_TESTS = (  # code with a test of its own, below
     *("class MyModel", "linear_cross_entropy", "OneGate"),
-    *("adaptive_jax.nnx", "torch_softmax"),
+    *("adaptive_jax.nnx", "torch_softmax", "accumulated"),
 )
 DONE = set()  # a command of several pages runs once
 
@@ -298,3 +299,93 @@ def test_the_reference_is_whole():
     )
     assert len(named) == len(set(named))
     assert set(named) >= set(adaptive_jax.__all__)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    """The recipe's mean is that of all tokens, where microbatches hold unequal numbers of them."""
+    names = {"linear_cross_entropy": linear_cross_entropy, "jax": jax, "jnp": jnp}
+    [code] = [code for code in python_blocks(PAGES["docs/adopting.md"]) if "accumulated" in code]
+    exec(code, names)
+    rng = np.random.default_rng(0)
+    params = {"embed": rng.normal(size=(13, 4)), "table": rng.normal(size=(13, 4))}
+    params = jax.tree.map(jnp.float32, params)
+    tokens, targets = rng.integers(0, 13, (2, 2, 6))
+    weights = jnp.float32([[1, 1, 1, 1, 1, 0], [1, 0, 0, 0, 0, 0]])
+    batch = {"tokens": tokens, "targets": targets, "weights": weights}
+
+    def mean(params):
+        hidden = jnp.tanh(params["embed"][tokens])
+        return linear_cross_entropy(hidden, params["table"], targets, weights=weights)
+
+    actual = jax.jit(lambda *a: names["accumulated"](names["loss_sum"], *a))(params, batch)
+    expected = jax.jit(jax.value_and_grad(mean))(params)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Explicit, AxisType.Auto])
+def test_nnx_on_a_mesh(axis_type, capsys):
+    """The recipe learns to repeat tokens, and prints accuracy and bytes, on both types of axes."""
+    names = {"linear_cross_entropy": linear_cross_entropy, "nnx": nnx}
+    [code] = [code for code in python_blocks(PAGES["docs/adopting.md"]) if "MeshModel" in code]
+    exec(code.replace("151_936", "16"), names)
+    tokens = np.tile(np.arange(16, dtype=np.int32), (jax.device_count(), 1))
+    names["train_on_mesh"]([(tokens, tokens, np.ones(tokens.shape, np.float32))] * 12, axis_type)
+    losses = re.findall(r"Array\(([\d.]+)", capsys.readouterr().out)
+    first, last = losses[:2], losses[-2:]
+    assert float(last[0]) < float(first[0]) / 2 and float(last[1]) > float(first[1])
+
+
+def test_reinforcement_and_distillation_without_logits():
+    """Losses and gradients of the page are those of formulas that make all logits."""
+    names = {}
+    exec("\n".join(python_blocks(PAGES["docs/rl.md"])), names)
+    rng = np.random.default_rng(0)
+    hidden, table = (jnp.float32(rng.normal(size=shape)) for shape in ((2, 3, 5, 4), (11, 4)))
+    tokens = rng.integers(0, 11, (2, 3, 5))
+    mask = jnp.float32(rng.integers(0, 2, (2, 3, 5))).at[..., -1].set(1)
+    advantages, old, reference = jnp.float32(rng.normal(size=(3, 2, 3, 5))) / 4
+    teacher = hidden + 0.5
+
+    def token_log_probs(hidden, table, scale=1.0):
+        log_probs = jax.nn.log_softmax(scale * hidden @ table.T)
+        chosen = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
+        return mask * chosen, -(jnp.exp(log_probs) * log_probs).sum(axis=-1)
+
+    def mean(values):
+        return (mask * values).sum() / mask.sum()
+
+    def policy_gradient(hidden, table):
+        chosen, entropy = token_log_probs(hidden, table, 1 / 0.7)
+        return mean(-advantages * chosen - 0.01 * entropy)
+
+    def clipped_policy(hidden, table):
+        new, _ = token_log_probs(hidden, table)
+        ratio = jnp.exp(new - old)
+        gain = jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+        return -mean(gain - 0.04 * (jnp.exp(reference - new) - 1 - reference + new))
+
+    def dpo(hidden, table):
+        chosen, rejected = token_log_probs(hidden, table)[0].sum(axis=-1) - reference[..., 0]
+        return jnp.log1p(jnp.exp(-0.1 * (chosen - rejected))).mean()
+
+    def divergence(hidden, table):
+        expected, actual = (jax.nn.log_softmax(each @ table.T) for each in (teacher, hidden))
+        expected = jax.lax.stop_gradient(expected)
+        return mean((jnp.exp(expected) * (expected - actual)).sum(axis=-1))
+
+    words, log_probs = names["best_words"](teacher, table, tokens, mask, 11)
+    for formula, arguments in (
+        (policy_gradient, (tokens, mask, advantages)),
+        (clipped_policy, (tokens, mask, advantages, old, reference)),
+        (dpo, (tokens, mask, reference[..., 0])),
+        (divergence, (words, log_probs, mask)),
+    ):
+        name = "distillation" if formula is divergence else formula.__name__
+        options = {"temperature": 0.7} if formula is policy_gradient else {}
+        ours = lambda h, t, name=name, a=arguments, o=options: names[name](h, t, *a, **o)
+        actual, expected = (
+            jax.jit(jax.value_and_grad(f, (0, 1)))(hidden, table) for f in (ours, formula)
+        )
+        for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)

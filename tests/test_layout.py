@@ -26,7 +26,7 @@ ROOMS = [
     *("text", "interop"),
 ]
 APART = {"inputs", "bodies", "data"}, {"model", "data"}  # these know nothing of each other
-FOLDERS = "*.py", "configs/*.py", "benchmarks/*.py", "adaptive_jax/**/*.py"
+FOLDERS = "*.py", "configs/*.py", "benchmarks/**/*.py", "adaptive_jax/**/*.py"
 FILES = {
     path.relative_to(ROOT).as_posix(): path for pattern in FOLDERS for path in ROOT.glob(pattern)
 }

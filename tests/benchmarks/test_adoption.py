@@ -8,16 +8,19 @@ from adaptive_jax.errors import InputError
 from benchmarks import adoption
 
 
-def test_what_is_missing_is_named(tmp_path, monkeypatch):
-    """Without it a user meets an ImportError deep in nanodo, or a program that compares nothing."""
+@pytest.mark.parametrize("trainer", adoption.TRAINERS)
+def test_missing_checkout_or_package_is_named(trainer, tmp_path, monkeypatch):
+    """Without it a user meets an ImportError deep in the trainer, or a program that compares
+    nothing.
+    """
     for source in (None, str(tmp_path)):
-        with pytest.raises(InputError, match=f"must be a checkout of nanodo, got {source}: git"):
-            adoption.modules(source)
+        with pytest.raises(InputError, match=f"must be a checkout of {trainer}, got {source}: git"):
+            adoption.trainer_module(trainer, source)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    package = tmp_path / "nanodo"
-    package.mkdir()
-    for name, text in (("model", ""), ("data", "import no_such_package.python")):
-        (package / f"{name}.py").write_text(text)
-    with pytest.raises(InputError, match="which is not installed: pip install no_such_package"):
-        adoption.modules(str(tmp_path))
-    sys.modules.pop("nanodo", None)
+    package = tmp_path / adoption.TRAINERS[trainer][1] / trainer
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import no_such_package.python")
+    missing = "no_such_package|haliax"  # levanter's own arrays are a package
+    with pytest.raises(InputError, match=f"which is not installed: pip install ({missing})$"):
+        adoption.trainer_module(trainer, str(tmp_path))
+    sys.modules.pop(trainer, None)
