@@ -358,18 +358,13 @@ def _checked_band(band, features, words, prefix):
     """A band whose hidden states, or for clusters those of the head, have this width."""
     table, projection, bias = band
     width = features if projection is None else "width"
-    table = _table(f"{prefix}table", table, words, width) if words else jnp.asarray(table)
+    dtype = getattr(table, "dtype", jnp.float32)
+    if not jnp.issubdtype(dtype, jnp.floating):  # of a quantized table
+        raise InputError(
+            f"{prefix}table must have a float dtype, got {dtype}: multiply by its scales first"
+        )
+    table = floats(f"{prefix}table", table, words, width) if words else jnp.asarray(table)
     if projection is not None:
         projection = floats(f"{prefix}projection", projection, table.shape[1], features)
     bias = None if bias is None or not words else floats(f"{prefix}bias", bias, len(table))
     return Band(table, projection, bias)
-
-
-def _table(name, table, words, width):
-    """A checked table, which holds floats: integers, such as of a quantized table, are refused."""
-    dtype = getattr(table, "dtype", None)
-    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-        raise InputError(
-            f"{name} must have a float dtype, got {dtype}: multiply by its scales first"
-        )
-    return floats(name, table, words, width)

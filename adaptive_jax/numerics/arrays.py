@@ -23,8 +23,7 @@ def floats(what: str, values, *sizes) -> jax.Array:
     Raises:
         InputError: names what was given, its shape, and the sizes to give.
     """
-    array = _array(what, values)
-    _check_sizes(what, array, sizes)
+    array = _array(what, values, sizes)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
     if array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer):
@@ -38,8 +37,7 @@ def whole_numbers(what: str, values, *sizes) -> jax.Array:
     Raises:
         InputError: as `floats`, and for floats and bools.
     """
-    array = _array(what, values)
-    _check_sizes(what, array, sizes)
+    array = _array(what, values, sizes)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise InputError(f"{what} must have an integer dtype, got {array.dtype}")
     return array
@@ -110,26 +108,27 @@ def check_dtype(dtype) -> None:
         raise InputError(f"dtype={name} must be a type of floats, such as float32 or bfloat16")
 
 
-def _array(what, values):
+def _array(what, values, sizes):
+    """Values as an array of these sizes, not empty."""
     try:
-        return jnp.asarray(values)
+        array = jnp.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{what}={reprlib.repr(values)} must be an array of numbers, or lists of equal lengths"
         ) from error
-
-
-def _check_sizes(what, array, sizes):
-    wanted, found = sizes, array.shape
+    expected, shape = sizes, array.shape
     if sizes[:1] == (...,):
-        wanted = sizes[1:]
-        found = array.shape[max(array.ndim - len(wanted), 0) :]
-    fits = len(found) == len(wanted)
-    if not fits or any(isinstance(b, int) and a != b for a, b in zip(found, wanted, strict=True)):
+        expected = sizes[1:]
+        shape = shape[max(array.ndim - len(expected), 0) :]
+    fits = len(shape) == len(expected) and not any(
+        isinstance(size, int) and dim != size for dim, size in zip(shape, expected, strict=True)
+    )
+    if not fits:
         names = ", ".join("..." if size is ... else str(size) for size in sizes)
         raise InputError(f"{what} of shape {list(array.shape)} do not fit: use [{names}]")
     if not array.size:
         raise InputError(f"{what} of shape {list(array.shape)} are empty: use at least one")
+    return array
 
 
 def _known(values):
