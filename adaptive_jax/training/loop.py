@@ -103,10 +103,10 @@ def train(
     check_same_corpus(workdir, corpus)
     memory = accelerators.memory()
     plan, _ = plan_update(config, len(vocabulary), jax.devices(), memory)
-    check_memory(plan, memory or accelerators.installed())
-    mesh = sharding.device_mesh(plan.fsdp)
+    check_memory(plan, memory or accelerators.installed(plan.devices // jax.process_count()))
+    mesh = sharding.device_mesh(plan.fsdp, count=plan.devices)
     hosts.log0(describe(plan))
-    sizes = plan.rows_per_update, plan.accumulation
+    sizes = plan.rows_per_update, plan.accumulation, plan.devices
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
     hosts.log0(f"rows         {batches}")
     unit, said = vocabulary.unit, describe_words(corpus, "validation")
@@ -223,8 +223,9 @@ class Training:
     def _train(self):
         """Updates until the run is over; returns the last step and the reason."""
         job, config, steps = self.job, self.job.config, self.job.config["steps"]
-        work, unread, ahead = job.plan.flops_per_token, None, range(self.first + 1, steps + 1)
-        self.interval, make = Interval(work), functools.partial(_batch, job)
+        work = job.plan.flops_per_token, job.plan.devices
+        unread, ahead = None, range(self.first + 1, steps + 1)
+        self.interval, make = Interval(*work), functools.partial(_batch, job)
         programs, start = Programs(self._kind, self._lower), time.perf_counter()
         with programs, Prefetcher(make, ahead) as batches:
             count, first = programs.begin(ahead), programs.of(self.first + 1)
@@ -259,7 +260,7 @@ class Training:
                     self.checkpoints.save(step, self.state.items(), nll, self.clock.hours())
                 if over:
                     return step, over
-                self.interval = Interval(work)  # neither scoring nor saving counts in its speed
+                self.interval = Interval(*work)  # neither scoring nor saving counts in its speed
         raise AssertionError("the last update ends the run")
 
     def _kind(self, step):
