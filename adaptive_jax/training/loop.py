@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 
+from adaptive_jax.config import signals
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.prefetch import Prefetcher
@@ -46,7 +47,7 @@ from adaptive_jax.training.state import (
     shape_of_state,
 )
 from adaptive_jax.training.update import UpdateOptions, make_update
-from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact
+from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact, steps_in
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import (
     begin,
@@ -74,6 +75,8 @@ class Stopped(KeyboardInterrupt):
     """Raised on every host after the same update when a stop was requested; the message says what
     was saved.
     """
+
+    status = signals.SAVED
 
 
 def train(
@@ -128,6 +131,11 @@ def train(
         changed = [*changed, *["init_from"] * bool(config["init_from"])]
         write_published(workdir, config, row, changed)
         Training(Job(config, plan, run, corpus, batches, optimizer, stop), workdir).run()
+
+
+def resumes(workdir: Path) -> str:
+    """From where the run resumes, for the line about a lost host."""
+    return f"; the run resumes from update {max(steps_in(workdir / 'checkpoints'), default=0):,}"
 
 
 class Training:

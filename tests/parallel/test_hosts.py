@@ -91,16 +91,6 @@ def test_what_the_flags_say():
     assert hosts.distributed_arguments("a:1234", 1, 0, SRUN) is None
 
 
-def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
-    """A host that does not see what the first has written says so."""
-    monkeypatch.setattr(hosts, "first", lambda: False)
-    monkeypatch.setattr(workdirs, "VISIBLE", 0)
-    says = "run is not the same on all hosts: use a --workdir on a disk that they share"
-    with pytest.raises(InputError, match=says):
-        train(config(), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_flags_that_differ_between_hosts(config, tmp_path, monkeypatch):
     """Those that a resume may change, too: hosts with other hours waited for each other for
     ever.
@@ -265,7 +255,7 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     until(processes, workdir / "metrics.jsonl", 10)
     processes[1].send_signal(signal.SIGINT)  # which jax is told of as SIGTERM
     (out, err), (silence, other_err), statuses = ended(processes)
-    assert statuses == [130, 130], err + other_err
+    assert statuses == [75, 75], err + other_err
     assert (
         len(re.findall("stopped after update [0-9]+ of 100,000, which is saved", err)) == 1
         and "Traceback" not in err
@@ -316,15 +306,3 @@ def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
     assert "error: cannot write metrics.jsonl: No space left on device" in err
     assert "Traceback" not in err
     assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_host_that_is_killed(start_hosts, flags, tmp_path, killed):
-    """The other one does not wait for ever."""
-    steps = STEPS | {"steps": 100_000, "evaluate_every": 0, "checkpoint_every": 0}
-    processes = start_hosts("train.py", *flags(tmp_path / "run", **steps))
-    until(processes, tmp_path / "run" / "metrics.jsonl", 1)
-    processes[killed].kill()
-    processes[1 - killed].communicate(timeout=200)
-    assert processes[1 - killed].returncode not in (0, None)
