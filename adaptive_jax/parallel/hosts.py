@@ -59,8 +59,7 @@ def distributed_arguments(
         `srun` with several tasks, a TPU VM     -> {}: jax finds the others itself
         the same, one task a node, 8 GPUs each  -> {"local_device_ids": [0, ..., 7]}:
                                                    jax would use GPU 0 only
-        mpirun                                  -> {"cluster_detection_method": "ompi" or "mpi4py"}
-        a pod of an indexed Kubernetes job      -> {"cluster_detection_method": "k8s"}
+        mpirun                                  -> {"cluster_detection_method": "mpi4py"}
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 
     Raises:
@@ -70,8 +69,7 @@ def distributed_arguments(
     if any(flag is not None for flag in (coordinator, hosts, host)):
         return _named(coordinator, hosts, host)
     if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
-        # Open MPI 4 says where the others are, its later versions do not.
-        return _by_mpi("ompi" if "OMPI_MCA_orte_hnp_uri" in environment else "mpi4py")
+        return _by_mpi()
     # The number of tasks of the step, not of the job: `python` without srun is a single process in
     # a job of many tasks.
     if all(name in environment for name in SLURM):
@@ -81,15 +79,13 @@ def distributed_arguments(
         gpus = int(environment.get("SLURM_GPUS_ON_NODE", 0))
         return {"local_device_ids": list(range(gpus))} if one_a_node and gpus else {}
     if int(environment.get("PMI_SIZE", 1)) > 1:  # MPICH and its descendants
-        return _by_mpi("mpi4py")
-    if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():
-        _check_installed("kubernetes", "this is a pod of an indexed Kubernetes job", "'jax[k8s]'")
-        return {"cluster_detection_method": "k8s"}
-    if "RANK" in environment and int(environment.get("WORLD_SIZE", 1)) > 1:
-        raise InputError(
-            f"WORLD_SIZE={environment['WORLD_SIZE']} processes were started, by torchrun perhaps,"
-            f" and each would train alone: {BY_FLAGS}"
+        return _by_mpi()
+    indexed = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
+    if indexed or ("RANK" in environment and int(environment.get("WORLD_SIZE", 1)) > 1):
+        one_of = (
+            "an indexed Kubernetes job" if indexed else f"WORLD_SIZE={environment['WORLD_SIZE']}"
         )
+        raise InputError(f"this process is one of {one_of}, and would train alone: {BY_FLAGS}")
     return {} if _on_tpus(environment) else None
 
 
@@ -113,17 +109,13 @@ def _named(coordinator, hosts, host):
     return named | {"cluster_detection_method": "deactivate"} if hosts > 1 else None
 
 
-def _by_mpi(method):
-    if method == "mpi4py":
-        _check_installed("mpi4py", "mpirun started several processes", "mpi4py")
-    return {"cluster_detection_method": method}
-
-
-def _check_installed(module, what, package):
-    if importlib.util.find_spec(module) is None:
+def _by_mpi():
+    if importlib.util.find_spec("mpi4py") is None:
         raise InputError(
-            f"{what}, and each would train alone: `pip install {package}`, or {BY_FLAGS}"
+            "mpirun started several processes, and each would train alone: `pip install mpi4py`,"
+            f" or {BY_FLAGS}"
         )
+    return {"cluster_detection_method": "mpi4py"}
 
 
 def _on_tpus(environment):
