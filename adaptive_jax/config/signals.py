@@ -10,11 +10,9 @@ SAVED = 75  # stopped, and the same command resumes: a temporary failure in syse
 
 
 def handle(handler: Callable, without: Collection[int] = ()) -> dict[int, object]:
-    """Installs a handler for all `STOPS` but those that this process was started to ignore, as
-    nohup does SIGHUP. Returns the handlers before.
+    """Installs a handler for all `STOPS`, but not for a SIGHUP that this process was started to
+    ignore, as by nohup. Returns the handlers before.
     """
-    return {
-        number: signal.signal(number, handler)
-        for number in STOPS
-        if number not in without and signal.getsignal(number) is not signal.SIG_IGN
-    }
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        without = {*without, signal.SIGHUP}
+    return {number: signal.signal(number, handler) for number in STOPS if number not in without}

@@ -317,8 +317,9 @@ def fail_together(resumes: Callable[[], str] = lambda: "") -> Iterator[None]:
                 os._exit(status)
         else:
             if status == 1:
-                # It may be that of a collective whose peer is lost: `_watch` then ends the process.
-                ended.wait(LOST + ENDING)
+                if isinstance(error, RuntimeError):
+                    # Of a collective whose peer is lost, perhaps: `_watch` then ends the process.
+                    ended.wait(LOST + ENDING)
                 traceback.print_exception(error)
                 os._exit(status)
             # Or jax's own exit handler would wait for the missing hosts.
@@ -356,11 +357,11 @@ def _say_before_abort(ended, resumes):
 
     @ctypes.CFUNCTYPE(None, ctypes.c_int)
     def aborted(_):  # called by abort(), in a thread of C++
-        if not _answers(address):
+        if not ended.is_set() and not _answers(address):
             _end_without([0], resumes)
         ended.wait(LOST + ENDING)  # `_watch` ends the process if a host is lost
 
-    ended.aborted = aborted  # or it would be collected
+    _say_before_abort.handler = aborted  # or it would be collected
     ctypes.CDLL(None).signal(signal.SIGABRT, aborted)
 
 

@@ -169,7 +169,7 @@ commands.run(main, ["COORDINATOR", "HOST"])
     for host in 0, 1:
         done = quick_command("-c", program, f"127.0.0.1:{free_port()}", host)
         assert done.returncode == 2
-        assert f"error: host {host} has not met the others at 127.0.0.1:" in done.stderr
+        assert f"error: host {host} of 2 has not met the others at 127.0.0.1:" in done.stderr
         assert "within 1 seconds: start all" in done.stderr
 
 

@@ -63,17 +63,18 @@ def workdir(tmp_path_factory):
 
 @pytest.mark.first
 def test_a_signal_stops_all_hosts(start_hosts, flags, workdir):
-    """SIGUSR1 on one host, as SLURM sends it, then SIGHUP and SIGTERM: both save the same update
+    """SIGUSR1 on both, as SLURM sends it, then SIGHUP and SIGTERM on one: both save the same update
     and end with status 75.
     """
     processes = start_hosts("train.py", *flags(workdir, **LONG), devices=4)
     until(processes, workdir / "metrics.jsonl", 4)
+    processes[0].send_signal(signal.SIGUSR1)
     for number in signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM:
         processes[1].send_signal(number)
     errors = [said(process, host) for host, process in enumerate(processes)]
     step = max(saved(workdir))
     stopped = f"stopped after update {step:,} of 100,000, which is saved: the same command resumes"
-    assert errors == [f"{stopped}\n", STOPPING]
+    assert errors == [f"{STOPPING}{stopped}\n", STOPPING]
     assert [process.returncode for process in processes] == [75, 75] and step >= 4
     out = processes[0].communicate()[0]
     assert "= 1 x 4 rows x 8 device(s)" in out and "Gloo" not in out
