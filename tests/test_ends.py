@@ -99,11 +99,9 @@ def test_an_interruption_is_one_line(tmp_path, case, number, says):
 
 def test_a_signal_that_is_ignored_stays_ignored():
     """A SIGHUP under nohup, as when an ssh session closes."""
-    with begin(
-        "works",
-        stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    ) as process:
+    line = ["nohup", sys.executable, "-c", WORKS, "works"]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(line, text=True, stdin=subprocess.DEVNULL, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
