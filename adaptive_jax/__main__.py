@@ -4,8 +4,9 @@ python -m adaptive_jax COMMAND --help
 """
 
 import os
-import signal
 import sys
+
+from adaptive_jax.config import signals
 
 COMMANDS = {  # by the module that has its flags and its `main`
     "train": ("training.command", "trains a language model"),
@@ -27,8 +28,9 @@ COMMANDS = {  # by the module that has its flags and its `main`
 
 def main(name: str | None = None) -> None:
     """Runs the command `name`, or that of the first argument, with the other arguments."""
-    for number in signal.SIGINT, signal.SIGTERM:
-        signal.signal(number, _leave)  # until `commands.run`
+    signals.handle(_leave)  # until `commands.run`
+    # Read when jaxlib is loaded: what XLA logs of errors that it also raises
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if name is None and (len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help")):
         width = max(map(len, COMMANDS))
         lines = [f"    {key:{width}}  {about}" for key, (_, about) in COMMANDS.items()]
@@ -56,7 +58,7 @@ def main(name: str | None = None) -> None:
 
 def _leave(*_):
     os.write(2, b"stopped\n")
-    os._exit(130)
+    os._exit(signals.INTERRUPTED)
 
 
 if __name__ == "__main__":

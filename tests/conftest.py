@@ -206,7 +206,7 @@ def server():
     """A process that has imported what the scripts import, and that `quick_command` forks; see
     tests/forks.py.
     """
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with subprocess.Popen(
         [sys.executable, "tests/forks.py"],
         cwd=ROOT,
@@ -303,7 +303,7 @@ class Fork:
 @pytest.fixture
 def start_hosts(forked, server, free_port):
     """`start_hosts("train.py", *flags, devices=2)`: the script as two processes, killed at the
-    end of the test.
+    end of the test; each has its number for {host} in the arguments.
     """
     started = []
 
@@ -315,7 +315,11 @@ def start_hosts(forked, server, free_port):
     def start_hosts(*arguments, devices=1):
         address = f"--coordinator=127.0.0.1:{free_port()}"
         return [
-            begin(*arguments, address, "--hosts=2", f"--host={host}", devices=devices)
+            begin(
+                *(str(each).replace("{host}", str(host)) for each in arguments),
+                *(address, "--hosts=2", f"--host={host}"),
+                devices=devices,
+            )
             for host in range(2)
         ]
 

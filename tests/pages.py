@@ -32,7 +32,9 @@ def words_of(line):
     """The commands of a line as lists of words, without variables in front."""
     words = shlex.split(line, comments=True)
     for between, part in itertools.groupby(words, lambda word: word in ("&&", "|")):
-        named = list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=|srun$", word), part))
+        named = list(
+            itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=|srun$|--kill", word), part)
+        )
         if named and not between:
             yield named
 

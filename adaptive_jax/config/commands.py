@@ -12,8 +12,6 @@ import re
 import signal
 import sys
 import sysconfig
-import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from adaptive_jax.config import flags as config_flags
-from adaptive_jax.config import keys
+from adaptive_jax.config import keys, signals
 from adaptive_jax.errors import InputError, of_extra, one_line
 from adaptive_jax.files import check_reachable, path_of
 
@@ -34,7 +32,6 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # File systems of the kernel, which answer "no such file" to whoever creates one
 NO_FILES = "/proc", "/sys"
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false, or have no value"}
-INTERRUPTIONS = signal.SIGINT, signal.SIGTERM
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 
 
@@ -96,8 +93,8 @@ def run_module(name: str) -> None:
 def run(
     main: Callable[..., None], positional: Sequence[str] = (), stopped: str = "stopped"
 ) -> None:
-    """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after Ctrl-C or
-    SIGTERM.
+    """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after a signal
+    of `signals.STOPS`, or the `status` of the KeyboardInterrupt.
 
     positional: names of required arguments without a flag; `main` gets them in this order. A last
         one that ends in "..." stands for one or more, in "...]" for any number.
@@ -108,13 +105,13 @@ def run(
         if hasattr(stream, "reconfigure"):  # commands read UTF-8 in every locale, so they write it
             stream.reconfigure(encoding="utf-8", errors=errors)
         setattr(sys, name, stream)
-    _handle_signals(stopped)
+    _handle_signals()
     _silence_libraries()
     sys.unraisablehook = functools.partial(_unraisable, stopped)
 
     def guarded(argv):
         _guarded(lambda: main(*argv[1:]), stopped)
-        _exit_at_next_signal()
+        _ignore_signals()
 
     app.run(guarded, flags_parser=lambda argv: _guarded(lambda: _parse(argv, positional), stopped))
 
@@ -143,28 +140,16 @@ def _silence_libraries():
 
 def _unraisable(stopped, unraisable):
     """Handles what Python cannot raise where it happens, such as in a callback of the garbage
-    collector.
+    collector: an interruption there ends the process.
 
-    An interruption there must not be lost, so it is sent again; the line is `stopped` then, too.
     When a checkpoint cannot be read, its threads complain of a closed event loop, which says
     nothing new.
     """
     if unraisable.exc_type is KeyboardInterrupt:
-        handler = _handle_signals(stopped)
-        threading.Thread(target=_send_again, args=(handler,), daemon=True).start()
-    elif str(unraisable.exc_value) != "Event loop is closed":
+        os.write(2, f"{stopped}\n".encode())
+        _exit_at_once()
+    if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
-
-
-def _send_again(handler):
-    """Interrupts the main thread until `handler` raises: it does not within `_unraisable`, and a
-    signal that comes just before the main thread starts to wait does not wake it.
-    """
-    while True:
-        time.sleep(0.05)
-        if signal.getsignal(signal.SIGINT) is not handler:
-            return
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def _show_own_warnings(message, category, filename, lineno, file=None, line=None):
@@ -176,48 +161,30 @@ def _print_warning(level, message):
     print(f"{level}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
-def _handle_signals(stopped):
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt. A second one, while the program ends, exits at
-    once; so does one during an import, because some libraries break when interrupted there. Returns
-    the handler.
-    """
+def _handle_signals():
+    """The first signal that asks to stop raises KeyboardInterrupt; see `_ignore_signals`."""
     process = os.getpid()
 
-    def interrupted(_, frame):
+    def interrupted(*_):
         if os.getpid() != process:
-            os._exit(130)  # a child of this process, which says nothing
-        if _within(frame, lambda code: code is _unraisable.__code__):
-            return  # it is sent again
-        _exit_at_next_signal()
-        if _within(frame, lambda code: code.co_filename.startswith("<frozen importlib")):
-            os.write(2, f"{stopped}\n".encode())
-            _exit_at_once()
+            os._exit(signals.INTERRUPTED)  # a child of this process, which says nothing
+        _ignore_signals()
         raise KeyboardInterrupt
 
-    for number in INTERRUPTIONS:
-        signal.signal(number, interrupted)
-    return interrupted
+    signals.handle(interrupted)
 
 
-def _within(frame, such):
-    """Whether a frame or one of its callers runs such code."""
-    while frame and not such(frame.f_code):
-        frame = frame.f_back
-    return frame is not None
-
-
-def _exit_at_next_signal():
-    """The next interruption ends the process at once: what libraries do at its end would answer
-    with tracebacks.
+def _ignore_signals():
+    """From now on Ctrl-C ends the process at once, and other signals do nothing: what libraries do
+    at its end would answer with tracebacks.
     """
-    for number in INTERRUPTIONS:
-        signal.signal(number, _exit_at_once)
+    signals.handle(lambda number, _: number == signal.SIGINT and _exit_at_once())
 
 
-def _exit_at_once(*_):
+def _exit_at_once():
     for terminal in filter(os.isatty, (1, 2)):
         os.write(terminal, SHOW_CURSOR)
-    os._exit(130)
+    os._exit(signals.INTERRUPTED)
 
 
 def _parse(argv, positional):
@@ -312,7 +279,7 @@ def _guarded(call, stopped):
         )
     except KeyboardInterrupt as interruption:
         print(str(interruption) or stopped, file=sys.stderr)
-        sys.exit(130)
+        sys.exit(getattr(interruption, "status", signals.INTERRUPTED))
 
 
 def fail(message: object) -> NoReturn:

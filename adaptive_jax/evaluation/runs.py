@@ -18,7 +18,7 @@ from adaptive_jax.model.language_model import (
     variable_shapes,
 )
 from adaptive_jax.parallel import accelerators, sharding
-from adaptive_jax.planning.plan import choose_fsdp
+from adaptive_jax.planning.plan import choose_fsdp, devices_to_score
 from adaptive_jax.workdir.parameters import read_parameters
 from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
 
@@ -133,9 +133,9 @@ class SavedRun(NamedTuple):
             config = config | {"input": config["input"] | {"share": share}}
         accelerators.keep_programs(config["data"]["cache"])
         model = build(config, len(words))
-        mesh = sharding.device_mesh(
-            choose_fsdp(config, len(words), jax.device_count(), accelerators.memory())
-        )
+        devices = devices_to_score(config, jax.device_count(), jax.process_count())
+        fsdp = choose_fsdp(config, len(words), devices, accelerators.memory())
+        mesh = sharding.device_mesh(fsdp, count=devices)
         shapes = parameter_shapes(model)
         like = jax.tree.map(
             lambda a, spec: jax.ShapeDtypeStruct(

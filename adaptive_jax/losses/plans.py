@@ -12,7 +12,7 @@ accelerators chunks have n0 to 2 n0 tokens, and more where that is less than 2^2
 tokens are one chunk, without a loop or a sum. Of the numbers of chunks in this range, the one with
 the fewest empty rows is taken, of these the smallest. The rule is counted from compiled programs,
 not measured (benchmarks/counted_softmax.py). Chunks are smaller where
-their logits take more than an eighth of the device's memory. Where not even `LEAST_TOKENS` fit,
+their logits take more than a quarter of the device's memory. Where not even `LEAST_TOKENS` fit,
 logits are computed a second time in place of being kept, 8 n V d FLOPs, a tile of words at a time.
 
 On CPUs the numbers are measured (benchmarks/outputs.py, benchmarks/full_softmax.py). Logits of a
@@ -44,7 +44,7 @@ FAST_TAIL_CHUNK = 512
 FAST_HEAD_CHUNK, FAST_LOGITS = 4096, 2**26  # of short tables
 FAST_TILE_LOGITS = 2**26
 UNLISTED = Device("", flops=256.0, memory=16e9, bandwidth=1.0)  # n0 is 1,024
-MEMORY_SHARE = 8
+MEMORY_SHARE = 4
 LEAST_TOKENS = 400
 TILE = 128  # rows and columns of a matrix unit
 
@@ -68,7 +68,7 @@ def plan(
 
     On a CPU 262,144 words of width 512 are computed by 128 tokens and tiles of 8,192 words; 10
     million of width 64 by 512 tokens, whose logits are computed twice. On an H100 8,192 tokens are
-    four chunks of 2,048 for all tables of up to 860,000 words.
+    four chunks of 2,048 for all tables of up to 1.7 million words.
 
     Args:
         sizes, width: rows of each band, and the width of their tables.

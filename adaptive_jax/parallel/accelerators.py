@@ -22,11 +22,11 @@ def memory() -> int | None:
     return int(np.min(multihost_utils.process_allgather(np.int32(mib)))) * 2**20 or None
 
 
-def installed() -> int:
-    """Bytes of memory of this machine, for each of its devices: what `memory` cannot say of a
+def installed(devices: int) -> int:
+    """Bytes of memory of this machine for each of the devices used: what `memory` cannot say of a
     CPU.
     """
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // devices
 
 
 def keep_programs(cache: str | os.PathLike) -> None:

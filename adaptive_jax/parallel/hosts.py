@@ -6,30 +6,40 @@ end.
     hosts.log0("step 1")              -> prints one line, on host 0
     hosts.barrier("workdir")          -> returns once all four hosts have called it
     Ctrl-C or SIGTERM on any of them  -> stop(step) becomes true on all four after the same update
+    one of them is killed             -> the others say so in a line and end, see fail_together
 
 A single process never waits in any of these functions.
 """
 
 import atexit
 import contextlib
+import ctypes
 import importlib.util
 import itertools
 import logging
 import os
 import re
 import signal
+import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
+from jax._src import distributed  # the list of live hosts has no public name
 from jax.experimental import multihost_utils
 
+from adaptive_jax.config import signals
 from adaptive_jax.errors import InputError
-from adaptive_jax.parallel.processors import order_collectives
+from adaptive_jax.parallel.processors import may_have_accelerators, order_collectives
 
 MEETING = 300  # seconds in which all hosts must have started
+REMINDER = 30  # seconds between two lines of a host that waits for the others
+# Seconds without a sign of life after which a host is lost: on CPUs, and on devices whose hosts may
+# be busy for longer
+LOST_ON_CPUS, LOST = 15, 30
 ENDING = 10  # seconds in which all hosts must have ended
 WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
@@ -49,8 +59,7 @@ def distributed_arguments(
         `srun` with several tasks, a TPU VM     -> {}: jax finds the others itself
         the same, one task a node, 8 GPUs each  -> {"local_device_ids": [0, ..., 7]}:
                                                    jax would use GPU 0 only
-        mpirun                                  -> {"cluster_detection_method": "ompi" or "mpi4py"}
-        a pod of an indexed Kubernetes job      -> {"cluster_detection_method": "k8s"}
+        mpirun                                  -> {"cluster_detection_method": "mpi4py"}
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 
     Raises:
@@ -60,8 +69,7 @@ def distributed_arguments(
     if any(flag is not None for flag in (coordinator, hosts, host)):
         return _named(coordinator, hosts, host)
     if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
-        # Open MPI 4 says where the others are, its later versions do not.
-        return _by_mpi("ompi" if "OMPI_MCA_orte_hnp_uri" in environment else "mpi4py")
+        return _by_mpi()
     # The number of tasks of the step, not of the job: `python` without srun is a single process in
     # a job of many tasks.
     if all(name in environment for name in SLURM):
@@ -71,15 +79,13 @@ def distributed_arguments(
         gpus = int(environment.get("SLURM_GPUS_ON_NODE", 0))
         return {"local_device_ids": list(range(gpus))} if one_a_node and gpus else {}
     if int(environment.get("PMI_SIZE", 1)) > 1:  # MPICH and its descendants
-        return _by_mpi("mpi4py")
-    if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():
-        _check_installed("kubernetes", "this is a pod of an indexed Kubernetes job", "'jax[k8s]'")
-        return {"cluster_detection_method": "k8s"}
-    if "RANK" in environment and int(environment.get("WORLD_SIZE", 1)) > 1:
-        raise InputError(
-            f"WORLD_SIZE={environment['WORLD_SIZE']} processes were started, by torchrun perhaps,"
-            f" and each would train alone: {BY_FLAGS}"
+        return _by_mpi()
+    indexed = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
+    if indexed or ("RANK" in environment and int(environment.get("WORLD_SIZE", 1)) > 1):
+        one_of = (
+            "an indexed Kubernetes job" if indexed else f"WORLD_SIZE={environment['WORLD_SIZE']}"
         )
+        raise InputError(f"this process is one of {one_of}, and would train alone: {BY_FLAGS}")
     return {} if _on_tpus(environment) else None
 
 
@@ -103,17 +109,13 @@ def _named(coordinator, hosts, host):
     return named | {"cluster_detection_method": "deactivate"} if hosts > 1 else None
 
 
-def _by_mpi(method):
-    if method == "mpi4py":
-        _check_installed("mpi4py", "mpirun started several processes", "mpi4py")
-    return {"cluster_detection_method": method}
-
-
-def _check_installed(module, what, package):
-    if importlib.util.find_spec(module) is None:
+def _by_mpi():
+    if importlib.util.find_spec("mpi4py") is None:
         raise InputError(
-            f"{what}, and each would train alone: `pip install {package}`, or {BY_FLAGS}"
+            "mpirun started several processes, and each would train alone: `pip install mpi4py`,"
+            f" or {BY_FLAGS}"
         )
+    return {"cluster_detection_method": "mpi4py"}
 
 
 def _on_tpus(environment):
@@ -144,31 +146,55 @@ def initialize(
     arguments = distributed_arguments(coordinator, hosts, host, os.environ)
     if arguments is None:
         return
-    order_collectives()
+    accelerators = may_have_accelerators()
+    if not accelerators:
+        order_collectives()
+        _silence_native_stdout()
     # In a thread, because jax kills the process with a stack trace after its own timeout. Its
     # timeout for the end of a run is short, so that no host waits long for one that is gone.
     joined = ThreadPoolExecutor(1, "meeting").submit(
         jax.distributed.initialize,
         initialization_timeout=2 * MEETING,
         shutdown_timeout_seconds=3 * ENDING,
+        heartbeat_timeout_seconds=LOST if accelerators else LOST_ON_CPUS,
         **arguments,
     )
-    where = f"at {coordinator}" if coordinator else "that the launcher names"
+    where = f"at {coordinator}" if coordinator else "at the place that the launcher names"
     try:
-        joined.result(timeout=MEETING)
-    except TimeoutError:
-        this = "this host" if host is None else f"host {host}"
-        raise InputError(
-            f"{this} has not met the others {where} within {MEETING} seconds: start all of them,"
-            " and check that the address is that of host 0 and that its port is free there and"
-            " reachable from here"
-        ) from None
+        _wait_for_others(joined, "this host" if host is None else f"host {host} of {hosts}", where)
     except (RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(
             f"cannot connect to the hosts {where}: {' '.join(str(error).split())[:300]}"
         ) from error
     if not first():
         logging.getLogger("adaptive_jax").setLevel(logging.ERROR)
+
+
+def _silence_native_stdout():
+    """Drops what libraries in C++ print to stdout, such as Gloo; what Python prints stays."""
+    sys.stdout.flush()
+    sys.stdout = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115 (open until the end)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _wait_for_others(joined: Future, who: str, where: str) -> None:
+    """Waits until all hosts are connected, and says so at once and every `REMINDER` seconds.
+
+    Raises:
+        InputError: they are not within `MEETING` seconds; or what `joined` raises.
+    """
+    for waited in range(0, MEETING, REMINDER):
+        still, of = ("still ", f"{waited} of {MEETING} s") if waited else ("", f"up to {MEETING} s")
+        print(f"{who} {still}waits {where} for the others, {of}", file=sys.stderr, flush=True)
+        with contextlib.suppress(TimeoutError):
+            return joined.result(timeout=min(REMINDER, MEETING - waited))
+    raise InputError(
+        f"{who} has not met the others {where} within {MEETING} seconds: start all of them, and"
+        " check that the address is that of host 0 and that its port is free there and reachable"
+        " from here"
+    )
 
 
 def first() -> bool:
@@ -212,11 +238,12 @@ class Stop:
 def stopping(first: str = "") -> Iterator[Stop]:
     """Stops all hosts after the same update. Every host asks `stop(step)` after every update.
 
-    `stop` becomes true on all hosts once one of them gets SIGTERM, which SLURM and clouds send
-    before they take a machine away, or Ctrl-C. A second Ctrl-C ends that host at once.
+    `stop` becomes true on all hosts once one of them gets one of `signals.STOPS`, such as SIGTERM,
+    which SLURM and clouds send before they take a machine away. A second Ctrl-C ends that host at
+    once; other signals may come any number of times.
 
-    first: what a single process does before it stops, for the line that it prints. Without it,
-        Ctrl-C and SIGTERM act in a single process as they did before.
+    first: what a process does before it stops, for the line that it prints. Without it, signals act
+        in a single process as they did before.
     """
     several, asked = jax.distributed.is_initialized(), itertools.count(1)
 
@@ -225,52 +252,54 @@ def stopping(first: str = "") -> Iterator[Stop]:
         # of a resumed run would be beyond it.
         return multihost_utils.reached_preemption_sync_point(next(asked))
 
-    stop = Stop(reached if several else None)
+    stop, received = Stop(reached if several else None), set()
     # Only the main thread receives signals.
     if not (several or first) or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
-    def pass_on(*_):
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-        os.kill(os.getpid(), signal.SIGTERM)  # jax catches it and tells the other hosts
+    def receive(number, _):
+        if received and number == signal.SIGINT:
+            tell("stopped at once: the same command resumes from the last checkpoint")
+            os._exit(signals.INTERRUPTED)
+        if not received and first:
+            tell(f"stopping: {first}; Ctrl-C again stops at once")
+        if not received and several:
+            os.kill(os.getpid(), signal.SIGTERM)  # jax catches it and tells the other hosts
+        received.add(number)
+        stop.asked = not several
 
-    def tell(text):  # not by sys.stderr: a bar that is being drawn holds its lock
-        os.write(2, text.encode())
-
-    def wait_for_update(number, _):
-        if stop.asked and number == signal.SIGINT:
-            tell(
-                "\x1b[?25h" * os.isatty(2)  # shows the cursor
-                + "\nstopped at once: the same command resumes from the last checkpoint\n"
-            )
-            os._exit(130)
-        if not stop.asked:
-            tell(f"\nstopping: {first}; Ctrl-C again stops at once\n")
-        stop.asked = True
-
-    handlers = (
-        {signal.SIGINT: pass_on}
-        if several
-        else {signal.SIGINT: wait_for_update, signal.SIGTERM: wait_for_update}
-    )
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    # jax has a handler of its own for SIGTERM, which a handler of Python would replace.
+    before = signals.handle(receive, without={signal.SIGTERM} if several else ())
     try:
         yield stop
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if number == signal.SIGINT or not received:
+                signal.signal(number, handler)
+
+
+def tell(line: str) -> None:
+    """Writes a line to stderr from a signal handler or a thread."""
+    # Not by sys.stderr: a bar that is being drawn holds its lock. The bar hides the cursor, too.
+    below = "\x1b[?25h\n" if os.isatty(2) else ""
+    os.write(2, f"{below}{line}\n".encode())
 
 
 @contextlib.contextmanager
-def fail_together() -> Iterator[None]:
-    """Ends all hosts when one fails. If all fail, host 0 raises its error; the others exit silently
-    with its status.
+def fail_together(resumes: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Ends all hosts when one fails or is lost. If all fail, host 0 raises its error; the others
+    exit silently with its status.
 
-    A host that fails alone raises its error and ends. The others then lose the connection and fail,
-    or jax notices within about 100 seconds that a host is gone, and kills them with status 134 and
-    a message about "another task".
+    A host that fails alone raises its error and ends. The others notice within `LOST` seconds that
+    it has gone, print one line, and exit with status 1.
+
+    resumes: what follows "start all hosts again" in that line.
     """
+    ended = threading.Event()
+    if jax.distributed.is_initialized():
+        _say_before_abort(ended, resumes)
+        threading.Thread(target=_watch, args=(ended, resumes), daemon=True).start()
     try:
         yield
         barrier("the end")
@@ -278,19 +307,72 @@ def fail_together() -> Iterator[None]:
         if not jax.distributed.is_initialized():
             raise
         status = 2 if isinstance(error, InputError | OSError) else 1
-        status = 130 if isinstance(error, KeyboardInterrupt) else status
+        if isinstance(error, KeyboardInterrupt):
+            status = getattr(error, "status", signals.INTERRUPTED)
         if _all_reach("the end after a failure"):
+            ended.set()
             # Otherwise the first host to exit would look like a lost one to the others
             jax.distributed.shutdown()
             if not first():
                 os._exit(status)
         else:
             if status == 1:
+                if isinstance(error, RuntimeError):
+                    # Of a collective whose peer is lost, perhaps: `_watch` then ends the process.
+                    ended.wait(LOST + ENDING)
                 traceback.print_exception(error)
                 os._exit(status)
             # Or jax's own exit handler would wait for the missing hosts.
             atexit.register(os._exit, status)
         raise
+    finally:
+        ended.set()
+
+
+def _watch(ended, resumes):
+    """Ends this process when another host is lost."""
+    state = distributed.global_state
+    client, hosts = state.client, range(state.num_processes)
+    while not ended.is_set():
+        try:  # returns once every host that is alive has asked
+            lost = sorted({*hosts} - {*client.get_live_nodes(list(hosts))})
+        except RuntimeError:
+            lost = [] if _answers(state.coordinator_address) else [0]
+        if lost and not ended.is_set():
+            _end_without(lost, resumes)
+        ended.wait(1)
+
+
+def _end_without(lost, resumes):
+    who = f"host {lost[0]} has" if len(lost) == 1 else f"hosts {lost} have"
+    tell(f"error: {who} gone: start all hosts again{resumes()}")
+    os._exit(1)
+
+
+def _say_before_abort(ended, resumes):
+    """Lets this process say which host is lost before it aborts: the runtime aborts when host 0 is
+    lost, which keeps the list of live hosts, and Gloo may when another one is.
+    """
+    address = distributed.global_state.coordinator_address
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def aborted(_):  # called by abort(), in a thread of C++
+        if not ended.is_set() and not _answers(address):
+            _end_without([0], resumes)
+        ended.wait(LOST + ENDING)  # `_watch` ends the process if a host is lost
+
+    _say_before_abort.handler = aborted  # or it would be collected
+    ctypes.CDLL(None).signal(signal.SIGABRT, aborted)
+
+
+def _answers(address):
+    """Whether a host listens at an address."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _all_reach(name):

@@ -29,7 +29,7 @@ def use_large_pages() -> None:
     """
     told = os.environ.get("GLIBC_TUNABLES", "")
     chosen = _chosen() or "hugetlb" in told
-    if chosen or _has_accelerators() or not _large_pages_exist():
+    if chosen or may_have_accelerators() or not _large_pages_exist():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (told, LARGE_PAGES)))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -60,7 +60,7 @@ def order_collectives() -> None:
     each may wait for another one than its peers, for ever. Call it before JAX uses a device.
     """
     told = os.environ.get("XLA_FLAGS", "")
-    if IN_ORDER not in told and not _has_accelerators():
+    if IN_ORDER not in told:
         os.environ["XLA_FLAGS"] = f"{told} {IN_ORDER}=false".strip()
 
 
@@ -73,7 +73,7 @@ def _chosen():
     return OWN_CHOICE[0] in os.environ or OWN_CHOICE[1] in os.environ.get("XLA_FLAGS", "")
 
 
-def _has_accelerators():
+def may_have_accelerators() -> bool:
     """Whether JAX, which is not imported yet, may find devices besides the CPU."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return not platforms.startswith("cpu")

@@ -30,11 +30,13 @@ OUTER, INNER = FSDP = ("fsdp_outer", "fsdp_inner")
 BATCH_AXES = (DATA, *FSDP)  # rows are split over all
 
 
-def device_mesh(fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Devices, all by default, as a grid, see `grid`; those of one host are neighbours, so they
-    hold consecutive rows.
+def device_mesh(
+    fsdp: int = 1, devices: Sequence[jax.Device] | None = None, count: int | None = None
+) -> Mesh:
+    """A grid of devices, see `grid`; those of one host are neighbours, so they hold consecutive
+    rows. Likewise, hosts of one TPU slice are neighbours.
 
-    So are the hosts of one slice of TPUs, whose chips share a fast network.
+    devices: all by default. count: of them, to use the first ones of each host; all by default.
 
     Raises:
         InputError: fsdp does not divide the number of devices.
@@ -44,6 +46,9 @@ def device_mesh(fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> M
         devices or jax.devices(),
         key=lambda device: (_slice(device), device.process_index, device.id),
     )
+    if count is not None:
+        hosts = [list(group) for _, group in itertools.groupby(devices, lambda d: d.process_index)]
+        devices = [device for host in hosts for device in host[: count // len(hosts)]]
     if fsdp < 1 or len(devices) % fsdp:
         raise InputError(
             f"fsdp={fsdp} does not divide the {len(devices)} device(s): choose a number that does"
@@ -382,25 +387,3 @@ def _sum_gradient(a, axes):
 
 
 _sum_gradient.defvjp(lambda a, axes: (a, None), lambda axes, _, g: (_sum(g, axes),))
-
-
-def accumulation(rows: int, rows_per_device: int, devices: int) -> int:
-    """Microbatches of an update of `rows` rows, if a device holds at most `rows_per_device` at a
-    time.
-
-    128 rows at 8 a device make 16 microbatches on 1 device, 2 on 8 and 1 on 16 or more.
-
-    Raises:
-        InputError: the rows of an update do not divide evenly among the devices.
-    """
-    if rows % devices:
-        raise InputError(
-            f"{devices} devices cannot share the {rows} rows of an update evenly: "
-            "choose tokens_per_update as a multiple of sequence_length x devices"
-        )
-    share = rows // devices
-    return next(
-        parts
-        for parts in range(1, share + 1)
-        if share % parts == 0 and share // parts <= rows_per_device
-    )

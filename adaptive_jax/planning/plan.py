@@ -24,13 +24,14 @@ from adaptive_jax.model.language_model import (
 from adaptive_jax.optimizers.layerwise import optimizer_of
 from adaptive_jax.parallel.sharding import (
     abstract_mesh,
-    accumulation,
     gathered_bytes,
     is_stacked,
     parameter_specs,
     shards,
 )
+from adaptive_jax.planning.division import Division, divide, divisors, one_of, rows_for_all
 
+MOST = 64  # devices that `describe_even` goes up to, or as many as there are
 TOKENS = 4_096  # that a device holds at a time where neither config nor memory says how many
 ROOM = 2  # times the memory of parameters, optimizer and gradients; the rest is for activations
 TABLES = "table", "characters", "symbols"  # of which tokens take rows; others are multiplied
@@ -42,6 +43,7 @@ class Plan(NamedTuple):
     Attributes:
         parameters: numbers in all ("total") and in each of "input", "body" and "output"; a tied
             table counts as the input's.
+        devices: that share an update, of the `present` ones.
         accumulation: microbatches of an update.
         tokens_per_device: as the config says, or as is chosen for it; only whole rows of them are
             used.
@@ -63,6 +65,7 @@ class Plan(NamedTuple):
     tokens_per_update: int
     rows_per_update: int
     devices: int
+    present: int
     accumulation: int
     tokens_per_device: int
     rows_per_device: int
@@ -74,21 +77,27 @@ class Plan(NamedTuple):
     gathered_bytes: int
     vector_bytes: int
 
+    @property
+    def division(self) -> Division:
+        """How the devices share the rows."""
+        return Division(self.rows_per_update, self.devices, self.accumulation, self.rows_per_device)
+
 
 def make_plan(
-    config: Mapping, vocabulary_size: int, devices: int, memory: int | None = None
+    config: Mapping, vocabulary_size: int, devices: int, memory: int | None = None, hosts: int = 1
 ) -> Plan:
     """Plans an update of `config`.
 
+    devices: of all hosts.
     memory: bytes of a device. If the config leaves `fsdp` open (0), as few devices share the
         parameters as hold them, the optimizer's state and gradients in half of it; without
         `memory`, one. If it leaves `tokens_per_device` open, a device holds 4,096.
 
     Raises:
-        InputError: as `model.build`; sizes of an update that do not fit together or cannot be
-            shared by the devices.
+        InputError: as `model.build` and `divide_update`.
     """
-    rows, microbatches = divide_update(config, devices)
+    division = divide_update(config, devices, hosts)
+    used, per_device = division.devices, division.rows_per_device
     length = config["batches"]["sequence_length"]
     model = build(config, vocabulary_size)
     shapes = parameter_shapes(model)
@@ -98,22 +107,22 @@ def make_plan(
     stored = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(stored))  # on every device
 
     def state_bytes(fsdp):
-        return _sharded_bytes(model, state, devices, fsdp) + stored
+        return _sharded_bytes(model, state, used, fsdp) + stored
 
     def with_gradients(fsdp):
         # Those of a microbatch, and their sum.
-        return state_bytes(fsdp) + 2 * _sharded_bytes(model, shapes, devices, fsdp)
+        return state_bytes(fsdp) + 2 * _sharded_bytes(model, shapes, used, fsdp)
 
-    fsdp = config["fsdp"] or _fewest(with_gradients, devices, memory)
-    per_device = rows // microbatches // devices
+    fsdp = config["fsdp"] or _fewest(with_gradients, used, memory)
     parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
     return Plan(
         parameters={"total": _count(shapes)} | parts,
         vocabulary_size=vocabulary_size,
-        tokens_per_update=rows * length,
-        rows_per_update=rows,
-        devices=devices,
-        accumulation=microbatches,
+        tokens_per_update=division.rows * length,
+        rows_per_update=division.rows,
+        devices=used,
+        present=devices,
+        accumulation=division.microbatches,
         tokens_per_device=config["tokens_per_device"] or max(TOKENS, length),
         rows_per_device=per_device,
         fsdp=fsdp,
@@ -121,25 +130,22 @@ def make_plan(
         flops_per_token=training_flops(model, length),
         composes=model.composed_words(),
         state_bytes=state_bytes(fsdp),
-        gathered_bytes=gathered_bytes(shapes, abstract_mesh(devices, fsdp), model),
+        gathered_bytes=gathered_bytes(shapes, abstract_mesh(used, fsdp), model),
         vector_bytes=4 * per_device * length * model.body.features,
     )
 
 
-def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
-    """Rows and microbatches of an update; with `tokens_per_device=0`, a device holds 4,096 tokens.
+def divide_update(config: Mapping, devices: int, hosts: int = 1) -> Division:
+    """Divides the rows of an update over the devices of all hosts; with `tokens_per_device=0`, a
+    device holds 4,096 tokens. Rows that stand alone may be filled up with empty ones.
 
     Needs no corpus, so wrong settings are found before one is prepared.
 
     Raises:
-        InputError: sizes that do not fit together or cannot be shared by the devices, or an unknown
-            way of making rows.
+        InputError: sizes that do not fit together, rows that hosts or `fsdp` do not divide, or an
+            unknown way of making rows.
     """
     batches, held = config["batches"], config["tokens_per_device"]
-    if (fsdp := config["fsdp"]) and devices % fsdp:
-        raise InputError(
-            f"fsdp={fsdp} does not divide the {devices} device(s): choose a number that does, or 0"
-        )
     length = batches["sequence_length"]
     check_at_least(
         1, steps=config["steps"], keep=config["keep"], **{"batches.sequence_length": length}
@@ -157,7 +163,16 @@ def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
             f"tokens_per_device={held:,} does not hold one row of {length:,} tokens: take"
             f" {length:,} or more, or 0 for what memory holds"
         )
-    return rows, accumulation(rows, (held or max(TOKENS, length)) // length, devices)
+    rows_held, pad = (held or max(TOKENS, length)) // length, batches["layout"] != "streams"
+    division = divide(rows, rows_held, devices, hosts, pad=pad)
+    used, fsdp = division.devices, config["fsdp"]
+    if fsdp and used % fsdp:
+        some = f"{used} of {devices}" if used < devices else used
+        raise InputError(
+            f"fsdp={fsdp} does not divide the {some} device(s) that share the {rows} rows of an"
+            f" update: choose {one_of(divisors(used, used))}, or 0"
+        )
+    return division
 
 
 def training_flops(model: LanguageModel, length: int) -> float:
@@ -209,6 +224,12 @@ def choose_fsdp(
     return _fewest(lambda fsdp: _sharded_bytes(model, shapes, devices, fsdp), devices, memory)
 
 
+def devices_to_score(config: Mapping, devices: int, hosts: int = 1) -> int:
+    """Devices that evaluate a run: all, or as many as the config's `fsdp` divides."""
+    unit = math.lcm(hosts, config["fsdp"] or 1)
+    return devices - devices % unit or devices
+
+
 def rows_to_score(config: Mapping, window: int) -> int:
     """Rows of so many tokens that a device scores at a time: the config's `tokens_per_device`,
     or 4,096 tokens if it is open.
@@ -221,16 +242,25 @@ def describe(plan: Plan) -> str:
     parameters = plan.parameters
     parts = ", ".join(f"{name} {_short(parameters[name])}" for name in ("input", "body", "output"))
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
+    empty = plan.division.empty_rows
+    filled = f", {empty} of them empty" if empty else ""
     beside = "" if plan.composes == "none" else ", beside composing words"
     lines = (
         f"parameters   {_short(parameters['total'])}  ({parts})\n"
         f"vocabulary   {plan.vocabulary_size:,} words\n"
         f"update       {plan.tokens_per_update:,} tokens = {plan.accumulation} x"
-        f" {plan.rows_per_device} rows x {plan.devices} device(s){shared}\n"
+        f" {plan.rows_per_device} rows x {plan.devices} device(s){filled}{shared}\n"
         f"work         {plan.flops_per_token / 1e6:,.1f} MFLOP a token to train,"
         f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update{beside}\n"
         f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer"
     )
+    if plan.devices < plan.present:
+        length = plan.tokens_per_update // plan.rows_per_update
+        tokens = length * rows_for_all(plan.rows_per_update, plan.present)
+        lines += (
+            f"\ndevices      {plan.rows_per_update} rows an update use {plan.devices} of"
+            f" {plan.present} devices; all work with tokens_per_update={tokens}"
+        )
     if plan.fsdp > 1:
         lines += (
             f"\ngathered     {plan.gathered_bytes / 1e9:,.2f} GB a device at once: a layer of the"
@@ -244,6 +274,17 @@ def describe(plan: Plan) -> str:
     elif plan.shard_words:
         lines += "\nwords        all on each device: shard_words has no effect without fsdp"
     return lines
+
+
+def describe_even(plan: Plan) -> str:
+    """The numbers of devices that share an update without idle devices or empty rows, in a
+    line.
+    """
+    counts = divisors(plan.rows_per_update, max(MOST, plan.present))
+    return (
+        f"even         {one_of(counts)} device(s) share the {plan.rows_per_update} rows of an"
+        " update evenly"
+    )
 
 
 def _short(number):

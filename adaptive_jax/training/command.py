@@ -101,7 +101,7 @@ def main():
         ]
     for line in switched:
         hosts.log0(line)
-    with hosts.fail_together():
+    with hosts.fail_together(lambda: loop.resumes(workdir)):
         if DRY_RUN.value:
             dry_run(config, workdir, TARGET.value)
         else:

@@ -45,9 +45,9 @@ def compile_update(
 ) -> jax.stages.Compiled:
     """Compiles the first update of a config.
 
-    devices: that the plan is for; None: those that are here. options: of the compiler.
+    devices: that are present in the plan; None: those that are here. options: of the compiler.
     """
-    mesh = sharding.device_mesh(plan.fsdp, devices)
+    mesh = sharding.device_mesh(plan.fsdp, devices, plan.devices)
     model = build(config, plan.vocabulary_size)
     rows = plan.rows_per_device * plan.devices
     optimizer = sparse.optimizer(config, model)
@@ -87,14 +87,15 @@ def plan_update(
     Raises:
         InputError: as `make_plan`, or one row a device is too much.
     """
-    plan = make_plan(config, vocabulary_size, len(devices), memory)
+    hosts = len({device.process_index for device in devices})
+    plan = make_plan(config, vocabulary_size, len(devices), memory, hosts)
     if config["tokens_per_device"] or memory is None:
         return plan, None
-    length, share = config["batches"]["sequence_length"], plan.rows_per_update // len(devices)
+    length, share = config["batches"]["sequence_length"], plan.accumulation * plan.rows_per_device
     rows, limit = share, int(SHARE * memory)
     while rows:
         changes = {"tokens_per_device": rows * length, "fsdp": plan.fsdp}
-        plan = make_plan(config | changes, vocabulary_size, len(devices), memory)
+        plan = make_plan(config | changes, vocabulary_size, len(devices), memory, hosts)
         try:
             compiled = compile_update(config, plan, devices, options)
             state, temporary = memory_of(compiled)

@@ -17,7 +17,13 @@ from adaptive_jax.model.language_model import LanguageModel, build, variable_sha
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts
-from adaptive_jax.planning.plan import check_memory, describe, divide_update, make_plan
+from adaptive_jax.planning.plan import (
+    check_memory,
+    describe,
+    describe_even,
+    divide_update,
+    make_plan,
+)
 from adaptive_jax.training import compiled, sparse, writers
 from adaptive_jax.training.finetuning import check_fits, check_origin
 from adaptive_jax.training.own_text import with_text
@@ -57,14 +63,14 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
         found, plan, program = compiled.compile_for(target, config)
         counted = compiled.counts(found, program)
         written = plan._asdict() | {"target": counted}
-        hosts.log0(f"{describe(plan)}\n{compiled.describe(found, counted)}")
+        hosts.log0(f"{describe(plan)}\n{describe_even(plan)}\n{compiled.describe(found, counted)}")
     else:
         memory = accelerators.memory()
-        plan = make_plan(config, words, jax.device_count(), memory)
+        plan = make_plan(config, words, jax.device_count(), memory, jax.process_count())
         if memory:  # a CPU may plan for other devices
             check_memory(plan, memory)
         written = plan._asdict()
-        hosts.log0(f"{describe(plan)}\n{TARGET}")
+        hosts.log0(f"{describe(plan)}\n{describe_even(plan)}\n{TARGET}")
         if memory and not config["tokens_per_device"]:
             hosts.log0(CHOSEN)
     if hosts.first() and not (workdir / "config.json").exists():  # a run that has begun has its own
@@ -132,7 +138,7 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
             f" checkpoint_every=0, and so without evaluations: {cure}"
         )
     if devices is not None:
-        divide_update(config, devices)
+        divide_update(config, devices, jax.process_count())
         _trace(model, config["batches"]["sequence_length"])
     return model
 

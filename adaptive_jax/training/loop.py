@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 
+from adaptive_jax.config import signals
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.prefetch import Prefetcher
@@ -46,7 +47,7 @@ from adaptive_jax.training.state import (
     shape_of_state,
 )
 from adaptive_jax.training.update import UpdateOptions, make_update
-from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact
+from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact, steps_in
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import (
     begin,
@@ -74,6 +75,8 @@ class Stopped(KeyboardInterrupt):
     """Raised on every host after the same update when a stop was requested; the message says what
     was saved.
     """
+
+    status = signals.SAVED
 
 
 def train(
@@ -103,10 +106,10 @@ def train(
     check_same_corpus(workdir, corpus)
     memory = accelerators.memory()
     plan, _ = plan_update(config, len(vocabulary), jax.devices(), memory)
-    check_memory(plan, memory or accelerators.installed())
-    mesh = sharding.device_mesh(plan.fsdp)
+    check_memory(plan, memory or accelerators.installed(plan.devices // jax.process_count()))
+    mesh = sharding.device_mesh(plan.fsdp, count=plan.devices)
     hosts.log0(describe(plan))
-    sizes = plan.rows_per_update, plan.accumulation
+    sizes = plan.rows_per_update, plan.accumulation, plan.devices
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
     hosts.log0(f"rows         {batches}")
     unit, said = vocabulary.unit, describe_words(corpus, "validation")
@@ -128,6 +131,11 @@ def train(
         changed = [*changed, *["init_from"] * bool(config["init_from"])]
         write_published(workdir, config, row, changed)
         Training(Job(config, plan, run, corpus, batches, optimizer, stop), workdir).run()
+
+
+def resumes(workdir: Path) -> str:
+    """From where the run resumes, for the line about a lost host."""
+    return f"; the run resumes from update {max(steps_in(workdir / 'checkpoints'), default=0):,}"
 
 
 class Training:
@@ -223,8 +231,9 @@ class Training:
     def _train(self):
         """Updates until the run is over; returns the last step and the reason."""
         job, config, steps = self.job, self.job.config, self.job.config["steps"]
-        work, unread, ahead = job.plan.flops_per_token, None, range(self.first + 1, steps + 1)
-        self.interval, make = Interval(work), functools.partial(_batch, job)
+        work = job.plan.flops_per_token, job.plan.devices
+        unread, ahead = None, range(self.first + 1, steps + 1)
+        self.interval, make = Interval(*work), functools.partial(_batch, job)
         programs, start = Programs(self._kind, self._lower), time.perf_counter()
         with programs, Prefetcher(make, ahead) as batches:
             count, first = programs.begin(ahead), programs.of(self.first + 1)
@@ -259,7 +268,7 @@ class Training:
                     self.checkpoints.save(step, self.state.items(), nll, self.clock.hours())
                 if over:
                     return step, over
-                self.interval = Interval(work)  # neither scoring nor saving counts in its speed
+                self.interval = Interval(*work)  # neither scoring nor saving counts in its speed
         raise AssertionError("the last update ends the run")
 
     def _kind(self, step):

@@ -36,10 +36,11 @@ class Interval:
 
     Args:
         work: FLOPs a token.
+        devices: that share an update.
     """
 
-    def __init__(self, work: float):
-        self.start, self.work, self.last = time.perf_counter(), work, {}
+    def __init__(self, work: float, devices: int):
+        self.start, self.work, self.devices, self.last = time.perf_counter(), work, devices, {}
         self.nll, self.tokens, self.words, self.waited = 0.0, 0.0, 0, 0.0
         self.updates, self.skipped, self.compiled = 0, 0, 0.0
 
@@ -80,10 +81,10 @@ class Interval:
         if self.compiled:
             metrics["compile_seconds"] = self.compiled
         work, kind = self.work * self.tokens, jax.devices()[0].device_kind
-        utilisation = accelerators.utilisation(work, seconds, jax.device_count(), kind)
+        utilisation = accelerators.utilisation(work, seconds, self.devices, kind)
         if utilisation is not None:
             metrics["utilisation"] = utilisation
-        self.__init__(self.work)
+        self.__init__(self.work, self.devices)
         return metrics
 
 

@@ -5,6 +5,7 @@ its workdir.
 import json
 import logging
 import math
+import os
 import tempfile
 import time
 import zlib
@@ -381,9 +382,10 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
     check_same_run(workdir, config)
     check_same_corpus(workdir, corpus)
     hosts.barrier("before the workdir")  # all have checked for another run there
+    if hosts.first() and not in_store(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+    _check_shared(workdir)
     if hosts.first():
-        if not in_store(workdir):
-            workdir.mkdir(parents=True, exist_ok=True)
         write_with_checksums(corpus.vocabulary, workdir / "vocabulary.txt")
         if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
             write_entries(
@@ -395,11 +397,31 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
         write_json(workdir / "config.json", config)
     hosts.barrier("the workdir")
     deadline = time.monotonic() + VISIBLE
-    while not (workdir / "config.json").exists():
-        if time.monotonic() > deadline:
-            cure = "use a --workdir on a disk that they share, or a URL of gs:// or s3://"
-            raise InputError(f"{workdir} is not the same on all hosts: {cure}")
+    while not (workdir / "config.json").exists() and time.monotonic() < deadline:
         time.sleep(1)
+
+
+def _check_shared(workdir):
+    """Raises InputError on all hosts if one of them does not see what host 0 writes there.
+
+    The file has a new name each time: NFS asks its server for a name that it has never looked up.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    number = int.from_bytes(os.urandom(4)) if hosts.first() else 0
+    probe = workdir / f".shared-{sharding.sum_over_hosts(number)}"
+    if hosts.first():
+        with replacing(probe):
+            pass
+    hosts.barrier("the probe of the workdir")
+    missing = sharding.sum_over_hosts(not probe.exists())
+    if hosts.first():
+        probe.unlink()
+    if missing:
+        raise InputError(
+            f"{workdir} is not the same on all hosts: use a --workdir on a disk that they share, or"
+            " a URL of gs:// or s3://"
+        )
 
 
 def check_same_flags(config: Mapping) -> None:

@@ -91,11 +91,11 @@ def test_plans_of_a_cpu(band, tokens, expected):
         ("h100", (0, 262_144, 4_096), 4_096, 4_096),
         ("v5p", (0, 32_000, 2_048), 8_192, 2_048),  # as many rows as 2^26 logits have
         ("h100", (0, 8_000, 4_096), 16_384, 4_096),
-        ("h100", (0, 2_000_000, 1_024), 8_192, 768),  # an eighth of the memory
+        ("h100", (0, 4_000_000, 1_024), 8_192, 768),  # a quarter of the memory
         ("h100", (1, 262_144, 512), 8_192, 512),
         ("h100", (1, 262_144, 512), 100, 100),
         ("other", (0, 262_144, 2_048), 8_192, 1_024),
-        ("other", (0, 1_000_000, 2_048), 8_192, 4_096),  # too little memory: computed again
+        ("other", (0, 2_000_000, 2_048), 8_192, 4_096),  # too little memory: computed again
     ],
 )
 def test_plans_of_accelerators(device, band, tokens, rows):
@@ -107,7 +107,7 @@ def test_plans_of_accelerators(device, band, tokens, rows):
     with tracing_for("tpu" if device.startswith("v") else "gpu", kind):
         result = plan(band[0], band[1:2], band[2], tokens, 2)
     assert result.tokens == rows
-    assert result.keeps_logits == (result.words is None) == (band[1] != 1_000_000)
+    assert result.keeps_logits == (result.words is None) == (band[1] != 2_000_000)
 
 
 @pytest.mark.parametrize("tokens, width, words", [(2_048, 512, 262_144), (1_024, 64, 10**7)])

@@ -43,7 +43,7 @@ def test_an_interval(trained, monkeypatch):
     """
     times = iter([100.0, 138.0, 138.0, 140.0, 140.0])
     monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=times.__next__))
-    interval = Interval(work=1e3)
+    interval = Interval(work=1e3, devices=1)
     update = {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}
     interval.add(update, 1)
     interval.add(update | {"nll": 1.5, "tokens": 4.0}, 2)

@@ -21,7 +21,7 @@ from tests.training.test_metrics import metrics
 
 LONG = {"steps": 5_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1}
 LONG |= {"body.dropout": 0.1}
-STOPPING = "\nstopping: this update is finished and saved first; Ctrl-C again stops at once\n"
+STOPPING = "stopping: this update is finished and saved first; Ctrl-C again stops at once\n"
 
 
 def saved(workdir):
@@ -66,12 +66,12 @@ def stopped(start, flags, config, tmp_path_factory):
 
 
 def test_a_run_that_is_stopped_saves_and_says_where(stopped, config, capsys):
-    """Status 130 and the update that was saved, at once and not at the next checkpoint; the run
+    """Status 75 and the update that was saved, at once and not at the next checkpoint; the run
     resumes from there.
     """
     workdir, status, err = stopped
     step = max(saved(workdir))
-    assert (metrics(workdir)[-1]["step"], status) == (step, 130)
+    assert (metrics(workdir)[-1]["step"], status) == (step, 75)
     saved_at = f"stopped after update {step:,} of 5,000, which is saved: the same command resumes\n"
     assert err == STOPPING + saved_at
     train(config(**LONG | {"steps": step + 1}), workdir)
@@ -119,8 +119,8 @@ TWICE = """
 import os, signal, time
 from adaptive_jax.parallel import hosts
 with hosts.stopping("that is done first") as stop:
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
+    for number in signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2:
+        os.kill(os.getpid(), number)
     time.sleep(0.01)
     assert stop.asked and stop(1)
     os.kill(os.getpid(), signal.SIGINT)
@@ -129,14 +129,14 @@ with hosts.stopping("that is done first") as stop:
 
 
 def test_a_second_interruption_ends_at_once(quick_command):
-    """Without a traceback; a second SIGTERM, which schedulers send, is not one; Ctrl-C after it
-    is.
+    """Without a traceback; SIGTERM after SIGUSR1, which SLURM sends, is none, nor is SIGHUP; Ctrl-C
+    after them is.
     """
     done = quick_command("-c", TWICE)
     assert done.returncode == 130
     assert (
-        done.stderr == "\nstopping: that is done first; Ctrl-C again stops at once\n"
-        "\nstopped at once: the same command resumes from the last checkpoint\n"
+        done.stderr == "stopping: that is done first; Ctrl-C again stops at once\n"
+        "stopped at once: the same command resumes from the last checkpoint\n"
     )
 
 

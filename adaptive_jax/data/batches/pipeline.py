@@ -39,6 +39,8 @@ class TrainingBatches:
         eos: the id of `<eos>`.
         rows: rows of an update. Layout "similar" has more where rows are shorter.
         microbatches: how many microbatches make up an update.
+        devices: that share each microbatch. Empty rows, of weight 0, fill up an update whose rows
+            do not divide among microbatches and devices.
 
     Attributes:
         per_microbatch: rows of a microbatch; of the longest rows if lengths differ.
@@ -49,13 +51,22 @@ class TrainingBatches:
         InputError: an empty split, a size below 1, an unknown name.
     """
 
-    def __init__(self, ids: np.ndarray, eos: int, layout: Layout, rows: int, microbatches: int = 1):
+    def __init__(
+        self,
+        ids: np.ndarray,
+        eos: int,
+        layout: Layout,
+        rows: int,
+        microbatches: int = 1,
+        devices: int = 1,
+    ):
         length, break_mode, name = layout
         check_layout(break_mode, name)
         check_at_least(1, rows=rows, microbatches=microbatches)
         starts, lengths = examples(ids, eos, break_mode, length)
         self.ids, self.eos = ids, eos
-        self.microbatches, self.per_microbatch = microbatches, rows // microbatches
+        self.microbatches, self.multiple = microbatches, microbatches * devices
+        self.per_microbatch = -(-rows // self.multiple) * devices
         self.layout = layout_class(name, break_mode)(starts, lengths, length, rows)
         self.examples, self.tokens = len(starts), int(lengths.sum(dtype=np.int64))
 
@@ -69,13 +80,14 @@ class TrainingBatches:
         """
         epochs, numbers, time = self.layout.update(seed, step)
         index, hosts = share
-        row_ids = np.arange(len(numbers), dtype=np.int32)
+        row_ids = np.arange(-(-len(numbers) // self.multiple) * self.multiple, dtype=np.int32)
         row_ids = row_ids.reshape(self.microbatches, hosts, -1)[:, index]
-        epochs, numbers = epochs[row_ids.ravel()], numbers[row_ids.ravel()]
-        spans = []
+        filled = np.flatnonzero(row_ids.ravel() < len(numbers))
+        epochs, numbers = (a[row_ids.ravel()[filled]] for a in (epochs, numbers))
+        spans = [(np.zeros(0, np.int64),) * 3]  # a host may have empty rows alone
         for epoch, run in runs(epochs):
             starts, lengths, rows = self.layout.spans(numbers[run], seed, epoch)
-            spans.append((starts, lengths, rows + run.start))
+            spans.append((starts, lengths, filled[rows + run.start]))
         spans = Spans(*map(np.concatenate, zip(*spans, strict=True)))
         batch = fill_rows(self.ids, self.eos, spans, (row_ids.size, time), self.layout.segmented)
         # The first window of an epoch resets all rows.

@@ -1,0 +1,77 @@
+"""Division of an update's rows over devices and microbatches."""
+
+import math
+from typing import NamedTuple
+
+from adaptive_jax.errors import InputError
+
+LEAST_GAIN = 0.1  # share of a device's rows that empty rows must save, or none are added
+
+
+class Division(NamedTuple):
+    """Rows of an update on devices.
+
+    Attributes:
+        rows: of an update, without empty ones.
+        devices: that share them, equally many on each host.
+        microbatches: that a device computes one after another.
+        rows_per_device: of a microbatch on each device.
+    """
+
+    rows: int
+    devices: int
+    microbatches: int
+    rows_per_device: int
+
+    @property
+    def empty_rows(self) -> int:
+        """Rows of weight 0 that fill up an update."""
+        return self.microbatches * self.rows_per_device * self.devices - self.rows
+
+
+def divide(rows: int, rows_held: int, devices: int, hosts: int = 1, *, pad: bool) -> Division:
+    """The division of an update over the most devices that share its rows evenly.
+
+        20 rows of streams on 8 devices                -> 4 rows on each of 5 devices
+        20 rows that stand alone on 8 devices          -> 3 rows on each of 8, 4 of them empty
+        128 rows, 8 held at a time, on 1, 8 and 16     -> 16, 2 and 1 microbatches
+
+    Args:
+        rows_held: rows that a device holds at a time, at most.
+        devices: of all hosts, of which each has equally many.
+        pad: whether empty rows may be added. They are where they save a device a tenth of its
+            rows, or where hosts do not divide the rows.
+
+    Raises:
+        InputError: the hosts do not divide the rows.
+    """
+    even = [n for n in range(hosts, devices + 1, hosts) if rows % n == 0]
+    padded = -(-rows // devices)
+    if pad and (not even or padded <= (1 - LEAST_GAIN) * (rows // even[-1])):
+        microbatches = -(-padded // rows_held)
+        return Division(rows, devices, microbatches, -(-padded // microbatches))
+    if not even:
+        raise InputError(
+            f"{hosts} hosts cannot share the {rows} rows of an update evenly: use"
+            f" {one_of(divisors(rows, hosts))} hosts, or choose tokens_per_update as a multiple of"
+            f" sequence_length x {hosts}"
+        )
+    share = rows // even[-1]
+    held = next(n for n in range(min(share, rows_held), 0, -1) if share % n == 0)
+    return Division(rows, even[-1], share // held, held)
+
+
+def divisors(number: int, largest: int) -> list[int]:
+    """The divisors of a number up to `largest`, ascending."""
+    return [n for n in range(1, min(number, largest) + 1) if number % n == 0]
+
+
+def rows_for_all(rows: int, devices: int) -> int:
+    """The number of rows closest to `rows` that all devices share evenly."""
+    return max(1, math.floor(rows / devices + 0.5)) * devices
+
+
+def one_of(numbers: list[int]) -> str:
+    """`1, 2 or 4`."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last

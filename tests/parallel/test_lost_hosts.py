@@ -1,0 +1,132 @@
+"""Hosts that are lost, wait, share no disk or get a signal: two processes of four devices, and what
+each of them says.
+"""
+
+import re
+import signal
+import time
+
+import pytest
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.parallel import hosts
+from tests.parallel.test_hosts import until
+from tests.training.test_stopping import STOPPING, saved
+
+LONG = {"steps": 100_000, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 3}
+WAITS = "host {host} of 2 waits at 127.0.0.1:\\d+ for the others, up to 300 s\n"
+GONE = "error: host {host} has gone: start all hosts again"
+SECONDS = 20
+
+EVALUATE = """
+import time
+from adaptive_jax.evaluation.command import define_flags, main
+from adaptive_jax.config import commands
+from adaptive_jax.parallel import sharding
+put = sharding.put_batch
+def slow(*arguments):
+    time.sleep(0.3)
+    print("a batch", flush=True)
+    return put(*arguments)
+sharding.put_batch = slow
+define_flags()
+commands.run(main)
+"""
+
+
+def said(process, host):
+    """What a host wrote to stderr after the line that it waits for the other."""
+    err = process.communicate(timeout=60)[1]
+    waits = re.match(WAITS.format(host=host), err)
+    assert waits, err
+    return err[waits.end() :]
+
+
+def kill(processes, host):
+    """Kills a host; the last line of the other one, which ends within `SECONDS` with status 1. Only
+    the runtime may write lines before it.
+    """
+    processes[host].send_signal(signal.SIGKILL)
+    start = time.monotonic()
+    err = said(processes[1 - host], 1 - host)
+    assert time.monotonic() - start < SECONDS, err
+    assert processes[1 - host].returncode == 1 and "Traceback" not in err, err
+    assert err.count("error: ") == 1 and err.endswith("\n"), err
+    return err.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """That of the run of these tests."""
+    return tmp_path_factory.mktemp("lost") / "run"
+
+
+@pytest.mark.first
+def test_a_signal_stops_all_hosts(start_hosts, flags, workdir):
+    """SIGUSR1 on both, as SLURM sends it, then SIGHUP and SIGTERM on one: both save the same update
+    and end with status 75.
+    """
+    processes = start_hosts("train.py", *flags(workdir, **LONG), devices=4)
+    until(processes, workdir / "metrics.jsonl", 4)
+    processes[0].send_signal(signal.SIGUSR1)
+    for number in signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM:
+        processes[1].send_signal(number)
+    errors = [said(process, host) for host, process in enumerate(processes)]
+    step = max(saved(workdir))
+    stopped = f"stopped after update {step:,} of 100,000, which is saved: the same command resumes"
+    assert errors == [f"{STOPPING}{stopped}\n", STOPPING]
+    assert [process.returncode for process in processes] == [75, 75] and step >= 4
+    out = processes[0].communicate()[0]
+    assert "= 1 x 4 rows x 8 device(s)" in out and "Gloo" not in out
+
+
+@pytest.mark.first
+@pytest.mark.parametrize("host", [1, 0])
+def test_a_host_that_is_killed_in_training(start_hosts, flags, workdir, host):
+    """The other one names it and the update from which the run resumes, within 20 seconds."""
+    processes = start_hosts("train.py", *flags(workdir, **LONG), devices=4)
+    until(processes, workdir / "metrics.jsonl", max(saved(workdir), default=0) + 4)
+    line = kill(processes, host)
+    resumes = max(saved(workdir))
+    assert line == f"{GONE.format(host=host)}; the run resumes from update {resumes:,}"
+
+
+@pytest.mark.first
+def test_a_host_that_is_killed_in_evaluation(start_hosts, trained):
+    """As in training."""
+    flags = f"--workdir={trained}", "--context=15", "--rows=8"
+    processes = start_hosts("-c", EVALUATE, *flags, devices=4)
+    out = processes[0].directory / "out"
+    while not out.exists() or "a batch\n" not in out.read_text():
+        assert processes[0].poll() is None, processes[0].communicate()
+        time.sleep(0.1)
+    assert kill(processes, 1) == GONE.format(host=1)
+
+
+@pytest.mark.first
+def test_a_workdir_that_is_not_shared(start_hosts, flags, tmp_path):
+    """Both end at once, and one says why."""
+    processes = start_hosts("train.py", *flags(f"{tmp_path}/run{{host}}", **LONG), devices=4)
+    errors = [said(process, host) for host, process in enumerate(processes)]
+    cure = "use a --workdir on a disk that they share, or a URL of gs:// or s3://"
+    assert errors == [f"error: {tmp_path}/run0 is not the same on all hosts: {cure}\n", ""]
+    assert [process.returncode for process in processes] == [2, 2]
+    assert not [path for path in tmp_path.glob("run?/*") if "vocabulary" in path.name]
+
+
+def test_a_host_that_waits_says_so(monkeypatch, capsys):
+    """At once and at every reminder."""
+    monkeypatch.setattr(hosts, "MEETING", 3)
+    monkeypatch.setattr(hosts, "REMINDER", 1)
+
+    class Never:
+        def result(self, timeout):
+            raise TimeoutError
+
+    with pytest.raises(InputError, match="host 0 of 2 has not met the others at a:1 within 3 sec"):
+        hosts._wait_for_others(Never(), "host 0 of 2", "at a:1")
+    assert capsys.readouterr().err.splitlines() == [
+        "host 0 of 2 waits at a:1 for the others, up to 3 s",
+        "host 0 of 2 still waits at a:1 for the others, 1 of 3 s",
+        "host 0 of 2 still waits at a:1 for the others, 2 of 3 s",
+    ]
