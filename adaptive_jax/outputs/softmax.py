@@ -5,7 +5,7 @@ hierarchical softmax of two levels.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_rates
 from adaptive_jax.losses import banded
+from adaptive_jax.losses.cross_entropy import ADAPTIVE_REPORTS
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
@@ -113,7 +114,9 @@ class Softmax(nn.Module):
         reduction: str = "mean",
         ignore_index: int | None = -100,
         train: bool = False,
-    ) -> jax.Array:
+        reports: Sequence[str] = (),
+        top_k: int = 0,
+    ) -> Any:
         """The loss in nats, as `adaptive_jax.adaptive_cross_entropy` reduces it.
 
         Args:
@@ -121,20 +124,32 @@ class Softmax(nn.Module):
             reduction: "mean", the sum of weights · loss over the sum of weights; "sum"; or "none",
                 weights · loss of every token `[batch, ...]`.
             ignore_index: a target that counts as one of weight 0; None: no target does.
+            reports, top_k: as in `adaptive_jax.linear_cross_entropy`, of the same pass and its
+                dropout; with several bands "nll", "z_loss" and "correct" alone.
+
+        Returns:
+            The loss, an array; with `reports`, `(loss, adaptive_jax.losses.reports.Report)`.
 
         Raises:
-            InputError: as `loss`, an unknown reduction, or "none" with tail dropout, whose masks
-                are drawn for the sum alone.
+            InputError: as `loss`, an unknown reduction or report, or the reduction "none" with tail
+                dropout, whose masks are drawn for the sum alone.
         """
+        reports = several(reports)
+        refused = [name for name in reports if name not in ADAPTIVE_REPORTS]
+        if self.clusters and refused:
+            raise InputError(
+                f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits"
+                " one tail; log_probs(hidden) gives the log-probabilities of all words"
+            )
         hidden, settings, seeds = self._drawn(hidden, None, train)
-        settings = settings._replace(ignore_index=ignore_index)
+        settings = settings._replace(ignore_index=ignore_index, reports=reports, top_k=top_k)
         if reduction == "none" and seeds is not None:
             raise InputError(
                 "reduction='none' must be 'mean' or 'sum' where train=True draws"
                 f" tail_dropout={self.tail_dropout}: use one of them, or tail_dropout=0"
             )
-        given = hidden, targets, weights, *self.arrays(train=train), settings
-        return banded.reduced(reduction, *given, seeds=seeds)
+        arguments = hidden, targets, weights, *self.arrays(train=train), settings
+        return banded.reduced(reduction, *arguments, seeds=seeds)
 
     def loss(
         self,
