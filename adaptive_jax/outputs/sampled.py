@@ -6,9 +6,10 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
-from adaptive_jax.errors import check_at_least, check_known, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.arguments import validate_bands
 from adaptive_jax.losses.plans import chunk_size
@@ -51,7 +52,7 @@ class Sampled(nn.Module):
 
     Raises:
         InputError: a number or name out of range; a table of several bands; a lexicon of another
-            vocabulary.
+            vocabulary, or in training one whose counts are all 0, where they are concrete.
     """
 
     table: nn.Module
@@ -116,10 +117,7 @@ class Sampled(nn.Module):
         if self.proposal == "log_uniform":
             candidates = log_uniform(key, words, self.samples)
         else:
-            counts = jnp.asarray(self.counts, jnp.float32)
-            # A target may be a word that was never counted: a candidate of chance 0 has no loss.
-            rarest = jnp.min(counts, where=counts > 0, initial=jnp.inf)
-            counts = jnp.where(counts > 0, counts, rarest / 2)
+            counts = positive_counts(self.counts)
             candidates = unigram(key, counts, self.samples)
         chunk = chunk_size(0, self.samples, band.table.shape[1])
         how = type(self).losses, math.log(words)
@@ -253,6 +251,23 @@ def log_uniform(key: jax.Array, words: int, samples: int) -> jax.Array:
 def log_uniform_chance(ids: jax.Array, words: int) -> jax.Array:
     """Log-probability of each id, `log((id + 2) / (id + 1)) / log(words + 1)`."""
     return jnp.log(jnp.log1p(1 / (ids.astype(jnp.float32) + 1)) / math.log(words + 1))
+
+
+def positive_counts(counts) -> jax.Array:
+    """Counts of words, float32 `[words]`, for a proposal that can draw every word: one that was
+    never counted has half the count of the rarest, as a candidate of chance 0 has no loss.
+
+    Raises:
+        InputError: all counts are 0. Where they are traced, all words are equally likely instead.
+    """
+    traced = isinstance(counts, jax.core.Tracer)
+    concrete = not traced and getattr(counts, "is_fully_addressable", True)
+    if concrete and not np.any(jax.device_get(counts)):
+        raise InputError("counts must have a word above 0 for proposal='unigram', got none")
+    counts = jnp.asarray(counts, jnp.float32)
+    counts = jnp.where(jnp.any(counts > 0), counts, 1.0)
+    rarest = jnp.min(counts, where=counts > 0, initial=jnp.inf)
+    return jnp.where(counts > 0, counts, rarest / 2)
 
 
 def unigram(key: jax.Array, counts: jax.Array, samples: int) -> jax.Array:
