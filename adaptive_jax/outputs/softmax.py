@@ -138,8 +138,8 @@ class Softmax(nn.Module):
         refused = [name for name in reports if name not in ADAPTIVE_REPORTS]
         if self.clusters and refused:
             raise InputError(
-                f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits"
-                " one tail; log_probs(hidden) gives the log-probabilities of all words"
+                f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token"
+                " visits one tail; log_probs(hidden) gives the log-probabilities of all words"
             )
         hidden, settings, seeds = self._drawn(hidden, None, train)
         settings = settings._replace(ignore_index=ignore_index, reports=reports, top_k=top_k)
@@ -278,14 +278,11 @@ class Hierarchical(Softmax):
         check_at_least(0, classes=self.classes)
 
     def setup(self):
-        (table, projection, _), *others = self.table.bands()
-        square = (table.shape[1],) * 2
-        lacks = projection is None and any(band.projection is not None for band in others)
+        first, *classes = self.table.bands()
         self.projection = None
-        if lacks:
-            self.projection = self.param(
-                "projection", nn.initializers.xavier_uniform(), square, jnp.float32
-            )
+        if first.projection is None and any(band.projection is not None for band in classes):
+            init, width = nn.initializers.xavier_uniform(), first.table.shape[1]
+            self.projection = self.param("projection", init, (width, width), jnp.float32)
         super().setup()
 
     def bands(self, *, train: bool = False) -> list[Band]:
@@ -342,21 +339,21 @@ class AdaptiveSoftmax(Softmax):
     def __post_init__(self, *sizes):
         names = "vocabulary_size", "features", "cutoffs", "factor", "width", "bias"
         names += "table_init", "projection_init"
-        given = {
+        fields = {
             name: value
             for name, value in zip(names, sizes, strict=False)  # flax calls it again without any
             if value is not getattr(AdaptiveSoftmax, name)  # an array is neither equal nor not
         }
         if self.table is None:
-            if missing := [name for name in names[:2] if name not in given]:
+            if missing := [name for name in names[:2] if name not in fields]:
                 raise InputError(
                     f"table=None needs vocabulary_size and features, and {missing[0]} is missing:"
                     " use both, or a table such as TiedTable(...)"
                 )
             # Without a parent, the table is adopted by this layer, wherever that is made.
-            self.table = OwnTable(**given, parent=None)
-        elif given:
-            name, value = next(iter(given.items()))
+            self.table = OwnTable(**fields, parent=None)
+        elif fields:
+            name, value = next(iter(fields.items()))
             raise InputError(
                 f"{name}={value!r} must be left out where a table is given: give it to the table"
             )
