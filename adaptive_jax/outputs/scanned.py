@@ -58,16 +58,18 @@ def total_and_nll(chunked: ChunkedLoss, hidden, targets, weights, bands, constan
         InputError: as `adaptive_jax.losses.banded.loss`.
     """
     arrays = _arguments(chunked, hidden, targets, weights, bands, constants)
-    (total, nll), weights = _total(chunked, *arrays), arrays[2]
+    _, _, weights, *_ = arrays
+    total, nll = _total(chunked, *arrays)
     return total, lax.stop_gradient(jnp.where(weights == 0, 0.0, nll + 0 * weights))
 
 
-def losses_of(chunked: ChunkedLoss, hidden, targets, bands, constants=()):
+def losses_of(chunked: ChunkedLoss, hidden, targets, bands):
     """The loss `[...]` of every token; gradients for any cotangent need a second pass. Arguments
     and errors as those of `total_and_nll`.
     """
-    arrays = _arguments(chunked, hidden, targets, None, bands, constants)
-    return _each(chunked, *arrays) + 0 * arrays[2]
+    arrays = _arguments(chunked, hidden, targets, None, bands, ())
+    _, _, weights, *_ = arrays
+    return _each(chunked, *arrays) + 0 * weights
 
 
 def _arguments(chunked, hidden, targets, weights, bands, constants):
