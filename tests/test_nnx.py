@@ -50,7 +50,7 @@ class LinenTied(linen.Module):
 
 
 def test_a_softmax_is_linen_s():
-    """Names of parameters, loss, gradients, dropout, log-probabilities and predictions."""
+    """Names of parameters, loss, gradients, dropout, log-probabilities, predictions and reports."""
     layer = AdaptiveSoftmax(**SIZES, tail_dropout=0.5, bias=True, rngs=nnx.Rngs(0))
     other = adaptive_jax.AdaptiveSoftmax(**SIZES, tail_dropout=0.5, bias=True)
     params, key = params_of(layer), jax.random.key(3)
@@ -64,7 +64,8 @@ def test_a_softmax_is_linen_s():
             return layer(hidden, TARGETS, train=True, rngs=nnx.Rngs(dropout=key))
 
         value, gradient = nnx.value_and_grad(loss)(layer)
-        return value, gradient, layer.log_probs(hidden), layer.predict(hidden)
+        report = layer(hidden, TARGETS, reports=("correct",))[1]
+        return value, gradient, layer.log_probs(hidden), layer.predict(hidden), report
 
     @jax.jit
     def theirs(params, hidden):
@@ -76,7 +77,8 @@ def test_a_softmax_is_linen_s():
             params, TARGETS, train=True, rngs={"dropout": dropped}
         )
         methods = "log_probs", "predict"
-        return value, gradient, *(run(params, method=name) for name in methods)
+        report = run(params, TARGETS, reports=("correct",))[1]
+        return value, gradient, *(run(params, method=name) for name in methods), report
 
     value, gradient, *rest = ours(layer, HIDDEN)
     equal((value, nnx.to_pure_dict(gradient), *rest), theirs(params, HIDDEN))

@@ -67,6 +67,7 @@ tied = functools.partial(TiedTable, adaptive())
 mapped = functools.partial(MappedTable, source=adaptive(), features=FEATURES)
 assembled = functools.partial(AssembledTable, source=adaptive(), features=FEATURES)
 softmax = functools.partial(AdaptiveSoftmax, OwnTable(WORDS, FEATURES, (5, 12), factor=2))
+full = functools.partial(AdaptiveSoftmax, OwnTable(WORDS, FEATURES))
 transformer = functools.partial(Transformer, features=FEATURES, layers=1, heads=2, feed_forward=8)
 lstm = functools.partial(LSTM, features=FEATURES, widths=(5, 4))
 gated = functools.partial(GatedConv, features=FEATURES, blocks=((1, 1, 6), (2, 3, 6)))
@@ -356,6 +357,9 @@ WRONG = [
         lambda: made(softmax(tail_dropout=0.1), HIDDEN, IDS, reduction="none", train=True),
         "tail_dropout=0.1",
     ),
+    (lambda: call(HIDDEN, IDS, reports=("entropy",)), "reports='entropy' is not one of nll"),
+    (lambda: call(HIDDEN, IDS, top_k=2), "top_k=2"),
+    (lambda: made(full(), HIDDEN, IDS, reports="accuracy"), "reports='accuracy'"),
     (lambda: call(HIDDEN[..., :6], IDS), "[2, 3, 6]"),
     (lambda: predict(np.ones((4, 9), "f")), "[4, 9]"),
     (lambda: logs(np.ones((0, 8), "f")), "[0, 8]"),

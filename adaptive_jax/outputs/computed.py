@@ -50,33 +50,31 @@ class ComputedTable(nn.Module):
         dropout if `train`.
         """
         words = self.words()
-        tables = self._tables(jnp.arange(words), train)
-        tables = {name: array[:words] for name, array in tables.items()}
-        bias = self.own_bias if self.bias == "own" else tables.get("bias")
-        return [Band(tables["vectors"], None, bias)]
+        vectors, bias = self._tables(jnp.arange(words), train)
+        if self.bias == "own":
+            bias = self.own_bias
+        return [Band(vectors[:words], None, None if bias is None else bias[:words])]
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
         """Stores the vectors of `words [n]`, and their biases where these are predicted, in the
         collection "tables".
         """
-        for name, array in self._tables(words, train).items():
-            self.put_variable("tables", name, array)
+        vectors, bias = self._tables(words, train)
+        self.put_variable("tables", "vectors", vectors)
+        if bias is not None:
+            self.put_variable("tables", "bias", bias)
 
     def _tables(self, words, train):
-        """Vectors of `words [n]`, and their biases where these are predicted: those that
-        "tables" has, or computed.
+        """Vectors of `words [n]`, and their predicted biases or None: those that "tables" has, or
+        computed.
         """
-        if self.has_variable("tables", "vectors"):
-            tables = {"vectors": self.get_variable("tables", "vectors")}
-        else:
-            tables = {"vectors": self.vectors(words, train)}
-        if self.has_variable("tables", "bias"):
-            tables["bias"] = self.get_variable("tables", "bias")
-        elif self.bias == "predicted":
-            weights, bias = self.bias_weights
-            vectors = tables["vectors"].astype(weights.dtype)
-            tables["bias"] = jnp.tanh(vectors @ weights[:, 0] + bias)
-        return tables
+        vectors, bias = (self.get_variable("tables", name) for name in ("vectors", "bias"))
+        if vectors is None:
+            vectors = self.vectors(words, train)
+        if bias is None and self.bias == "predicted":
+            weights, offset = self.bias_weights
+            bias = jnp.tanh(vectors.astype(weights.dtype) @ weights[:, 0] + offset)
+        return vectors, bias
 
     def _of_source(self, table, words):
         """Rows of the source's `table` that belong to `words [n]`; a table that the source

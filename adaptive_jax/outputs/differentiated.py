@@ -82,28 +82,26 @@ class Differentiated(nn.Module):
         """See `adaptive_jax.outputs.softmax.Softmax.loss`."""
         hidden = floats("hidden", hidden, ..., self.table.features)
         hidden = self.dropout(hidden, row_ids, train=train)
-        chunked, *tokens, bands = self._chunked(hidden, targets, weights, train)
-        return Loss(*scanned.total_and_nll(chunked, *tokens, bands))
+        bands = self.bands(train=train)
+        return Loss(*scanned.total_and_nll(self._chunked(bands), hidden, targets, weights, bands))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for
         one that does not exist.
         """
         hidden = floats("hidden", hidden, ..., self.table.features)
-        chunked, *tokens, bands = self._chunked(hidden, targets, None, False)
-        return scanned.nll_of(chunked, *tokens, bands)
+        bands = self.bands()
+        return scanned.losses_of(self._chunked(bands), hidden, targets, bands)
 
-    def _chunked(self, hidden, targets, weights, train):
-        """The arguments of `scanned.total_and_nll`."""
-        bands = self.bands(train=train)
+    def _chunked(self, bands):
+        """The loss of a chunk of tokens."""
         words = sum(len(band.table) for band in bands)
         chunk = chunk_size(0, words, self.table.features)
         if platform() == "cpu":
             # Fewer logits stay in its caches; but each chunk adds to the gradients of all tables,
             # so wide ones need more tokens (benchmarks/outputs.py, small and large).
             chunk = min(chunk, max(TAIL_CHUNK, self.table.features // TABLE_SHARE))
-        tokens = hidden, *scanned.checked(hidden, targets, weights, words)
-        return scanned.ChunkedLoss(_bands, _losses, chunk), *tokens, bands
+        return scanned.ChunkedLoss(_bands, _losses, words, chunk)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
@@ -128,19 +126,19 @@ def _logits(bands, hidden):
     for (table, projection, bias), end in zip(bands, ends, strict=True):
         whole = projection is not None or table.shape[1] == hidden.shape[1]
         x = hidden if whole else hidden[:, end - table.shape[1] : end]
-        band_logits = scanned.logits_of(scanned.project(x, projection), table, hidden.dtype)
+        band_logits = scanned.product(scanned.project(x, projection), table, hidden.dtype)
         if bias is not None:
             band_logits += bias[None].astype(band_logits.dtype)
         logits.append(band_logits)
     return logits
 
 
-def _bands(targets, bands, given):
+def _bands(targets, bands, constants):
     """All tokens read all bands."""
     return (), bands
 
 
-def _losses(how, hidden, targets, own, bands, given):
+def _losses(static, hidden, targets, rows, bands, constants):
     """The nll `[tokens]`, twice."""
     first, scored, normalisers = 0, 0.0, []
     for logits in _logits(bands, hidden):

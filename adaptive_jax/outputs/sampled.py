@@ -6,9 +6,10 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
-from adaptive_jax.errors import check_at_least, check_known, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.arguments import validate_bands
 from adaptive_jax.losses.plans import chunk_size
@@ -51,7 +52,7 @@ class Sampled(nn.Module):
 
     Raises:
         InputError: a number or name out of range; a table of several bands; a lexicon of another
-            vocabulary.
+            vocabulary, or in training one whose counts are all 0, where they are concrete.
     """
 
     table: nn.Module
@@ -111,20 +112,17 @@ class Sampled(nn.Module):
             return Loss(*banded.loss(hidden, targets, weights, [band]))
         hidden = self.dropout(hidden, row_ids, train=train)
         words = len(band.table)
-        tokens = hidden, *scanned.checked(hidden, targets, weights, words)
         key, counts = self.make_rng("dropout"), None
         if self.proposal == "log_uniform":
             candidates = log_uniform(key, words, self.samples)
         else:
-            counts = jnp.asarray(self.counts, jnp.float32)
-            # A target may be a word that was never counted: a candidate of chance 0 has no loss.
-            rarest = jnp.min(counts, where=counts > 0, initial=jnp.inf)
-            counts = jnp.where(counts > 0, counts, rarest / 2)
+            counts = positive_counts(self.counts)
             candidates = unigram(key, counts, self.samples)
         chunk = chunk_size(0, self.samples, band.table.shape[1])
-        how = type(self).losses, math.log(words)
-        chunked = scanned.ChunkedLoss(_rows, _losses, chunk, how)
-        return Loss(*scanned.total_and_nll(chunked, *tokens, band, (candidates, counts)))
+        static = type(self).losses, math.log(words)
+        chunked = scanned.ChunkedLoss(_rows, _losses, words, chunk, static)
+        drawn = candidates, counts
+        return Loss(*scanned.total_and_nll(chunked, hidden, targets, weights, band, drawn))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood among all words of each target `[...]` in nats, in the order
@@ -139,18 +137,15 @@ class Sampled(nn.Module):
         return banded.log_probs(floats("hidden", hidden, ...), self.bands())
 
     @staticmethod
-    def losses(found, own, others, log_words) -> tuple[jax.Array, jax.Array]:
-        """Loss and estimated nll `[tokens]`, which are one.
+    def losses(nll: jax.Array, target_odds: jax.Array, odds: jax.Array) -> jax.Array:
+        """The loss `[tokens]`.
 
         Args:
-            found: what `scores` returns.
-            own: the log of the expected count of each token's target, `[tokens]`.
-            others: that of each candidate, `[samples]`.
-            log_words: the log of the vocabulary's size.
+            nll: `[tokens]`, estimated.
+            target_odds: `[tokens]`, log-odds that a target is data and no candidate.
+            odds: `[tokens, samples]`, those of the candidates.
         """
-        score, _, rest = found
-        loss = jax.nn.softplus(rest - score)
-        return loss, loss
+        return nll
 
 
 class NCE(Sampled):
@@ -170,76 +165,59 @@ class NCE(Sampled):
     """
 
     @staticmethod
-    def losses(found, own, others, log_words) -> tuple[jax.Array, jax.Array]:
-        """Loss and estimated nll `[tokens]`; arguments as those of `Sampled.losses`."""
-        score, noise, rest = found
-        missed = jax.nn.softplus(noise - log_words - others[None])
-        loss = jax.nn.softplus(own + log_words - score) + missed.sum(axis=1)
-        return loss, jax.nn.softplus(rest - score)
+    def losses(nll: jax.Array, target_odds: jax.Array, odds: jax.Array) -> jax.Array:
+        """The loss `[tokens]`; arguments as those of `Sampled.losses`."""
+        return jax.nn.softplus(-target_odds) + jax.nn.softplus(odds).sum(axis=1)
 
 
-class _Scored(NamedTuple):
-    """What the scores of words need: of each token's target, or of each candidate.
+class _Rows(NamedTuple):
+    """Words that are scored: the target of each token, or each candidate.
 
     Attributes:
-        rows: `[n, width]` of the table.
+        table: `[n, width]`, their rows of the table.
         bias: `[n]`, or None.
         expected: `[n]`, the log of how often the word is expected among the candidates.
     """
 
-    rows: jax.Array
+    table: jax.Array
     bias: jax.Array | None
     expected: jax.Array
 
 
-def _rows(targets, band, given):
-    """A `_Scored` of the targets; and that of the candidates, and the projection.
+def _rows(targets, band, constants):
+    """The `_Rows` of the targets; and those of the candidates, and the projection.
 
-    given: candidates, and the counts of all words, or None for a log-uniform proposal.
+    constants: candidates, and the counts of all words, or None for a log-uniform proposal.
     """
-    candidates, counts = given
-    words, count = len(band.table), len(targets)
+    candidates, counts = constants
+    words, tokens = len(band.table), len(targets)
     # One gather, whose gradient is one scatter.
     drawn = jnp.concatenate([targets, candidates])
     chance = log_uniform_chance(drawn, words) if counts is None else unigram_chance(drawn, counts)
     bias = None if band.bias is None else band.bias[drawn]
-    found = _Scored(band.table[drawn], bias, math.log(len(candidates)) + chance)
-    own = jax.tree.map(lambda a: a[:count], found)
-    others = jax.tree.map(lambda a: a[count:], found)
-    return own, (others, band.projection)
+    rows = _Rows(band.table[drawn], bias, math.log(len(candidates)) + chance)
+    of_targets = jax.tree.map(lambda a: a[:tokens], rows)
+    return of_targets, (jax.tree.map(lambda a: a[tokens:], rows), band.projection)
 
 
-def _losses(how, hidden, targets, own, others, given):
-    """Loss and estimated nll `[tokens]`; how: `Sampled.losses`, and its `log_words`."""
-    (losses, log_words), (others, projection), (candidates, _) = how, others, given
-    hit = targets[:, None] == candidates[None]
-    return losses(
-        scores(hidden, projection, own, others, hit), own.expected, others.expected, log_words
-    )
-
-
-def scores(hidden, projection, own, others, hit) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Logits of the targets `[tokens]` and of the candidates `[tokens, samples]`; and
-    `[tokens]`, an estimate:
-
-    the log-sum-exp of all logits but the target's, each candidate that is not the target divided by
-    its expected count.
-
-    Args:
-        hidden: `[tokens, features]`.
-        own: `(rows, biases or None, log of the expected count)` of each token's target.
-        others: those of each candidate.
-        hit: bool `[tokens, samples]`, where a candidate is the target.
+def _losses(static, hidden, targets, target_rows, shared, constants):
+    """Loss and estimated nll `[tokens]`; static: `Sampled.losses`, and the log of the number of
+    words.
     """
-    (own_rows, own_bias, _), (rows, bias, expected) = own, others
+    (losses, log_words), (rows, projection), (candidates, _) = static, shared, constants
     x = scanned.project(hidden, projection)
-    score = jnp.sum(x * own_rows.astype(x.dtype), axis=1)
-    logits = scanned.logits_of(x, rows, hidden.dtype)
-    if bias is not None:
-        score += own_bias.astype(score.dtype)
-        logits += bias[None].astype(logits.dtype)
-    rest = jnp.where(hit, HIT, logits - expected[None])
-    return score, logits, jax.nn.logsumexp(rest, axis=1)
+    scores = jnp.sum(x * target_rows.table.astype(x.dtype), axis=1)
+    logits = scanned.product(x, rows.table, hidden.dtype)
+    if rows.bias is not None:
+        scores += target_rows.bias.astype(scores.dtype)
+        logits += rows.bias[None].astype(logits.dtype)
+    # Each divided by its expected count, they estimate all words but the target.
+    corrected = logits - rows.expected[None]
+    hit = targets[:, None] == candidates[None]
+    normaliser = jax.nn.logsumexp(jnp.where(hit, HIT, corrected), axis=1)
+    nll = jax.nn.softplus(normaliser - scores)
+    target_odds = scores - target_rows.expected - log_words
+    return losses(nll, target_odds, corrected - log_words), nll
 
 
 def log_uniform(key: jax.Array, words: int, samples: int) -> jax.Array:
@@ -253,6 +231,23 @@ def log_uniform(key: jax.Array, words: int, samples: int) -> jax.Array:
 def log_uniform_chance(ids: jax.Array, words: int) -> jax.Array:
     """Log-probability of each id, `log((id + 2) / (id + 1)) / log(words + 1)`."""
     return jnp.log(jnp.log1p(1 / (ids.astype(jnp.float32) + 1)) / math.log(words + 1))
+
+
+def positive_counts(counts) -> jax.Array:
+    """Counts of words, float32 `[words]`, for a proposal that can draw every word: one that was
+    never counted has half the count of the rarest, as a candidate of chance 0 has no loss.
+
+    Raises:
+        InputError: all counts are 0. Where they are traced, all words are equally likely instead.
+    """
+    traced = isinstance(counts, jax.core.Tracer)
+    concrete = not traced and getattr(counts, "is_fully_addressable", True)
+    if concrete and not np.any(jax.device_get(counts)):
+        raise InputError("counts must have a word above 0 for proposal='unigram', got none")
+    counts = jnp.asarray(counts, jnp.float32)
+    counts = jnp.where(jnp.any(counts > 0), counts, 1.0)
+    rarest = jnp.min(counts, where=counts > 0, initial=jnp.inf)
+    return jnp.where(counts > 0, counts, rarest / 2)
 
 
 def unigram(key: jax.Array, counts: jax.Array, samples: int) -> jax.Array:

@@ -1,5 +1,5 @@
 """Losses whose gradients JAX derives, a chunk of tokens at a time, while the chunk's logits are
-there.
+there: three products, where `jax.checkpoint` around a chunk needs four.
 
 The softmax of bands and clusters, whose gradients are written out, is `adaptive_jax.losses.banded`.
 """
@@ -11,101 +11,96 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from adaptive_jax.losses import partitioned
+from adaptive_jax.losses.arguments import token_targets
 from adaptive_jax.losses.banded import scaled
-from adaptive_jax.losses.chunks import lifted, through_projection
+from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.losses.plans import even_rows
-from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import sum_dtype, wide
 
 
-def checked(hidden, targets, weights, words: int) -> tuple[jax.Array, jax.Array]:
-    """Targets and weights `[...]` of hidden states `[..., features]`; None: weights of 1.
-
-    A target that does not exist becomes 0, and its weight NaN if it is not 0.
-
-    Raises:
-        InputError: as `adaptive_jax.losses.banded.loss`.
-    """
-    shape = hidden.shape[:-1]
-    targets = ids("targets", targets, words, *shape, weights=weights)
-    dtype = sum_dtype(hidden.dtype)
-    weights = jnp.ones(shape) if weights is None else floats("weights", weights, *shape)
-    weights = weights.astype(dtype)
-    exist = exists(targets, words)
-    return jnp.where(exist, targets, 0), jnp.where(exist | (weights == 0), weights, jnp.nan)
-
-
 class ChunkedLoss(NamedTuple):
-    """What is computed of each chunk of tokens. Functions are defined outside any other function.
+    """Computes the losses of a chunk of tokens. Functions are defined outside any other function.
 
     Attributes:
-        prepare: `prepare(targets [tokens], bands, given)` is `(own, others)`, a tree of arrays with
-            a row for each token and a tree that all tokens read.
-        losses: `losses(how, hidden, targets, own, others, given)` is `(loss [n], nll [n])` of n
-            tokens.
+        prepare: `prepare(targets [tokens], bands, constants)` is `(rows, shared)`, a tree of arrays
+            with a row for each token and a tree that all tokens read.
+        losses: `losses(static, hidden, targets, rows, shared, constants)` is `(loss [n], nll [n])`
+            of n tokens.
+        words: the number of words.
         chunk: tokens at a time, at most.
-        how: hashable.
+        static: hashable.
     """
 
     prepare: Callable
     losses: Callable
+    words: int
     chunk: int
-    how: Any = None
+    static: Any = None
 
 
-def total_and_nll(chunked: ChunkedLoss, hidden, targets, weights, bands, given=()):
+def total_and_nll(chunked: ChunkedLoss, hidden, targets, weights, bands, constants=()):
     """The sum of `weights · loss`, whose gradients the same pass computes, and the nll `[...]` of
     every token, 0 where the weight is 0, without gradient.
 
     Args:
         hidden: `[..., features]`.
-        targets, weights: `[...]`, of `checked`.
+        targets: `[...]`.
+        weights: `[...]`, or None: all 1. Where it is not 0, a target that does not exist makes it
+            NaN.
         bands: a tree of arrays that have gradients.
-        given: a tree of others.
+        constants: a tree of arrays that have none.
+
+    Raises:
+        InputError: as `adaptive_jax.losses.banded.loss`.
     """
-    total, nll = _total(chunked, *_arranged(hidden, targets, weights, bands, given))
-    return total, jax.lax.stop_gradient(jnp.where(weights == 0, 0.0, nll + 0 * weights))
+    arrays = _arguments(chunked, hidden, targets, weights, bands, constants)
+    _, _, weights, *_ = arrays
+    total, nll = _total(chunked, *arrays)
+    return total, lax.stop_gradient(jnp.where(weights == 0, 0.0, nll + 0 * weights))
 
 
-def nll_of(chunked: ChunkedLoss, hidden, targets, weights, bands, given=()):
-    """The nll `[...]` of every token; gradients for any cotangent need a second pass. Arguments as
-    those of `total_and_nll`, weights of 1 or NaN.
+def losses_of(chunked: ChunkedLoss, hidden, targets, bands):
+    """The loss `[...]` of every token; gradients for any cotangent need a second pass. Arguments
+    and errors as those of `total_and_nll`.
     """
-    _, nll = _each(chunked, *_arranged(hidden, targets, weights, bands, given))
-    return nll + 0 * weights
+    arrays = _arguments(chunked, hidden, targets, None, bands, ())
+    _, _, weights, *_ = arrays
+    return _each(chunked, *arrays) + 0 * weights
 
 
-def _arranged(hidden, targets, weights, bands, given):
+def _arguments(chunked, hidden, targets, weights, bands, constants):
+    """Checked arguments of `_total` and `_each`, on Explicit axes sharded alike."""
+    dtype = sum_dtype(hidden.dtype)
+    targets = token_targets(
+        targets, weights, None, hidden.shape[:-1], chunked.words, ignored=None, dtype=dtype
+    )
     # A sum over tokens may exceed float16.
     bands = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, bands)
-    tokens, shared = vary_alike(((hidden, targets, weights), (bands, given)))
-    tokens, shared = partitioned.aligned(tokens, shared, _by_words(shared))
+    tokens = hidden, targets.ids, targets.weights
+    tokens, shared = vary_alike((tokens, (bands, constants)))
+    tokens, shared = partitioned.aligned(tokens, shared, (False,) * len(jax.tree.leaves(shared)))
     return *tokens, *shared
 
 
-def _by_words(shared):
-    return (False,) * len(jax.tree.leaves(shared))
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _total(chunked, hidden, targets, weights, bands, given):
-    pulls = jnp.stack([weights, jnp.zeros_like(weights)], axis=-1)
-    (loss, nll), _, _ = _run(chunked, hidden, targets, pulls, bands, given, gradients=False)
+def _total(chunked, hidden, targets, weights, bands, constants):
+    (loss, nll), *_ = _run(chunked, hidden, targets, weights, bands, constants, gradients=False)
     return jnp.sum(weights * loss), nll
 
 
-def _total_forward(chunked, hidden, targets, weights, bands, given):
-    pulls = jnp.stack([weights, jnp.zeros_like(weights)], axis=-1)
-    (loss, nll), *slopes = _run(chunked, hidden, targets, pulls, bands, given, gradients=True)
-    return (jnp.sum(weights * loss), nll), (*slopes, loss)
+def _total_forward(chunked, *arrays):
+    (loss, nll), d_hidden, d_bands = _run(chunked, *arrays, gradients=True)
+    weights = arrays[2]
+    return (jnp.sum(weights * loss), nll), (d_hidden, d_bands, loss)
 
 
-def _total_backward(chunked, saved, cotangents):
+def _total_backward(chunked, residuals, cotangents):
     times = functools.partial(scaled, cotangents[0], in_place=False)
-    d_hidden, d_bands, d_weights = jax.tree.map(times, saved)
+    d_hidden, d_bands, d_weights = jax.tree.map(times, residuals)
     return d_hidden, None, d_weights, d_bands, None
 
 
@@ -113,119 +108,99 @@ _total.defvjp(_total_forward, _total_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _each(chunked, hidden, targets, weights, bands, given):
-    pulls = jnp.stack([weights, weights], axis=-1)
-    return _run(chunked, hidden, targets, pulls, bands, given, gradients=False)[0]
+def _each(chunked, *arrays):
+    return _run(chunked, *arrays, gradients=False)[0][0]
 
 
-def _each_forward(chunked, *arrays):
-    return _each(chunked, *arrays), arrays
+def _each_backward(chunked, arrays, cotangent):
+    hidden, targets, weights, bands, constants = arrays
+    arrays = hidden, targets, cotangent, bands, constants
+    _, d_hidden, d_bands = _run(chunked, *arrays, gradients=True)
+    return d_hidden, None, jnp.zeros_like(weights), d_bands, None
 
 
-def _each_backward(chunked, arrays, cotangents):
-    hidden, targets, weights, bands, given = arrays
-    pulls = jnp.stack(cotangents, axis=-1)
-    _, *slopes = _run(chunked, hidden, targets, pulls, bands, given, gradients=True)
-    return slopes[0], None, jnp.zeros_like(weights), slopes[1], None
+_each.defvjp(lambda chunked, *arrays: (_each(chunked, *arrays), arrays), _each_backward)
 
 
-_each.defvjp(_each_forward, _each_backward)
-
-
-def _run(chunked, hidden, targets, pulls, bands, given, gradients):
-    """`((loss, nll), d_hidden, d_bands)`, each device computing its own tokens. pulls: cotangents
-    `[..., 2]` of loss and nll; a token that has none costs time, and changes nothing.
+def _run(chunked, hidden, targets, weights, bands, constants, gradients):
+    """`((loss, nll), d_hidden, d_bands)`, each device computing its own tokens. Gradients are those
+    of the sum of `weights · loss`; a token of weight 0 costs time, and changes nothing.
     """
-    tokens, shared = (hidden, targets, pulls), (bands, given)
-    static, by_words = (chunked, gradients), _by_words(shared)
-    flags = partitioned.Gradients(True, (True,) * len(by_words)) if gradients else None
-    results, d_hidden, slopes = partitioned.run(_local, static, tokens, shared, by_words, flags)
-    return results, d_hidden, slopes[0] if gradients else None
+    tokens, shared = (hidden, targets, weights), (bands, constants)
+    flags = [True] * len(jax.tree.leaves(bands)) + [False] * len(jax.tree.leaves(constants))
+    asked = partitioned.Gradients(True, tuple(flags)) if gradients else None
+    by_words, static = (False,) * len(flags), (chunked, gradients)
+    results, d_hidden, d_shared = partitioned.run(_local, static, tokens, shared, by_words, asked)
+    return results, d_hidden, d_shared[0] if gradients else None
 
 
 def _local(static, _, tokens, shared):
-    """What `partitioned.run` calls with the tokens of one device."""
-    (chunked, with_gradients), shape = static, tokens[1].shape
-    hidden, targets, pulls = (a.reshape(math.prod(shape), *a.shape[len(shape) :]) for a in tokens)
-    bands, given = shared
-    live = jnp.any(pulls != 0, axis=1)  # 0 · NaN is NaN
+    """The tokens of one device, for `partitioned.run`."""
+    (chunked, gradients), (bands, constants), shape = static, shared, tokens[1].shape
+    hidden, targets, weights = (a.reshape(math.prod(shape), *a.shape[len(shape) :]) for a in tokens)
+    live = weights != 0  # 0 · NaN is NaN
     hidden, targets = jnp.where(live[:, None], hidden, 0), jnp.where(live, targets, 0)
-    (own, others), back = jax.vjp(lambda bands: chunked.prepare(targets, bands, given), bands)
-    rows = even_rows(len(targets), chunked.chunk)
+    (rows, shared), pull_bands = jax.vjp(lambda b: chunked.prepare(targets, b, constants), bands)
+    size = even_rows(len(targets), chunked.chunk)
 
     def in_chunks(array):
-        room = [(0, -len(array) % rows)] + [(0, 0)] * (array.ndim - 1)
-        return jnp.pad(array, room).reshape(-1, rows, *array.shape[1:])
+        padding = [(0, -len(array) % size)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, padding).reshape(-1, size, *array.shape[1:])
 
-    def whole(array):
+    def in_one(array):
         return array.reshape(-1, *array.shape[2:])[: len(targets)]
 
-    def visit(sums, part):
-        hidden, targets, pulls, own = part
+    def visit(d_shared, chunk):
+        hidden, targets, weights, rows = chunk
 
-        def losses(hidden, own, others):
-            return chunked.losses(chunked.how, hidden, targets, own, others, given)
+        def losses(hidden, rows, shared):
+            return chunked.losses(chunked.static, hidden, targets, rows, shared, constants)
 
-        if not with_gradients:
-            return sums, (losses(hidden, own, others), None, None)
-        found, pull = jax.vjp(losses, hidden, own, others)
-        cotangents = zip(pulls.T, found, strict=True)
-        d_hidden, d_own, more = pull(tuple(x.astype(of.dtype) for x, of in cotangents))
-        sums = jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, more)
-        return sums, (found, d_hidden, d_own)
+        if not gradients:
+            return d_shared, (losses(hidden, rows, shared), None, None)
+        loss, pull, nll = jax.vjp(losses, hidden, rows, shared, has_aux=True)
+        d_hidden, d_rows, d_chunk = pull(weights.astype(loss.dtype))
+        d_shared = jax.tree.map(lambda a, b: a + b.astype(a.dtype), d_shared, d_chunk)
+        return d_shared, ((loss, nll), d_hidden, d_rows)
 
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a.dtype)), others)
-    zeros = pvary(zeros, axes_of((tokens, shared)))
-    parts = jax.tree.map(in_chunks, (hidden, targets, pulls, own))
-    sums, results = jax.lax.scan(visit, zeros, parts)
-    found, d_hidden, d_own = jax.tree.map(whole, results)
-    found = [jnp.where(live, each, 0).reshape(shape) for each in found]
-    if not with_gradients:
-        return found, None, None
-    sums = jax.tree.map(lambda a, of: a.astype(of.dtype), sums, others)
-    [d_bands] = back((d_own, sums))
-    return found, d_hidden.reshape(*shape, -1), (d_bands, jax.tree.map(jnp.zeros_like, given))
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a.dtype)), shared)
+    zeros = pvary(zeros, axes_of(tokens) | axes_of((bands, constants)))
+    chunks = jax.tree.map(in_chunks, (hidden, targets, weights, rows))
+    d_shared, results = lax.scan(visit, zeros, chunks)
+    results, d_hidden, d_rows = jax.tree.map(in_one, results)
+    results = [jnp.where(live, values, 0).reshape(shape) for values in results]
+    if not gradients:
+        return results, None, None
+    d_shared = jax.tree.map(lambda a, like: a.astype(like.dtype), d_shared, shared)
+    [d_bands] = pull_bands((d_rows, d_shared))
+    return results, d_hidden.reshape(*shape, -1), (d_bands, jax.tree.map(lambda _: None, constants))
 
 
 def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
     """Hidden states `[tokens, features]` in the width of a band, float32 or wider."""
     if projection is None:
         return hidden.astype(sum_dtype(hidden.dtype))
-    return _project(*vary_alike((hidden, projection)))
+    return product(hidden, projection, hidden.dtype)
 
 
-@jax.custom_vjp
-def _project(hidden, projection):
-    return wide(hidden, projection.T.astype(hidden.dtype))
-
-
-def _from_projected(residuals, d_x):
-    hidden, projection = residuals
-    d_hidden, d_projection = through_projection(d_x, hidden, projection.astype(hidden.dtype))
-    return d_hidden.astype(hidden.dtype), d_projection.astype(projection.dtype)
-
-
-_project.defvjp(lambda *given: (_project(*given), given), _from_projected)
-
-
-def logits_of(x: jax.Array, table: jax.Array, dtype) -> jax.Array:
-    """Logits `[tokens, words]` of `x [tokens, width]` from `project`; all products run in
-    `dtype`, sums in float32, or float64 of those.
+def product(x: jax.Array, table: jax.Array, dtype) -> jax.Array:
+    """`x [tokens, width]` times `table [words, width]`, `[tokens, words]` in float32, or float64 of
+    those; it and its gradients are products in `dtype`.
     """
-    return _logits_of(dtype, *vary_alike((x, table)))
+    return _product(dtype, *vary_alike((x, table)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _logits_of(dtype, x, table):
+def _product(dtype, x, table):
     return wide(x.astype(dtype), table.astype(dtype).T)
 
 
-def _from_logits(dtype, residuals, d_logits):
+def _product_backward(dtype, residuals, cotangent):
     x, table = residuals
-    d_logits, lowering = lifted(d_logits, dtype)
-    d_x = wide(d_logits, table.astype(dtype)) * lowering
-    d_table = wide(d_logits.T, x.astype(dtype)) * lowering
+    cotangent, lowering = lifted(cotangent, dtype)
+    d_x = wide(cotangent, table.astype(dtype)) * lowering
+    d_table = wide(cotangent.T, x.astype(dtype)) * lowering
     return d_x.astype(x.dtype), d_table.astype(table.dtype)
 
 
-_logits_of.defvjp(lambda dtype, *given: (_logits_of(dtype, *given), given), _from_logits)
+_product.defvjp(lambda dtype, *arrays: (_product(dtype, *arrays), arrays), _product_backward)

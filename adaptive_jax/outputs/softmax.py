@@ -5,7 +5,7 @@ hierarchical softmax of two levels.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_rates
 from adaptive_jax.losses import banded
+from adaptive_jax.losses.cross_entropy import ADAPTIVE_REPORTS
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
@@ -113,7 +114,9 @@ class Softmax(nn.Module):
         reduction: str = "mean",
         ignore_index: int | None = -100,
         train: bool = False,
-    ) -> jax.Array:
+        reports: Sequence[str] = (),
+        top_k: int = 0,
+    ) -> Any:
         """The loss in nats, as `adaptive_jax.adaptive_cross_entropy` reduces it.
 
         Args:
@@ -121,20 +124,32 @@ class Softmax(nn.Module):
             reduction: "mean", the sum of weights · loss over the sum of weights; "sum"; or "none",
                 weights · loss of every token `[batch, ...]`.
             ignore_index: a target that counts as one of weight 0; None: no target does.
+            reports, top_k: as in `adaptive_jax.linear_cross_entropy`, of the same pass and its
+                dropout; with several bands "nll", "z_loss" and "correct" alone.
+
+        Returns:
+            The loss, an array; with `reports`, `(loss, adaptive_jax.losses.reports.Report)`.
 
         Raises:
-            InputError: as `loss`, an unknown reduction, or "none" with tail dropout, whose masks
-                are drawn for the sum alone.
+            InputError: as `loss`, an unknown reduction or report, or the reduction "none" with tail
+                dropout, whose masks are drawn for the sum alone.
         """
+        reports = several(reports)
+        refused = [name for name in reports if name not in ADAPTIVE_REPORTS]
+        if self.clusters and refused:
+            raise InputError(
+                f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token"
+                " visits one tail; log_probs(hidden) gives the log-probabilities of all words"
+            )
         hidden, settings, seeds = self._drawn(hidden, None, train)
-        settings = settings._replace(ignore_index=ignore_index)
+        settings = settings._replace(ignore_index=ignore_index, reports=reports, top_k=top_k)
         if reduction == "none" and seeds is not None:
             raise InputError(
                 "reduction='none' must be 'mean' or 'sum' where train=True draws"
                 f" tail_dropout={self.tail_dropout}: use one of them, or tail_dropout=0"
             )
-        given = hidden, targets, weights, *self.arrays(train=train), settings
-        return banded.reduced(reduction, *given, seeds=seeds)
+        arguments = hidden, targets, weights, *self.arrays(train=train), settings
+        return banded.reduced(reduction, *arguments, seeds=seeds)
 
     def loss(
         self,
@@ -263,14 +278,11 @@ class Hierarchical(Softmax):
         check_at_least(0, classes=self.classes)
 
     def setup(self):
-        (table, projection, _), *others = self.table.bands()
-        square = (table.shape[1],) * 2
-        lacks = projection is None and any(band.projection is not None for band in others)
+        first, *classes = self.table.bands()
         self.projection = None
-        if lacks:
-            self.projection = self.param(
-                "projection", nn.initializers.xavier_uniform(), square, jnp.float32
-            )
+        if first.projection is None and any(band.projection is not None for band in classes):
+            init, width = nn.initializers.xavier_uniform(), first.table.shape[1]
+            self.projection = self.param("projection", init, (width, width), jnp.float32)
         super().setup()
 
     def bands(self, *, train: bool = False) -> list[Band]:
@@ -327,21 +339,21 @@ class AdaptiveSoftmax(Softmax):
     def __post_init__(self, *sizes):
         names = "vocabulary_size", "features", "cutoffs", "factor", "width", "bias"
         names += "table_init", "projection_init"
-        given = {
+        fields = {
             name: value
             for name, value in zip(names, sizes, strict=False)  # flax calls it again without any
             if value is not getattr(AdaptiveSoftmax, name)  # an array is neither equal nor not
         }
         if self.table is None:
-            if missing := [name for name in names[:2] if name not in given]:
+            if missing := [name for name in names[:2] if name not in fields]:
                 raise InputError(
                     f"table=None needs vocabulary_size and features, and {missing[0]} is missing:"
                     " use both, or a table such as TiedTable(...)"
                 )
             # Without a parent, the table is adopted by this layer, wherever that is made.
-            self.table = OwnTable(**given, parent=None)
-        elif given:
-            name, value = next(iter(given.items()))
+            self.table = OwnTable(**fields, parent=None)
+        elif fields:
+            name, value = next(iter(fields.items()))
             raise InputError(
                 f"{name}={value!r} must be left out where a table is given: give it to the table"
             )

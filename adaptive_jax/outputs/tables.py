@@ -130,11 +130,11 @@ class OwnTable(nn.Module):
         if self.projected:
             widths = [table.shape[1] for table in tables]
             projections = _own_projections(self, self.projection_init, widths, {})
-        self.own = list(map(Band, tables, projections, _biases(self, tables)))
+        self.word_bands = list(map(Band, tables, projections, _biases(self, tables)))
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """See the module."""
-        return list(self.own)
+        return list(self.word_bands)
 
 
 class TiedTable(nn.Module):
@@ -197,9 +197,7 @@ class TiedTable(nn.Module):
         if self.cutoffs:
             bands = _cut(bands, self.cutoffs)
         if self.own_head:
-            head = self.param(
-                "head", nn.initializers.xavier_uniform(), bands[0].table.shape, jnp.float32
-            )
+            head = self.param("head", xavier_uniform, bands[0].table.shape, jnp.float32)
             bands = [bands[0]._replace(table=head), *bands[1:]]
         of_tails = self.share_projections and not self.cutoffs
         take = [self.share_head_projection, *[of_tails] * (len(bands) - 1)]
@@ -254,9 +252,8 @@ def _biases(module, tables):
     if not module.bias:
         return [None] * len(tables)
     sizes = [len(table) for table in tables]
-    return split_rows(
-        module.param("bias", nn.initializers.zeros, (sum(sizes),), jnp.float32), sizes
-    )
+    bias = module.param("bias", nn.initializers.zeros, (sum(sizes),), jnp.float32)
+    return split_rows(bias, sizes)
 
 
 def _own_projections(module, init, widths, shared):
@@ -267,23 +264,20 @@ def _own_projections(module, init, widths, shared):
     starts from there, so the two are multiplied: a product of weights alone, small beside one of
     tokens. The projections of many tails are one parameter.
     """
+    features, first = module.features, None
+    if 0 not in shared and widths[0] != features:
+        first = module.param("projection_0", init, (widths[0], features), jnp.float32)
 
-    outer, inner = None, module.features
-    if 0 not in shared and widths[0] != inner:
-        outer, inner = (
-            module.param("projection_0", init, (widths[0], inner), jnp.float32),
-            widths[0],
-        )
-    projections, tails = {0: outer} | shared, range(1, len(widths))
-    own = [i for i in tails if i not in shared]
-    if len(own) == len(tails) >= MANY_BANDS and len(set(widths)) == 1:
-        shape = len(own), widths[0], inner
-        matrices = module.param("projections", init, shape, jnp.float32).reshape(-1, inner)
-        matrices = split_rows(matrices if outer is None else matrices @ outer, widths[1:])
+    def projection(name, *shape):
+        start = features if first is None else widths[0]
+        matrix = module.param(name, init, (*shape, start), jnp.float32)
+        return matrix if first is None else matrix @ first
+
+    tails = [i for i in range(1, len(widths)) if i not in shared]
+    if len(tails) == len(widths) - 1 >= MANY_BANDS and len(set(widths)) == 1:
+        matrices = projection("projections", len(tails), widths[0])
+        matrices = split_rows(matrices.reshape(-1, features), widths[1:])
     else:
-        matrices = [
-            module.param(f"projection_{i}", init, (widths[i], inner), jnp.float32) for i in own
-        ]
-        matrices = matrices if outer is None else [matrix @ outer for matrix in matrices]
-    projections |= zip(own, matrices, strict=True)
+        matrices = [projection(f"projection_{i}", widths[i]) for i in tails]
+    projections = {0: first} | shared | dict(zip(tails, matrices, strict=True))
     return [projections[i] for i in range(len(widths))]

@@ -117,6 +117,17 @@ def test_logits_exist_for_a_chunk_and_run_in_bfloat16(monkeypatch):
     )
 
 
+def test_loss_and_gradients_compute_logits_once():
+    """Three products a band; with `jax.checkpoint` around a chunk there are four."""
+    model, params, *tokens = setting("slices, 7 words")
+
+    def loss(params, hidden):
+        return model.apply({"params": params}, hidden, *tokens[1:], method="loss").total
+
+    program = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(params, tokens[0])
+    assert program.as_text().count("stablehlo.dot_general") == 3 * 3
+
+
 def test_work_is_that_of_all_bands():
     """Every token visits each word with the width of its band, and slices cost nothing."""
     model, params, *_ = setting("slices, 7 words")

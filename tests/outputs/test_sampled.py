@@ -2,6 +2,7 @@
 candidates are drawn.
 """
 
+import functools
 import math
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax import InputError
 from adaptive_jax.outputs import sampled
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
@@ -182,6 +184,25 @@ def test_a_target_that_was_never_counted(case):
     both = [jax.value_and_grad(loss)(variables["params"], last) for last in (0.0, 0.5)]
     jax.tree.map(np.testing.assert_array_equal, *both)
     assert jnp.isfinite(both[0][0])
+
+
+@pytest.mark.parametrize("case", ["sampled, 7 words", "nce, 7 words"])
+def test_a_lexicon_in_which_nothing_was_counted(case):
+    """Loss and gradients were NaN. Concrete counts are refused, those of a compiled program count
+    as equal.
+    """
+    model, variables, *arrays = setting(case)
+    model = model.clone(proposal="unigram")
+
+    def loss(params, counts):
+        return train_loss(model, {"lexicon": {"counts": counts}}, params, *arrays)[0]
+
+    run = jax.jit(jax.value_and_grad(loss))
+    nothing, equal = (run(variables["params"], jnp.full(7, count)) for count in (0.0, 3.0))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), nothing, equal)
+    for zeros in np.zeros(7, np.int64), jnp.zeros(7):
+        with pytest.raises(InputError, match="counts must have a word above 0.*, got none"):
+            jax.eval_shape(functools.partial(loss, counts=zeros), variables["params"])
 
 
 def test_rare_words_of_a_large_vocabulary_can_be_drawn():

@@ -19,8 +19,12 @@ from adaptive_jax import (
     Softmax,
     TiedTable,
     adaptive_cross_entropy,
+    linear_cross_entropy,
 )
 from adaptive_jax.losses import distribution
+from adaptive_jax.losses.cross_entropy import ADAPTIVE_REPORTS
+from adaptive_jax.losses.reports import REPORTS
+from adaptive_jax.outputs.softmax import FullSoftmax
 from tests.toys import random_params
 
 WORDS, FEATURES, CUTOFFS = 61, 8, (11, 30)
@@ -117,6 +121,57 @@ def test_a_mean_draws_the_dropout_of_the_sum():
     np.testing.assert_array_equal(alone, row)
     with pytest.raises(InputError, match="reduction='none' must be 'mean' or 'sum'"):
         run(rngs=rngs, reduction="none")
+
+
+def test_reports_of_a_layer_are_those_of_the_function():
+    """A call refused `reports`. With one band all of them are those of `linear_cross_entropy`; a
+    head of clusters alone has those of several bands.
+    """
+    full = FullSoftmax(OwnTable(WORDS, FEATURES, bias=True), z_loss=0.01)
+    layers = regularised()[0], Hierarchical(OwnTable(*SIZES.values())), full
+    states = [{"params": random_params(shapes_of(layer))} for layer in layers]
+
+    @jax.jit
+    def both(states, hidden, weights):
+        results, tokens = [], (hidden, TARGETS, weights)
+        for layer, variables in zip(layers, states, strict=True):
+            bands, clusters = layer.apply(variables, method="arrays")
+            settings = {"weights": weights}
+            settings |= {"label_smoothing": layer.label_smoothing, "z_loss": layer.z_loss}
+            if clusters:
+                asked = {"reports": ADAPTIVE_REPORTS}
+                softmax = hidden, bands, clusters, TARGETS
+                theirs = adaptive_cross_entropy(*softmax, **settings, **asked)
+            else:
+                asked = {"reports": REPORTS, "top_k": 3}
+                softmax = hidden, bands[0].table, TARGETS
+                theirs = linear_cross_entropy(*softmax, bias=bands[0].bias, **settings, **asked)
+            ours = layer.apply(variables, *tokens, train=True, **asked)
+            results.append((ours, theirs))
+        return results
+
+    for ours, theirs in both(states, HIDDEN, WEIGHTS):
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        assert ((ours[1].nll > 0) == (WEIGHTS != 0)).all() and ours[1].correct.dtype == bool
+
+
+def test_reports_see_the_masks_of_tail_dropout():
+    """The way around, the function on `arrays()`, drew none."""
+    softmax = AdaptiveSoftmax(**SIZES, tail_dropout=0.5)
+    variables = {"params": random_params(shapes_of(softmax))}
+    run = functools.partial(
+        softmax.apply, variables, HIDDEN, TARGETS, WEIGHTS, rngs={"dropout": jax.random.key(3)}
+    )
+    (total, report), loss, (_, plain) = jax.jit(
+        lambda: (
+            run(train=True, reduction="sum", reports="nll"),
+            run(train=True, method="loss"),
+            run(reports=("nll",)),
+        )
+    )()
+    np.testing.assert_array_equal(total, loss.total)
+    np.testing.assert_array_equal(report.nll, loss.nll)
+    assert (report.nll != plain.nll).any()
 
 
 PREDICTED = {
