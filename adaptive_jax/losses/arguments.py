@@ -233,12 +233,11 @@ def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=No
     settings = settings.checked()
     hidden, bands, clusters = validate_bands(hidden, bands, clusters)
     products, dtype = hidden.dtype, sum_dtype(hidden.dtype)
-    if jnp.float16 in {leaf.dtype for leaf in jax.tree.leaves((hidden, bands, clusters))}:
-        # Gradients are first averaged over many tokens or scaled, and rounded to float16 last.
-        hidden, bands, clusters = jax.tree.map(
-            lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a,
-            (hidden, bands, clusters),
-        )
+    # Gradients are first averaged over many tokens or scaled, and rounded to float16 last.
+    hidden, bands, clusters = jax.tree.map(
+        lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a,
+        (hidden, bands, clusters),
+    )
     if settings.axis_name in axes_of(hidden):
         settings = settings._replace(gathers=True)
     words = tuple(len(band.table) for band in bands)
