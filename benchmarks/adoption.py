@@ -39,6 +39,7 @@ from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.training.compiled import memory_of
 from benchmarks.collectives import collectives
 from benchmarks.timing import launched, machine, timed, write_json
+from benchmarks.trainers import Size
 
 DEVICES = 8
 # Repository, and the folder of a checkout that holds the package.
@@ -80,9 +81,24 @@ def largest_difference(expected, actual) -> float:
     return max(jax.tree.leaves(jax.tree.map(one, expected, actual)))
 
 
+def allocated(make, shardings):
+    """Arrays of a function, on the devices of their shardings."""
+    return jax.jit(make, out_shardings=shardings)()
+
+
+def described(make, shardings):
+    """Shapes of a function's arrays, for devices that need not be here."""
+    shapes = jax.eval_shape(make)
+    return jax.tree.map(
+        lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+        shapes,
+        jax.tree.broadcast(shardings, shapes),
+    )
+
+
 def measure(trainer: ModuleType, layout: str, words: int, repeats: int) -> list[dict]:
     """A row for each loss."""
-    programs = trainer.programs(layout, words, jax.devices())
+    programs = trainer.programs(layout, Size(words), jax.devices(), allocated)
     results = {name: program(*arguments) for name, (program, arguments) in programs.items()}
     rows = [{"peer": name, "seconds": None} for name in programs]
     if repeats:
