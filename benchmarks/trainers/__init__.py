@@ -2,7 +2,7 @@
 place. Only `benchmarks.adoption` imports these modules, once a checkout is on the path.
 
 Each has `LAYOUTS`, names of meshes and shardings, and `programs(layout, size, devices, place)`:
-name of a loss to a compiled program that returns that loss and the gradients of all parameters, and
+name of a loss to a lowered program that returns that loss and the gradients of all parameters, and
 its arguments, made by `place(make, shardings)`. The first is the trainer's own.
 """
 

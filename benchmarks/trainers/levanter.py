@@ -111,7 +111,7 @@ def programs(layout: str, size: Size, devices: list[jax.Device], place: Callable
     batch = haliax.Axis("batch", size.rows)
     policy = jmp.get_policy(f"params=float32,compute={size.dtype},output=float32")
 
-    def compiled(block_size, loss):
+    def lowered(block_size, loss):
         config = LlamaConfig(
             seq_len=size.length,
             hidden_dim=size.width,
@@ -129,6 +129,7 @@ def programs(layout: str, size: Size, devices: list[jax.Device], place: Callable
 
         shapes = equinox.filter_eval_shape(build)
         shardings = haliax.partitioning.infer_resource_partitions(shapes, layout.params)
+        is_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
         _, definition = equinox.partition(shapes, is_shape)
         params = place(lambda: equinox.filter(build(), equinox.is_array), shardings)
 
@@ -151,7 +152,7 @@ def programs(layout: str, size: Size, devices: list[jax.Device], place: Callable
 
         levanter_loss.fused_cross_entropy_loss_and_logsumexp_penalty = loss
         arguments = params, *place(tokens_and_mask, NamedSharding(mesh, P()))
-        return jax.jit(step).lower(*arguments).compile(), arguments
+        return jax.jit(step).lower(*arguments), arguments
 
     def tokens_and_mask():
         rng, shape = np.random.default_rng(0), (size.rows, size.length)
@@ -159,8 +160,4 @@ def programs(layout: str, size: Size, devices: list[jax.Device], place: Callable
         return jnp.int32(tokens), jnp.float32(mask)
 
     with mesh:
-        return {name: compiled(*loss) for name, loss in LOSSES.items()}
-
-
-def is_shape(leaf):
-    return isinstance(leaf, jax.ShapeDtypeStruct)
+        return {name: lowered(*loss) for name, loss in LOSSES.items()}
