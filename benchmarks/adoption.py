@@ -21,7 +21,7 @@ For each layout of parameters and tokens and each vocabulary it prints a line fo
 - `ms`: median of the time of loss and gradients; `--repeats=0` leaves it out. Simulated devices
   share the cores of one machine, so this is the work of all devices together: shares that every
   device computes anew show.
-- `temp MB`: temporary memory of one device, counted by the compiler.
+- `temp MB`: memory of one device beside its arguments, gradients included, counted by the compiler.
 - collectives of the compiled program: how many run in one call, and the bytes of one device. Those
   in a loop whose trips depend on the data count once.
 
@@ -31,6 +31,7 @@ collectives, and linear_cross_entropy gets neither weights nor an ignore_index, 
 its loops are known. It needs the extra `targets` in the trainer's environment.
 """
 
+import functools
 import importlib
 import itertools
 import sys
@@ -150,8 +151,7 @@ def of_all_tokens(*arrays, weights=None, **settings):
 
 def count(trainer: ModuleType, layout: str, target: str) -> list[dict]:
     """A row for each loss, compiled for devices that need not be here."""
-    devices, rates = topology(target), roofline.rates_of(target)
-    trainer.linear_cross_entropy, rows = of_all_tokens, []
+    devices, rates, rows = topology(target), roofline.rates_of(target), []
     for name, (lowered, _) in trainer.programs(layout, LARGE, devices.devices, described).items():
         program = lowered.compile(compiler_options=devices.options)
         seconds = sum(
@@ -190,6 +190,8 @@ def main(settings):
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     trainer = trainer_module(settings.trainer, settings.source)
+    loss = of_all_tokens if settings.target else linear_cross_entropy
+    trainer.linear_cross_entropy = functools.partial(loss, chunk=settings.chunk)
     layouts = settings.layouts or [*trainer.LAYOUTS]
     for layout in layouts:
         if layout not in trainer.LAYOUTS:
@@ -217,6 +219,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("vocabularies", ["4096", "131072"], "Numbers of words.")
     flags.DEFINE_multi_string("layouts", None, "Meshes and shardings; all of the trainer's.")
     flags.DEFINE_string("target", None, "Compile for these devices and count: h100:8.")
+    flags.DEFINE_integer("chunk", None, "Tokens of a chunk of linear_cross_entropy.")
     flags.DEFINE_integer("repeats", 5, "Timed runs of each loss; 0: counts alone.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     commands.run(lambda: main(flags.FLAGS))

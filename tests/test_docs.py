@@ -337,6 +337,42 @@ def test_nnx_on_a_mesh(axis_type, capsys):
     assert float(last[0]) < float(first[0]) / 2 and float(last[1]) > float(first[1])
 
 
+SAVED = """
+import jax.numpy as jnp, numpy as np
+from jax.experimental import serialize_executable
+from jax.sharding import AxisType, NamedSharding
+rng = np.random.default_rng(0)
+arrays = [rng.standard_normal(shape).astype("f") for shape in ((8, 8), (24, 8))]
+arrays += [np.arange(8), np.float32([1, 2, 0, 1, 1, 1, 1, 1])]
+mesh = jax.make_mesh((8,), ("fsdp",), (AxisType.Auto,))
+specs = P("fsdp"), P(None, "fsdp"), P("fsdp"), P("fsdp")
+placed = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arrays, specs)]
+with jax.set_mesh(mesh):
+    compiled = jax.jit(jax.value_and_grad(loss_on_auto_axes, (0, 1))).lower(*placed).compile()
+    again = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
+    results = again(*placed)
+
+def formula(hidden, table):
+    losses = -jax.nn.log_softmax(hidden @ table.T)[np.arange(8), arrays[2]]
+    return (arrays[3] * losses).sum() / arrays[3].sum()
+
+for one, other in zip(
+    jax.tree.leaves(results), jax.tree.leaves(jax.value_and_grad(formula, (0, 1))(*arrays[:2]))
+):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+"""
+
+
+def test_a_program_on_auto_axes_is_saved(eight):
+    """The recipe's compiled step is saved, loaded, and computes loss and gradients; a plain call of
+    the loss cannot be saved.
+    """
+    [code] = [code for code in python_blocks(PAGES["docs/adopting.md"]) if "explicit_axes" in code]
+    imports = "import jax\nfrom adaptive_jax import linear_cross_entropy\n"
+    done = eight(imports + code + SAVED)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_reinforcement_and_distillation_without_logits():
     """Losses and gradients of the page are those of formulas that make all logits."""
     names = {}
