@@ -5,6 +5,7 @@
     python -m benchmarks.adoption --source=nanodo [--vocabularies=4096,131072] [--repeats=5]
     python -m benchmarks.adoption --trainer=maxtext --source=maxtext [--layouts='fsdp 8']
     python -m benchmarks.adoption --trainer=levanter --source=levanter
+    python -m benchmarks.adoption --trainer=levanter --source=levanter --target=h100:8
 
 A trainer's model, loss and shardings are imported from its checkout, and run in small on a mesh of
 8 simulated CPU devices, under plain `jax.jit`, as the trainer has them. Only the loss differs: the
@@ -20,12 +21,19 @@ For each layout of parameters and tokens and each vocabulary it prints a line fo
 - `ms`: median of the time of loss and gradients; `--repeats=0` leaves it out. Simulated devices
   share the cores of one machine, so this is the work of all devices together: shares that every
   device computes anew show.
-- `temp MB`: temporary memory of one device, counted by the compiler.
+- `temp MB`: memory of one device beside its arguments, gradients included, counted by the compiler.
 - collectives of the compiled program: how many run in one call, and the bytes of one device. Those
   in a loop whose trips depend on the data count once.
+
+With `--target`, loss and gradients are compiled for 8 GPUs that need not be here, at `LARGE`,
+products in bfloat16, and nothing runs. `ms` is then the time by `benchmarks.roofline` of all but
+collectives, and linear_cross_entropy gets neither weights nor an ignore_index, so that the trips of
+its loops are known. It needs the extra `targets` in the trainer's environment.
 """
 
+import functools
 import importlib
+import itertools
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -36,11 +44,16 @@ from absl import flags
 
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.losses.cross_entropy import linear_cross_entropy
+from adaptive_jax.planning.targets import topology
 from adaptive_jax.training.compiled import memory_of
-from benchmarks.collectives import collectives
+from benchmarks import roofline
+from benchmarks.collectives import COLLECTIVES, collectives
 from benchmarks.timing import launched, machine, timed, write_json
+from benchmarks.trainers import Size
 
 DEVICES = 8
+LARGE = Size(128_256, width=2048, heads=16, rows=32, length=2048, dtype="bfloat16")
 # Repository, and the folder of a checkout that holds the package.
 TRAINERS = {
     "nanodo": ("google-deepmind/nanodo", ""),
@@ -80,9 +93,29 @@ def largest_difference(expected, actual) -> float:
     return max(jax.tree.leaves(jax.tree.map(one, expected, actual)))
 
 
+def allocated(make, shardings):
+    """Arrays of a function, on the devices of their shardings."""
+    return jax.jit(make, out_shardings=shardings)()
+
+
+def described(make, shardings):
+    """Shapes of a function's arrays, for devices that need not be here."""
+    shapes = jax.eval_shape(make)
+    return jax.tree.map(
+        lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+        shapes,
+        jax.tree.broadcast(shardings, shapes),
+    )
+
+
 def measure(trainer: ModuleType, layout: str, words: int, repeats: int) -> list[dict]:
     """A row for each loss."""
-    programs = trainer.programs(layout, words, jax.devices())
+    programs = {
+        name: (lowered.compile(), arguments)
+        for name, (lowered, arguments) in trainer.programs(
+            layout, Size(words), jax.devices(), allocated
+        ).items()
+    }
     results = {name: program(*arguments) for name, (program, arguments) in programs.items()}
     rows = [{"peer": name, "seconds": None} for name in programs]
     if repeats:
@@ -94,13 +127,40 @@ def measure(trainer: ModuleType, layout: str, words: int, repeats: int) -> list[
         program, _ = programs[row["peer"]]
         loss, gradients = results[row["peer"]]
         row |= {
-            "words": words,
-            "layout": layout,
             "loss": float(loss),
             "gradients": largest_difference(expected, gradients),
-            "temp_bytes": memory_of(program).temporary,
-            "collectives": collectives(program),
         }
+        row |= counts(program, layout, words)
+    return rows
+
+
+def counts(program: jax.stages.Compiled, layout: str, words: int) -> dict:
+    """What the compiler says of a program, as a part of a row."""
+    return {
+        "words": words,
+        "layout": layout,
+        "temp_bytes": memory_of(program).temporary,
+        "collectives": collectives(program),
+    }
+
+
+def of_all_tokens(*arrays, weights=None, **settings):
+    """linear_cross_entropy with loops whose trips are known when it is compiled."""
+    return linear_cross_entropy(*arrays, ignore_index=None, **settings)
+
+
+def count(trainer: ModuleType, layout: str, target: str) -> list[dict]:
+    """A row for each loss, compiled for devices that need not be here."""
+    devices, rates, rows = topology(target), roofline.rates_of(target), []
+    for name, (lowered, _) in trainer.programs(layout, LARGE, devices.devices, described).items():
+        program = lowered.compile(compiler_options=devices.options)
+        seconds = sum(
+            kernel.seconds(rates)
+            for kernel in roofline.kernels(program.as_text())
+            if kernel.instruction.opcode.removesuffix("-start") not in COLLECTIVES
+        )
+        row = {"peer": name, "seconds": seconds, "loss": None, "gradients": None}
+        rows.append(row | counts(program, layout, LARGE.words))
     return rows
 
 
@@ -109,10 +169,11 @@ def line(row: dict) -> str:
     moved = ", ".join(
         f"{one['count']} {one['kind']} ({one['bytes'] / 1e6:,.1f} MB)" for one in row["collectives"]
     )
-    ms = "" if row["seconds"] is None else f"{row['seconds'] * 1e3:.0f}"
+    ms = "" if row["seconds"] is None else f"{row['seconds'] * 1e3:.1f}"
+    result = "" if row["loss"] is None else f"{row['loss']:10.7f} {row['gradients']:9.0e}"
     return (
-        f"{row['words']:>8,} {row['layout']:16} {row['peer']:20} {row['loss']:10.7f}"
-        f" {row['gradients']:9.0e} {ms:>7} {row['temp_bytes'] / 1e6:8,.1f}   {moved}"
+        f"{row['words']:>8,} {row['layout']:16} {row['peer']:20} {result:20}"
+        f" {ms:>7} {row['temp_bytes'] / 1e6:8,.1f}   {moved}"
     )
 
 
@@ -129,18 +190,26 @@ def main(settings):
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     trainer = trainer_module(settings.trainer, settings.source)
+    loss = of_all_tokens if settings.target else linear_cross_entropy
+    trainer.linear_cross_entropy = functools.partial(loss, chunk=settings.chunk)
     layouts = settings.layouts or [*trainer.LAYOUTS]
     for layout in layouts:
         if layout not in trainer.LAYOUTS:
             raise InputError(f"--layouts must be of {[*trainer.LAYOUTS]}, got {layout!r}")
-    print(f"{machine()}, {len(jax.devices())} devices, {settings.trainer}")
+    print(f"{settings.target or machine()}, {DEVICES} devices, {settings.trainer}")
     print(TITLE)
+    if settings.target:
+        batches = (count(trainer, layout, settings.target) for layout in layouts)
+    else:
+        batches = (
+            measure(trainer, layout, int(words), settings.repeats)
+            for words in settings.vocabularies
+            for layout in layouts
+        )
     rows = []
-    for words in map(int, settings.vocabularies):
-        for layout in layouts:
-            for row in measure(trainer, layout, words, settings.repeats):
-                print(line(row), flush=True)
-                rows.append(row)
+    for row in itertools.chain.from_iterable(batches):
+        print(line(row), flush=True)
+        rows.append(row)
     write_json(settings.json, rows)
 
 
@@ -149,6 +218,8 @@ if __name__ == "__main__":
     flags.DEFINE_string("source", None, "A checkout of the trainer's repository.")
     flags.DEFINE_list("vocabularies", ["4096", "131072"], "Numbers of words.")
     flags.DEFINE_multi_string("layouts", None, "Meshes and shardings; all of the trainer's.")
+    flags.DEFINE_string("target", None, "Compile for these devices and count: h100:8.")
+    flags.DEFINE_integer("chunk", None, "Tokens of a chunk of linear_cross_entropy.")
     flags.DEFINE_integer("repeats", 5, "Timed runs of each loss; 0: counts alone.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     commands.run(lambda: main(flags.FLAGS))

@@ -23,6 +23,7 @@ from jax.sharding import AxisType, PartitionSpec
 import adaptive_jax
 from adaptive_jax import linear_cross_entropy
 from adaptive_jax.config.keys import complete
+from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.training.loop import train
 from configs import quickstart
@@ -336,6 +337,42 @@ def test_nnx_on_a_mesh(axis_type, capsys):
     assert float(last[0]) < float(first[0]) / 2 and float(last[1]) > float(first[1])
 
 
+SAVED = """
+import jax.numpy as jnp, numpy as np
+from jax.experimental import serialize_executable
+from jax.sharding import AxisType, NamedSharding
+rng = np.random.default_rng(0)
+arrays = [rng.standard_normal(shape).astype("f") for shape in ((8, 8), (24, 8))]
+arrays += [np.arange(8), np.float32([1, 2, 0, 1, 1, 1, 1, 1])]
+mesh = jax.make_mesh((8,), ("fsdp",), (AxisType.Auto,))
+specs = P("fsdp"), P(None, "fsdp"), P("fsdp"), P("fsdp")
+placed = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arrays, specs)]
+with jax.set_mesh(mesh):
+    compiled = jax.jit(jax.value_and_grad(loss_on_auto_axes, (0, 1))).lower(*placed).compile()
+    again = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
+    results = again(*placed)
+
+def formula(hidden, table):
+    losses = -jax.nn.log_softmax(hidden @ table.T)[np.arange(8), arrays[2]]
+    return (arrays[3] * losses).sum() / arrays[3].sum()
+
+for one, other in zip(
+    jax.tree.leaves(results), jax.tree.leaves(jax.value_and_grad(formula, (0, 1))(*arrays[:2]))
+):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+"""
+
+
+def test_a_program_on_auto_axes_is_saved(eight):
+    """The recipe's compiled step is saved, loaded, and computes loss and gradients; a plain call of
+    the loss cannot be saved.
+    """
+    [code] = [code for code in python_blocks(PAGES["docs/adopting.md"]) if "explicit_axes" in code]
+    imports = "import jax\nfrom adaptive_jax import linear_cross_entropy\n"
+    done = eight(imports + code + SAVED)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_reinforcement_and_distillation_without_logits():
     """Losses and gradients of the page are those of formulas that make all logits."""
     names = {}
@@ -345,7 +382,8 @@ def test_reinforcement_and_distillation_without_logits():
     tokens = rng.integers(0, 11, (2, 3, 5))
     mask = jnp.float32(rng.integers(0, 2, (2, 3, 5))).at[..., -1].set(1)
     advantages, old, reference = jnp.float32(rng.normal(size=(3, 2, 3, 5))) / 4
-    teacher = hidden + 0.5
+    teacher, answers = hidden + 0.5, rng.integers(0, 11, (2, 3, 5, 3))
+    wide, wide_table = (jnp.float32(rng.normal(size=shape)) for shape in ((2, 3, 5, 6), (11, 6)))
 
     def token_log_probs(hidden, table, scale=1.0):
         log_probs = jax.nn.log_softmax(scale * hidden @ table.T)
@@ -369,23 +407,51 @@ def test_reinforcement_and_distillation_without_logits():
         chosen, rejected = token_log_probs(hidden, table)[0].sum(axis=-1) - reference[..., 0]
         return jnp.log1p(jnp.exp(-0.1 * (chosen - rejected))).mean()
 
-    def divergence(hidden, table):
+    def distillation(hidden, table):
         expected, actual = (jax.nn.log_softmax(each @ table.T) for each in (teacher, hidden))
         expected = jax.lax.stop_gradient(expected)
         return mean((jnp.exp(expected) * (expected - actual)).sum(axis=-1))
+
+    def reverse_distillation(hidden, table):
+        expected, actual = (jax.nn.log_softmax(each @ table.T) for each in (teacher, hidden))
+        best = jax.lax.top_k(actual, 4)[1]
+        of_best = lambda log_probs: jnp.take_along_axis(log_probs, best, axis=-1)
+        expected, actual = jax.lax.stop_gradient(of_best(expected)), of_best(actual)
+        return mean((jnp.exp(actual) * (actual - expected)).sum(axis=-1))
+
+    def choice(hidden, table):
+        return jax.nn.softmax(jnp.take_along_axis(hidden @ table.T, answers, axis=-1))[..., 1].sum()
+
+    def whole_distillation(hidden, table):
+        p, q = (jax.nn.softmax(a @ b.T / 2) for a, b in ((wide, wide_table), (hidden, table)))
+        from_mixture = sum((a * jnp.log(a / ((p + q) / 2))).sum(axis=-1) for a in (p, q)) / 2
+        return mean(0.9 * from_mixture - 0.1 * token_log_probs(hidden, table)[0])
 
     words, log_probs = names["best_words"](teacher, table, tokens, mask, 11)
     for formula, arguments in (
         (policy_gradient, (tokens, mask, advantages)),
         (clipped_policy, (tokens, mask, advantages, old, reference)),
         (dpo, (tokens, mask, reference[..., 0])),
-        (divergence, (words, log_probs, mask)),
+        (distillation, (words, log_probs, mask)),
+        (reverse_distillation, (teacher, table, tokens, mask, 4)),
+        (choice, (answers,)),
+        (whole_distillation, ((wide, wide_table), tokens, mask)),
     ):
-        name = "distillation" if formula is divergence else formula.__name__
+        name = formula.__name__
         options = {"temperature": 0.7} if formula is policy_gradient else {}
-        ours = lambda h, t, name=name, a=arguments, o=options: names[name](h, t, *a, **o)
+
+        def ours(hidden, table, name=name, arguments=arguments, options=options):
+            if name == "whole_distillation":
+                return names[name]((hidden, table), *arguments)
+            value = names[name](hidden, table, *arguments, **options)
+            return value[..., 1].sum() if name == "choice" else value
+
         actual, expected = (
             jax.jit(jax.value_and_grad(f, (0, 1)))(hidden, table) for f in (ours, formula)
         )
         for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
+    with pytest.raises(InputError, match="use reduction='none'"):
+        jax.grad(
+            lambda h: linear_cross_entropy(h, table, tokens, reports=("entropy",))[1].entropy.sum()
+        )(hidden)

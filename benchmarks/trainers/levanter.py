@@ -5,6 +5,7 @@ Its own losses are the one with all logits, and that with `cross_entropy_block_s
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import equinox
 import haliax
@@ -12,18 +13,17 @@ import haliax.nn.loss
 import jax
 import jax._src.core
 import jax.numpy as jnp
+import jmp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from levanter.layers.attention import AttentionMask
 from levanter.models import loss as levanter_loss
 from levanter.models.llama import LlamaConfig
 from levanter.models.lm_model import LmExample, compute_next_token_loss
 
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
-from benchmarks.trainers import OURS, ROWS
-
-LENGTH = 64
-SHAPE = dict(hidden_dim=64, intermediate_dim=128, num_layers=2, num_heads=4, num_kv_heads=4)
+from benchmarks.trainers import OURS, Size
 
 
 @dataclasses.dataclass
@@ -104,26 +104,34 @@ jax.core.is_constant_dim = jax._src.core.is_constant_dim  # haliax's age: it lef
 haliax.nn.loss.maybe_reduce_loss = with_boolean_mask(haliax.nn.loss.maybe_reduce_loss)
 
 
-def programs(layout: str, words: int, devices: list[jax.Device]):
+def programs(layout: str, size: Size, devices: list[jax.Device], place: Callable):
     """As the package says."""
     layout = LAYOUTS[layout]
     mesh = Mesh(np.array(devices).reshape(*layout.mesh.values()), tuple(layout.mesh))
-    rng = np.random.default_rng(0)
-    batch = haliax.Axis("batch", ROWS)
+    batch = haliax.Axis("batch", size.rows)
+    policy = jmp.get_policy(f"params=float32,compute={size.dtype},output=float32")
 
-    def compiled(block_size, loss):
+    def lowered(block_size, loss):
         config = LlamaConfig(
-            seq_len=LENGTH,
+            seq_len=size.length,
+            hidden_dim=size.width,
+            intermediate_dim=4 * size.width,
+            num_layers=2,
+            num_heads=size.heads,
+            num_kv_heads=size.heads,
+            attn_backend="vanilla",
             cross_entropy_block_size=block_size,
             tie_word_embeddings=layout.tied,
-            **SHAPE,
         )
-        init = haliax.named_jit(
-            lambda: config.build(haliax.Axis("vocab", words), key=jax.random.key(0)),
-            axis_resources=layout.params,
-            out_axis_resources=layout.params,
-        )
-        params, definition = equinox.partition(init(), equinox.is_array)
+
+        def build():
+            return config.build(haliax.Axis("vocab", size.words), key=jax.random.key(0))
+
+        shapes = equinox.filter_eval_shape(build)
+        shardings = haliax.partitioning.infer_resource_partitions(shapes, layout.params)
+        is_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
+        _, definition = equinox.partition(shapes, is_shape)
+        params = place(lambda: equinox.filter(build(), equinox.is_array), shardings)
 
         def step(params, tokens, mask):
             def loss_of(params):
@@ -133,7 +141,7 @@ def programs(layout: str, words: int, devices: list[jax.Device]):
                     attn_mask=AttentionMask.causal(),
                 )
                 example = haliax.shard(example)
-                model = equinox.combine(params, definition)
+                model = policy.cast_to_compute(equinox.combine(params, definition))
                 return compute_next_token_loss(
                     model, example, logsumexp_weight=layout.z_loss
                 ).scalar()
@@ -143,9 +151,13 @@ def programs(layout: str, words: int, devices: list[jax.Device]):
             return mean, jax.tree.leaves(haliax.shard(gradients, layout.params))
 
         levanter_loss.fused_cross_entropy_loss_and_logsumexp_penalty = loss
-        return jax.jit(step).lower(params, tokens, mask).compile(), (params, tokens, mask)
+        arguments = params, *place(tokens_and_mask, NamedSharding(mesh, P()))
+        return jax.jit(step).lower(*arguments), arguments
 
-    tokens = rng.integers(0, words, (ROWS, LENGTH)).astype(np.int32)
-    mask = (rng.random((ROWS, LENGTH)) > 1 / 12).astype(np.float32)
+    def tokens_and_mask():
+        rng, shape = np.random.default_rng(0), (size.rows, size.length)
+        tokens, mask = rng.integers(0, size.words, shape), rng.random(shape) > 1 / 12
+        return jnp.int32(tokens), jnp.float32(mask)
+
     with mesh:
-        return {name: compiled(*loss) for name, loss in LOSSES.items()}
+        return {name: lowered(*loss) for name, loss in LOSSES.items()}

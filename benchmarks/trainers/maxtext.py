@@ -8,6 +8,7 @@ gradients of its own two losses agree to 3e-3 only.
 
 import logging
 import tempfile
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from maxtext.trainers.pre_train import train
 from maxtext.utils import maxtext_utils, model_creation_utils, sharding
 
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
-from benchmarks.trainers import OURS, ROWS
+from benchmarks.trainers import OURS, Size
 
 LAYOUTS = {
     "fsdp 8": ("ici_fsdp_parallelism=8",),
@@ -35,13 +36,10 @@ LAYOUTS = {
     ),
 }
 SETTINGS = (
-    *("base_emb_dim=64", "base_mlp_dim=128", "base_num_decoder_layers=2"),
-    *("base_num_query_heads=4", "base_num_kv_heads=4", "head_dim=16", "max_target_length=64"),
-    *("attention=dot_product", "enable_checkpointing=False", "enable_dropout=False"),
+    *("base_num_decoder_layers=2", "attention=dot_product"),
+    *("enable_checkpointing=False", "enable_dropout=False"),
     *("run_name=adoption", "hardware=cpu", "skip_jax_distributed_system=true"),
     *("dataset_type=synthetic", "override_model_config=true", "log_config=False"),
-    # float32, so that losses that agree agree to seven digits
-    *("dtype=float32", "matmul_precision=highest", "logits_dot_in_fp32=true"),
 )
 TILED = train.vocab_tiling_nnx_loss
 LOSSES = {"MaxText's": (1, TILED), "MaxText's, 8 tiles": (8, TILED)}
@@ -76,20 +74,26 @@ def vocab_tiling_nnx_loss(model, hidden_states, data, config, is_train):
 LOSSES[OURS] = 8, vocab_tiling_nnx_loss
 
 
-def settings_of(layout, words, tiles, devices):
+def settings_of(layout, size, tiles, devices):
     """MaxText's config."""
     yml = f"{next(iter(maxtext.configs.__path__))}/base.yml"
     return pyconfig.initialize(
         [
             *(None, yml, *SETTINGS, *LAYOUTS[layout]),
-            *(f"vocab_size={words}", f"num_vocab_tiling={tiles}"),
-            f"per_device_batch_size={ROWS / len(devices)}",
+            *(f"vocab_size={size.words}", f"num_vocab_tiling={tiles}", f"dtype={size.dtype}"),
+            *(f"base_emb_dim={size.width}", f"base_mlp_dim={4 * size.width}"),
+            *(f"base_num_{name}_heads={size.heads}" for name in ("query", "kv")),
+            f"head_dim={size.width // size.heads}",
+            f"max_target_length={size.length}",
+            f"logits_dot_in_fp32={size.dtype == 'float32'}",
+            f"matmul_precision={'highest' if size.dtype == 'float32' else 'default'}",
+            f"per_device_batch_size={size.rows / len(devices)}",
             f"base_output_directory={tempfile.gettempdir()}",
         ]
     )
 
 
-def made_state(config, mesh):
+def placed_state(config, mesh, place):
     """The definition and the arrays of MaxText's train state, in its shardings."""
     create_model, _ = model_creation_utils.create_nnx_abstract_model(config, mesh)
 
@@ -98,39 +102,41 @@ def made_state(config, mesh):
         return TrainStateNNX(model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param))
 
     _, _, shardings = maxtext_utils.get_abstract_state(config, mesh, create, True)
-    state = jax.jit(lambda: nnx.state(create()), out_shardings=shardings)()
+    state = place(lambda: nnx.state(create()), shardings)
     return nnx.graphdef(nnx.eval_shape(create)), state
 
 
-def batch_of(config, mesh):
+def batch_of(config, mesh, size, place):
     """Random tokens, the last eighth of each row padding."""
     rng = np.random.default_rng(0)
-    shape = ROWS, config.max_target_length
+    shape = size.rows, size.length
     position, segment = np.zeros((2, *shape), np.int32)
     position += np.arange(shape[1])
     segment[:, : -shape[1] // 8] = 1
     batch = {}
     for name in "inputs", "targets":
-        tokens = rng.integers(0, config.vocab_size, shape)
+        tokens = rng.integers(0, size.words, shape)
         batch |= {
             name: tokens.astype(np.int32),
             f"{name}_position": position,
             f"{name}_segmentation": segment,
         }
-    return jax.device_put(batch, sharding.get_input_data_sharding(config, mesh))
+    return place(
+        lambda: jax.tree.map(jnp.asarray, batch), sharding.get_input_data_sharding(config, mesh)
+    )
 
 
-def programs(layout: str, words: int, devices: list[jax.Device]):
+def programs(layout: str, size: Size, devices: list[jax.Device], place: Callable):
     """As the package says."""
     logging.disable(logging.WARNING)
 
-    def compiled(tiles, loss):
-        config = settings_of(layout, words, tiles, devices)
+    def lowered(tiles, loss):
+        config = settings_of(layout, size, tiles, devices)
         mesh = maxtext_utils.get_mesh_from_config(config, devices)
         rules = partitioning.axis_rules(config.logical_axis_rules)
         with jax.set_mesh(mesh), mesh, rules:
-            definition, state = made_state(config, mesh)
-            batch = batch_of(config, mesh)
+            definition, state = placed_state(config, mesh, place)
+            batch = batch_of(config, mesh, size, place)
 
             def step(state, batch):
                 model = nnx.merge(definition, state).model
@@ -148,6 +154,6 @@ def programs(layout: str, words: int, devices: list[jax.Device]):
             params = nnx.split(nnx.merge(definition, state).model, nnx.Param, ...)[1]
             shardings = jax.tree.map(lambda array: array.sharding, nnx.to_pure_dict(params))
             train.vocab_tiling_nnx_loss = loss
-            return jax.jit(step).lower(state, batch).compile(), (state, batch)
+            return jax.jit(step).lower(state, batch), (state, batch)
 
-    return {name: compiled(*loss) for name, loss in LOSSES.items()}
+    return {name: lowered(*loss) for name, loss in LOSSES.items()}

@@ -1,6 +1,9 @@
 """nanodo: a tiny transformer whose tied table is cut by width, or whole on each device."""
 
+from collections.abc import Callable
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding
@@ -8,11 +11,9 @@ from jax.sharding import PartitionSpec as P
 from nanodo import data, loss, model
 
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
-from benchmarks.trainers import OURS, ROWS
+from benchmarks.trainers import OURS, Size
 
 LAYOUTS = "by width", "replicated"
-LENGTH = 64
-SHAPE = {"D": 64, "H": 4, "L": LENGTH, "N": 2, "F": 256}  # nanodo's names
 
 
 def hidden_states(next_method, args, kwargs, context):
@@ -41,28 +42,38 @@ def theirs(batch, apply_fn):
     return lambda params: loss_fn(params)[0]
 
 
-def programs(layout: str, words: int, devices: list[jax.Device]):
+def programs(layout: str, size: Size, devices: list[jax.Device], place: Callable):
     """As the package says."""
     mesh = Mesh(np.array(devices), ("data",))
-    config = model.DoConfig(V=words, fsdp_enabled=layout == "by width", **SHAPE)
+    config = model.DoConfig(
+        V=size.words,
+        D=size.width,
+        H=size.heads,
+        L=size.length,
+        N=2,
+        F=4 * size.width,
+        fsdp_enabled=layout == "by width",
+        dtype=size.dtype,
+    )
     module = model.TransformerDo(config)
     rng = np.random.default_rng(0)
     # A twelfth is nanodo's padding, id 0.
-    batch = np.where(rng.random((ROWS, LENGTH)) < 1 / 12, 0, rng.integers(1, words, (ROWS, LENGTH)))
-    batch = jax.device_put(batch.astype(np.int32), NamedSharding(mesh, P()))
+    shape = size.rows, size.length
+    tokens = np.where(rng.random(shape) < 1 / 12, 0, rng.integers(1, size.words, shape))
+    batch = place(lambda: jnp.int32(tokens), NamedSharding(mesh, P()))
 
     def init():
-        return module.init(jax.random.key(0), batch[:1])["params"]
+        return module.init(jax.random.key(0), tokens[:1])["params"]
 
     shardings = nn.get_sharding(jax.eval_shape(init), mesh)
-    params = jax.jit(init, out_shardings=shardings)()
+    params = place(init, shardings)
 
-    def compiled(loss_of):
+    def lowered(loss_of):
         def step(params, batch):
             batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P("data")))
             return jax.value_and_grad(loss_of(batch, module.apply))(params)
 
         out = NamedSharding(mesh, P()), shardings
-        return jax.jit(step, out_shardings=out).lower(params, batch).compile(), (params, batch)
+        return jax.jit(step, out_shardings=out).lower(params, batch), (params, batch)
 
-    return {"nanodo's": compiled(theirs), OURS: compiled(ours)}
+    return {"nanodo's": lowered(theirs), OURS: lowered(ours)}
