@@ -190,19 +190,6 @@ def test_no_module_imports_itself_through_others():
     )
 
 
-def test_files_and_functions_are_small():
-    """No file over 500 lines, no function over 90 (the training loop: 150)."""
-    lengths = {label: len(path.read_text().splitlines()) for label, path in FILES.items()}
-    assert not {label: length for label, length in lengths.items() if length > 500}
-    most = {"adaptive_jax/training/loop.py": 150}
-    lengths = {
-        (label, node.name): node.end_lineno - node.lineno + 1
-        for label, path in FILES.items()
-        for node in functions(path)
-    }
-    assert not {key: length for key, length in lengths.items() if length > most.get(key[0], 90)}
-
-
 def test_no_file_has_a_name_that_says_nothing():
     """What they hold would be found by those alone who wrote it."""
     names = "utils", "common", "helpers", "base", "manager"
