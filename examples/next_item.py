@@ -24,7 +24,7 @@ import optax
 from flax import linen as nn
 
 from adaptive_jax import linear_cross_entropy, update_rows
-from adaptive_jax.outputs.sampled import Sampled, log_uniform, log_uniform_chance, scores
+from adaptive_jax.outputs.sampled import log_uniform, log_uniform_chance
 
 WIDTH = 64
 ROWS, TIME = 128, 8  # a batch has ROWS sessions of TIME items, and the item after each of them
@@ -89,16 +89,16 @@ def main():
     def loss_of(looked_up, params, targets, candidates):
         """Nats of all targets; rows were looked up for the sessions, targets and candidates."""
         parts = jax.tree.map(lambda a: jnp.split(a, (targets.size, 2 * targets.size)), looked_up)
-        inputs, *_ = parts["vectors"]
+        inputs, of_targets, of_candidates = parts["vectors"]
+        _, target_bias, bias = parts["bias"]
         hidden = model.apply(params, inputs.reshape(*targets.shape, WIDTH)).reshape(-1, WIDTH)
-        own, others = (
-            (vectors, bias, math.log(SAMPLES) + log_uniform_chance(ids, items))
-            for vectors, bias, ids in zip(
-                parts["vectors"][1:], parts["bias"][1:], (targets.ravel(), candidates), strict=True
-            )
-        )
-        found = scores(hidden, None, own, others, targets.reshape(-1, 1) == candidates[None])
-        return Sampled.losses(found, own[2], others[2], math.log(items))[0].sum()
+        scores = jnp.sum(hidden * of_targets, axis=1) + target_bias
+        # The sampled softmax: each candidate is divided by how often it is expected.
+        expected = math.log(SAMPLES) + log_uniform_chance(candidates, items)
+        logits = hidden @ of_candidates.T + (bias - expected)[None]
+        hit = targets.reshape(-1, 1) == candidates[None]
+        normaliser = jax.nn.logsumexp(jnp.where(hit, -1e30, logits), axis=1)
+        return jnp.sum(jax.nn.softplus(normaliser - scores))
 
     # Donated, so that the table is changed where it lies.
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2, 3))
