@@ -36,7 +36,7 @@ test-slow: .venv/tested
 test-targets: .venv-targets/installed
 	.venv-targets/bin/python -m pytest -q -n 2 tests/planning/test_targets.py tests/training/test_compiled_for.py \
 		tests/planning/test_kernels.py tests/benchmarks/test_counted_softmax.py \
-		tests/losses/test_layouts_for_targets.py
+		tests/planning/test_layouts_for_targets.py
 
 test-device: .venv/tested
 	$(BIN)/python -c 'import jax, sys; sys.exit(jax.default_backend() == "cpu" and "error: JAX finds no GPU or TPU here: install jax[cuda13] or jax[tpu], see docs/hosts.md")'

@@ -63,7 +63,6 @@ import itertools, json, re
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from adaptive_jax import linear_cross_entropy
-from benchmarks.collectives import collectives
 TOKENS, WIDTH, WORDS = 32, 16, 2_048
 rng = np.random.default_rng(0)
 arrays = [rng.standard_normal(s).astype("f") for s in ((TOKENS, WIDTH), (WORDS, WIDTH))]
