@@ -135,7 +135,7 @@ def measure(trainer: ModuleType, layout: str, words: int, repeats: int) -> list[
 
 
 def counts(program: jax.stages.Compiled, layout: str, words: int) -> dict:
-    """What the compiler says of a program, as a part of a row."""
+    """The compiler's counts of a program, as a part of a row."""
     return {
         "words": words,
         "layout": layout,

@@ -108,12 +108,12 @@ PLAIN = Settings()
 
 
 def used(setting: float | jax.Array | None) -> bool:
-    """Whether a setting is neither None nor 0. An array counts as used."""
+    """True for a setting that is neither None nor 0. An array counts as used."""
     return isinstance(setting, jax.Array) or bool(setting)
 
 
 def is_finite(value) -> bool:
-    """Whether this is a finite number, or a real array `[]`, whose value is not looked at."""
+    """True for a finite number, and for a real array `[]`, whose value is not looked at."""
     if isinstance(value, jax.Array):
         real = jnp.isdtype(value.dtype, ("integral", "real floating"))
         return real and value.shape == ()

@@ -416,7 +416,7 @@ def overwritten(power, target, total, dtype):
 
 
 def _is_plain(softmax: Softmax, tokens: Tokens, wanted: Wanted, dtype) -> bool:
-    """Whether `overwritten` computes gradients of logits."""
+    """True where `overwritten` computes gradients of logits."""
     settings = softmax.settings
     regularised = settings.label_smoothing or used(settings.z_loss) or used(settings.soft_cap)
     biased = wanted.band.bias or (wanted.clusters is not None and wanted.clusters.bias)

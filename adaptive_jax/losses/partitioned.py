@@ -358,13 +358,13 @@ def _local(call, layout, *leaves):
     results, d_tokens, d_shared = on_tokens(*leaves)
     if layout is None or call.gradients is None:
         return results, d_tokens, d_shared
-    others = tuple(axis for axis in layout.token_axes if axis not in words)
+    token_axes = tuple(axis for axis in layout.token_axes if axis not in words)
     by_words = itertools.compress(call.by_words, flags)
     return (
         results,
         d_tokens if layout.gathered is not None else lax.psum(d_tokens, words),
         [
-            lax.psum(gradient, others if rows else others + words)
+            lax.psum(gradient, token_axes if rows else token_axes + words)
             for gradient, rows in zip(d_shared, by_words, strict=True)
         ],
     )

@@ -366,7 +366,7 @@ def _say_before_abort(ended, resumes):
 
 
 def _answers(address):
-    """Whether a host listens at an address."""
+    """True where a host listens at an address."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()

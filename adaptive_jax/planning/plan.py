@@ -79,7 +79,7 @@ class Plan(NamedTuple):
 
     @property
     def division(self) -> Division:
-        """How the devices share the rows."""
+        """The division of the rows among the devices."""
         return Division(self.rows_per_update, self.devices, self.accumulation, self.rows_per_device)
 
 

@@ -35,7 +35,7 @@ commands.run(main)
 
 
 def said(process, host):
-    """What a host wrote to stderr after the line that it waits for the other."""
+    """The lines that a host wrote to stderr after it said that it waits for the other."""
     err = process.communicate(timeout=60)[1]
     waits = re.match(WAITS.format(host=host), err)
     assert waits, err
