@@ -50,7 +50,8 @@ ENTRY %main (x: bf16[4,8], y: bf16[8,16], z: bf16[2,4,8]) -> bf16[4,16] {
   %tuple = (s32[], bf16[4,8]{1,0}, bf16[8,16]{1,0}) tuple(%start, %x, %y)
   %loop = (s32[], bf16[4,8]{1,0}, bf16[8,16]{1,0}) while(%tuple), condition=%cond, body=%body
   %call = (bf16[2,4,4]{2,1,0}, s8[64]{0}) custom-call(%z, %z), custom_call_target="__cublas$gemm", \
-backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"]}}}
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
+{"lhs_contracting_dimensions":["2"]}}}
   ROOT %last = bf16[4,16]{1,0} fusion(%x, %y), kind=kOutput, calls=%fused_convolution
 }
 """
