@@ -95,18 +95,21 @@ def linear_distillation(
     hidden, (*tables, _), other, ids, unit = same_axes(
         axis_name, hidden, (*tables, {}), frozen[0], by_token.ids, (weights != 0).astype(dtype)
     )
+    tokens = hidden, other, ids, unit if reduction == "none" else weights + 0 * unit
+    tokens, tables = partitioned.aligned(tokens, tuple(tables), _by_words(tables))
     if reduction == "none":
-        return weights * _losses(how, (hidden, other, ids, unit), tables)
-    weights = weights + 0 * unit
-    total = _total(how, (hidden, other, ids, weights), tables)
+        return weights * _losses(how, tokens, tables)
+    total = _total(how, tokens, tables)
     return lax.psum(total, axes) if axes else total
 
 
+def _by_words(tables):
+    return (True,) * sum(table is not None for table in tables)
+
+
 def _run(how, tokens, tables, gradients: bool):
-    by_words, flags = (True,) * sum(table is not None for table in tables), None
-    if gradients:
-        flags = partitioned.Gradients(True, by_words)
-    tokens, tables = partitioned.aligned(tokens, tables, by_words)
+    by_words = _by_words(tables)
+    flags = partitioned.Gradients(True, by_words) if gradients else None
     return partitioned.run(_pass, (how, gradients), tokens, tables, by_words, flags)
 
 
@@ -167,7 +170,7 @@ def _pass(call, axis_name, tokens, tables):
     ]
     rest = [None if a is None else jnp.zeros_like(a) for a in tables[2:]]
     d_hidden = d_hidden.reshape(-1, d_hidden.shape[-1])[:count].reshape(tokens[0].shape)
-    return losses, d_hidden.astype(tokens[0].dtype), [*d_tables, *rest]
+    return losses, d_hidden.astype(tokens[0].dtype), (*d_tables, *rest)
 
 
 def _visit(how, tables, gradients, sums, part):

@@ -150,7 +150,8 @@ def empty(settings, weight: jax.Array, column: jax.Array) -> dict:
     zero, number = jnp.zeros_like(weight), jnp.zeros_like(weight, jnp.int32)
     several = (jnp.repeat(each[:, None], settings.top_k, axis=1) for each in (zero, number))
     special = {"predicted": number, "correct": number, "top_k": TopK(*several)}
-    special[LOG_PROBS] = jnp.zeros_like(column, weight.dtype)
+    if LOG_PROBS in settings.reports:  # the columns differ between devices, the weights do not
+        special[LOG_PROBS] = jnp.broadcast_to(zero[:, None], column.shape)
     return {name: special.get(name, zero) for name in settings.reports}
 
 

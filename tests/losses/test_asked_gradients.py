@@ -295,3 +295,46 @@ def test_bands_have_no_name_of_a_full_softmax():
     """An adaptive softmax names the band."""
     with pytest.raises(InputError, match=r"bands\[0\].table of shape \[4\]"):
         adaptive_cross_entropy(HIDDEN, [Band(TABLE[0])], None, TARGETS)
+
+
+def test_log_probs_on_meshes(eight):
+    """With words sharded in `jax.shard_map`, beside reports, and on Auto and Explicit meshes, by
+    hidden states and by the table alone, too: they are those of one device.
+    """
+    done = eight(MESHES)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+MESHES = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from adaptive_jax import linear_log_probs
+rng = np.random.default_rng(0)
+hidden, table = (rng.standard_normal((n, 8)).astype("f") for n in (16, 64))
+chosen, pull = rng.integers(0, 64, (16, 3)), rng.standard_normal((16, 3)).astype("f")
+
+def reported(hidden, table, chosen, pull, **options):
+    values, report = linear_log_probs(
+        hidden, table, chosen, reports=("top_k", "entropy"), top_k=3, **options)
+    return jnp.sum(pull * (values + report.top_k.log_probs)) + report.entropy.sum()
+
+def near(one, other):
+    for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        assert np.allclose(a, b, rtol=2e-5, atol=2e-5), np.abs(a - b).max()
+
+arrays = hidden, table, chosen, pull
+right = jax.device_get(jax.jit(jax.value_and_grad(reported, (0, 1)))(*arrays))
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+local = lambda *a: jax.lax.psum(reported(*a, axis_name="model"), "data")
+specs = P("data"), P("model"), P("data"), P("data")
+mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())
+near(jax.jit(jax.value_and_grad(mapped, (0, 1)))(*arrays), right)
+for kind in AxisType.Auto, AxisType.Explicit:
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+    for tokens, rows in (P("data"), P("model")), (P(("data", "model")), P(None, "model")):
+        placed = [jax.device_put(a, NamedSharding(mesh, s))
+                  for a, s in zip(arrays, (tokens, rows, tokens, tokens))]
+        near(jax.jit(jax.value_and_grad(reported, (0, 1)))(*placed), right)
+        for i in 0, 1:
+            near(jax.jit(jax.grad(reported, i))(*placed), right[1][i])
+"""

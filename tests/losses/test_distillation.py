@@ -99,15 +99,19 @@ def loss(student, teacher, targets, **more):
     return linear_distillation(student, teacher, targets, **options, **more)
 right = jax.jit(jax.value_and_grad(loss))(student, teacher, targets)
 specs = (P("data"), P("words"), P("words"))
+by_width = (P("data"), P(None, "words"), P())
 def near(values):
     for one, other in zip(*map(jax.tree.leaves, (values, right)), strict=True):
         assert np.allclose(one, other, rtol=2e-5, atol=2e-6), np.abs(one - other).max()
 for kind in AxisType.Auto, AxisType.Explicit:
     mesh = jax.make_mesh((4, 2), ("data", "words"), (kind,) * 2)
-    put = lambda tree: tuple(
+    put = lambda tree, specs: tuple(
         jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(tree, specs))
     on = jax.device_put(targets, NamedSharding(mesh, P("data")))
-    near(jax.jit(jax.value_and_grad(loss))(put(student), put(teacher), on))
+    for one, other in (specs, specs), (specs, (P("data"),)), (by_width, (P("data"), P(), P())):
+        other = (*other, P(), P())[:3]
+        placed = put(student, one), put(teacher, other), on
+        near(jax.jit(jax.value_and_grad(loss))(*placed))
 mesh = jax.make_mesh((4, 2), ("data", "words"), (AxisType.Auto,) * 2)
 local = lambda *a: loss(*a, axis_name="words", token_axes="data")
 mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, specs, P("data")), out_specs=P())
