@@ -2,6 +2,7 @@
 others. It needs no config, so it also runs beside an installed wheel.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +31,18 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}".strip()
 def hasty_jit(function, **how):
     """`jax.jit` of a slow twin, which is compiled in haste even where tests compile as users do."""
     return jax.jit(function, compiler_options=None if HASTE else HASTY, **how)
+
+
+@contextlib.contextmanager
+def uncached():
+    """Compiles anew: on CPUs a program from the cache on disk cannot be serialized (jax 0.10)."""
+    compilation_cache.reset_cache()
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        compilation_cache.reset_cache()
+        jax.config.update("jax_enable_compilation_cache", True)
 
 
 def dtypes_of_products(program: str) -> set[tuple[str, ...]]:

@@ -341,13 +341,14 @@ SAVED = """
 import jax.numpy as jnp, numpy as np
 from jax.experimental import serialize_executable
 from jax.sharding import AxisType, NamedSharding
+from tests.programs import uncached
 rng = np.random.default_rng(0)
 arrays = [rng.standard_normal(shape).astype("f") for shape in ((8, 8), (24, 8))]
 arrays += [np.arange(8), np.float32([1, 2, 0, 1, 1, 1, 1, 1])]
 mesh = jax.make_mesh((8,), ("fsdp",), (AxisType.Auto,))
 specs = P("fsdp"), P(None, "fsdp"), P("fsdp"), P("fsdp")
 placed = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arrays, specs)]
-with jax.set_mesh(mesh):
+with jax.set_mesh(mesh), uncached():
     compiled = jax.jit(jax.value_and_grad(loss_on_auto_axes, (0, 1))).lower(*placed).compile()
     again = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
     results = again(*placed)

@@ -12,6 +12,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import serialize_executable
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from adaptive_jax import linear_cross_entropy
+from tests.programs import uncached
 rng = np.random.default_rng(0)
 arrays = [rng.standard_normal(s).astype("f") for s in ((16, 8), (64, 8))] + [np.arange(16)]
 right = jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(linear_cross_entropy, (0, 1)))(*arrays))
@@ -24,7 +25,7 @@ for kind in AxisType.Auto, AxisType.Explicit:
         if kind == AxisType.Auto:
             loss = jax.sharding.explicit_axes(loss, axes=("data", "fsdp"), in_sharding=specs)
         placed = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arrays, specs)]
-        with jax.set_mesh(mesh):
+        with jax.set_mesh(mesh), uncached():
             program = jax.jit(jax.value_and_grad(lambda *a: loss(*a), (0, 1)))
             compiled = program.lower(*placed).compile()
             payload = serialize_executable.serialize(compiled)
