@@ -182,7 +182,7 @@ class LanguageModel(nn.Module):
         return {
             (*path, name): words
             for path, layer in owners.items()
-            for name, words in layer.word_tables().items()
+            for name, words in getattr(layer, "word_tables", dict)().items()
         }
 
     def over_words(self, axes: Sequence[str]) -> "LanguageModel":
