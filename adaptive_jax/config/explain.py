@@ -73,7 +73,7 @@ def _table(group: str, keys: Mapping[str, Key]) -> Iterable[str]:
 
 
 def _of_the_model(group):
-    """What `output.clusters` means, an argument of no output: its paragraph in the docstring of the
+    """Help of `output.clusters`, an argument of no output: its paragraph in the docstring of the
     function that reads it.
     """
     if group != "output":

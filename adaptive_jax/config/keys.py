@@ -117,7 +117,7 @@ class General:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """What is logged, besides metrics.jsonl.
+    """Logs besides metrics.jsonl.
 
     Attributes:
         tensorboard: whether to write files for TensorBoard.
@@ -178,7 +178,7 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Key]:
 
 
 def _is_key(parameter):
-    """Whether a value that JSON knows can be given for a parameter."""
+    """True if a value that JSON knows can be given for a parameter."""
     plain = bool | int | float | str | tuple | list | None
     named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return named and (parameter.default is parameter.empty or isinstance(parameter.default, plain))

@@ -152,7 +152,7 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
 
 
 def is_stacked(path: tuple, model: Any) -> bool:
-    """Whether the first axis of the parameter at a tree's `path` stacks blocks of the body, which a
+    """True if the first axis of the parameter at a tree's `path` stacks blocks of the body, which a
     list of blocks, as `on_each_layer` has for optimizers, does not.
     """
     keys, name = _keys(path), _name_in_body(path)
@@ -305,7 +305,7 @@ def _table_dtypes(model):
 
 
 def _stays(spec, words):
-    """Whether devices get their rows of such a parameter without gathering it."""
+    """True if devices get their rows of such a parameter without gathering it."""
     return words is not None and len(words) == 1 and tuple(spec) in ((FSDP,), (None, FSDP))
 
 

@@ -1,6 +1,4 @@
-"""What is checked before a run, and the dry run, which ends after it: it prints the plan and
-writes it down.
-"""
+"""Checks before a run, and the dry run, which ends after them: it prints the plan and writes it."""
 
 import logging
 from collections.abc import Mapping

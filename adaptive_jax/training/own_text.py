@@ -1,4 +1,4 @@
-"""What a config with `own_text` takes from its text: splits of a single file, vocabulary, cutoffs.
+"""Settings of a config with `own_text` that its text gives: splits, vocabulary, cutoffs.
 configs/own_text.py has such configs.
 """
 
