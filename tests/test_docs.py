@@ -145,8 +145,49 @@ def test_a_page_runs(page, in_process, place, monkeypatch):
 def test_nbest_lists_of_the_pages_have_known_words(place):
     """An unknown word of a wrong hypothesis, scored as `<unk>`, won over the right one."""
     words = (place / "runs" / "quickstart" / "vocabulary.txt").read_text().split()
-    lines = re.findall(r"\d \|\|\| ([^|']*?) \|\|\| -", PAGES["docs/text.md"])
-    assert len(lines) >= 4 and {word for line in lines for word in line.split()} <= set(words)
+    text = r"\|\|\| ([a-z ]+) \|\|\| AM|\\t-[\d.]+\\t([a-z ]+)|utt-\d ([a-z ]+) \d"
+    lines = [" ".join(groups) for groups in re.findall(text, PAGES["docs/text.md"])]
+    assert len(lines) == 6 and {word for line in lines for word in line.split()} <= set(words)
+
+
+LISTS = """\
+a-1 ||| the king ||| LM0= -3 TM= -1 -2 ||| -5 ||| 0-0 1-1
+a-1 ||| the king of the earth ||| -7 -4.5
+b-x\t-2\tthe sea and the earth
+utt-9-1 the earth and the sea 1.5
+b-x\t-2.5\tthe sea
+utt-9-2 the earth 1.75
+utt-9-3 3
+a-1 ||| ||| -9
+"""
+
+
+def test_nbest_lists_are_rescored(place, tmp_path, monkeypatch):
+    """The program reads lists of three kinds, of which each id is one list; it prefers short texts
+    where those are right, as a model does whose words are alike, and writes one text for each id.
+    """
+    (tmp_path / "runs").symlink_to(place / "runs")
+    monkeypatch.chdir(tmp_path)
+    for name in "held_out.txt", "lists.txt":
+        (tmp_path / name).write_text(LISTS)
+    (tmp_path / "right.txt").write_text("utt-9\tthe earth\nb-x\tthe sea\n")
+    [code] = [code for code in python_blocks(PAGES["docs/text.md"]) if "held_out" in code]
+    names = {}
+    exec(code, names)
+    lists = {
+        "a-1": [(-5, "the king"), (-4.5, "the king of the earth"), (-9, "")],
+        "b-x": [(-2, "the sea and the earth"), (-2.5, "the sea")],
+        "utt-9": [(-1.5, "the earth and the sea"), (-1.75, "the earth"), (-3, "")],
+    }
+    found = names["read"](tmp_path / "lists.txt")
+    assert {name: [row[:2] for row in rows] for name, rows in found.items()} == lists
+    log_prob = next(names["model"].score(["the sea"])).log_prob
+    assert found["b-x"][1][2] == pytest.approx(log_prob, abs=1e-4)
+    assert names["weight"] > 0
+    chosen = (tmp_path / "best.txt").read_text()
+    assert chosen.splitlines()[1:] == ["b-x\tthe sea", "utt-9\tthe earth"]
+    for words, right, errors in ("kitten", "sitting", 3), ("", "ab", 2), ("ab", "", 2):
+        assert names["word_errors"](words, right) == errors
 
 
 def test_layers_around_a_body_of_ones_own():
