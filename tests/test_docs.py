@@ -6,6 +6,7 @@ a quickstart of two updates. The others take minutes or a corpus: they go throug
 their flags, in tests/test_readme.py.
 """
 
+import gzip
 import importlib.util
 import re
 import shlex
@@ -188,6 +189,29 @@ def test_nbest_lists_are_rescored(place, tmp_path, monkeypatch):
     assert chosen.splitlines()[1:] == ["b-x\tthe sea", "utt-9\tthe earth"]
     for words, right, errors in ("kitten", "sitting", 3), ("", "ab", 2), ("ab", "", 2):
         assert names["word_errors"](words, right) == errors
+
+
+@pytest.mark.parametrize(
+    "sizes, parts",
+    [("20 10 1000", [(0, 4), (4, 6), (6, 40)]), ("21 1 5", [(0, 5), (5, 6), (6, 7)])],
+)
+def test_texts_are_cut_by_words(tmp_path, sizes, parts):
+    """The lines of shell write whole lines until a part has its words, ends of lines included."""
+    lines = [f"Line {i} , über\n" for i in range(40)]
+    (tmp_path / "news.2007.en.shuffled.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    (tmp_path / "wikitext-103-raw").mkdir()
+    (tmp_path / "wikitext-103-raw" / "wiki.train.raw").write_text("".join(lines))
+    shell = [line for kind, line in blocks(PAGES["docs/corpora.md"]) if kind == "shell"]
+    commands = [line for line in shell if line.startswith("mkdir news_2007") or "awk" in line]
+    assert len(commands) == 3 and all("2000000" in line for line in commands[1:])
+    commands = "\n".join(commands).replace("2000000 2000000 10000000", sizes)
+    subprocess.run(
+        ["sh", "-ec", commands.replace("2000000", sizes.split()[0])], cwd=tmp_path, check=True
+    )
+    for name, (begin, end) in zip(("train", "valid", "test"), parts, strict=True):
+        assert (tmp_path / "news_2007" / f"{name}.txt").read_text() == "".join(lines[begin:end])
+    text = (tmp_path / "wikitext103_raw" / "train.txt").read_text()
+    assert text == "".join(lines[: parts[0][1]])
 
 
 def test_layers_around_a_body_of_ones_own():

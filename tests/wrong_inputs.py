@@ -228,10 +228,6 @@ VOCABULARY = rows(
 OTHERS = [
     *rows("-m adaptive_jax plan ids --path={text}", ("--limit=9", "plan ids has no vocabulary")),
     *rows(
-        "-m adaptive_jax cut",
-        ("{text}/train.txt", "--output is missing: pass --output=OUTPUT"),
-    ),
-    *rows(
         "-m adaptive_jax clusters --vocabulary={trained} --output={tmp}/clusters.txt",
         ("--seed=3", "--seed does not fit --method=frequency"),
         (
