@@ -25,6 +25,7 @@ import adaptive_jax
 from adaptive_jax import linear_cross_entropy
 from adaptive_jax.config.keys import complete
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.training.loop import train
 from configs import quickstart
@@ -149,6 +150,16 @@ def test_nbest_lists_of_the_pages_have_known_words(place):
     text = r"\|\|\| ([a-z ]+) \|\|\| AM|\\t-[\d.]+\\t([a-z ]+)|utt-\d ([a-z ]+) \d"
     lines = [" ".join(groups) for groups in re.findall(text, PAGES["docs/text.md"])]
     assert len(lines) == 6 and {word for line in lines for word in line.split()} <= set(words)
+
+
+def test_raw_text_is_evaluated_as_it_is_scored(place, tmp_path):
+    """`evaluate.py --data_path` read raw text at white space, and `score` as the run's corpus."""
+    text = "And God said, Let there be light:\n“There was light.”\n\nThe light (it was good)...\n"
+    (tmp_path / "test.txt").write_text(text)
+    run = place / "runs" / "quickstart"
+    evaluated = evaluate(run, Request(data_path=str(tmp_path), window=8, context=4))
+    scored = adaptive_jax.load(run).perplexity(text.splitlines(), window=8, context=4)
+    assert evaluated["tokens"] == 29 and scored == pytest.approx(evaluated["perplexity"], rel=1e-5)
 
 
 LISTS = """\

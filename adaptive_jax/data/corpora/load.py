@@ -60,7 +60,8 @@ class Settings(NamedTuple):
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
     codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word
         units, see docs/rows.md.
-    tokeniser: "none" for text whose words are separated by spaces, or "moses".
+    tokeniser: "none" for text whose words are separated by spaces; "marks" separates words and
+        punctuation marks of running text; "moses" as the tokeniser of Moses for English.
     lower: whether to lower-case the text.
     vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
         Not used to load it, but for ids: the size of the tokenizer's whole vocabulary.
