@@ -101,6 +101,8 @@ def settings(text, tmp_path_factory):
             "data.path": str(text),
             "data.cache": str(cache),
             "data.threshold": 1,
+            "data.tokeniser": "none",
+            "data.lower": False,
             "data.vocabulary_size": 122,
             "batches.sequence_length": 16,
             "input.cutoffs": (20, 60),

@@ -128,6 +128,10 @@ def read_config(workdir: Path) -> dict:
         ) from None
     try:
         check_allowed(config, path)
+        data = config.get("data", {})
+        if (data.get("corpus"), data.get("tokeniser")) == ("embedded", "none"):
+            # Until 0.2.0 the corpus itself separated its words.
+            config["data"] = data | {"tokeniser": "marks", "lower": True}
         whole = resolve(config)
         if missing := flat(whole).keys() - flat(config).keys():
             raise InputError(f"config.{min(missing)} is missing")

@@ -42,6 +42,7 @@ def test_one_line_and_no_process(tmp_path):
         (text / f"{split}.txt").write_bytes(part[:2_000])
     line = [sys.executable, "-m", "adaptive_jax", "prepare", "--config=configs/quickstart.py"]
     data = {"corpus": "text_files", "path": text, "cache": cache}
+    data |= {"tokeniser": "none", "lower": False}
     line += [f"--config.data.{key}={value}" for key, value in data.items()]
     for number, has_begun in (signal.SIGINT, lambda: True), (signal.SIGTERM, lambda: parts(cache)):
         with subprocess.Popen(

@@ -7,7 +7,7 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.corpus import Corpus, LazyIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus
+from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus, read_config, write_json
 
 
 def test_a_run_resumes_on_its_text_alone(tmp_path):
@@ -32,3 +32,15 @@ def test_a_run_resumes_on_its_text_alone(tmp_path):
     (tmp_path / "text.json").write_text('{"train": 5}')
     with pytest.raises(InputError, match=r"text.json is damaged .*: remove it to resume without"):
         check_same_corpus(tmp_path, corpus(ids[::-1]))
+
+
+@pytest.mark.parametrize("corpus", ["embedded", "text_files"])
+def test_an_older_quickstart_separates_its_words(corpus, tmp_path):
+    """Until 0.2.0 its corpus did, not its tokeniser: prompts of such runs would be read at white
+    space, and the quickstart's own command would not resume them.
+    """
+    config = complete({"data.corpus": corpus, "data.threshold": 2})
+    write_json(tmp_path / "config.json", config)
+    data = read_config(tmp_path)["data"]
+    expected = ("marks", True) if corpus == "embedded" else ("none", False)
+    assert (data["tokeniser"], data["lower"]) == expected

@@ -70,6 +70,8 @@ RUN = {
     "data.path": "{text}",
     "data.cache": "{cache}",
     "data.threshold": 1,
+    "data.tokeniser": "none",
+    "data.lower": False,
     "data.vocabulary_size": 150,
     "batches.sequence_length": 16,
 }
