@@ -17,7 +17,7 @@ import numpy as np
 from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
-from adaptive_jax.config.keys import General, check_allowed, resolve
+from adaptive_jax.config.keys import General, at, check_allowed, keys_of, resolve
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
@@ -128,6 +128,7 @@ def read_config(workdir: Path) -> dict:
         ) from None
     try:
         check_allowed(config, path)
+        _rename_keys(config)
         whole = resolve(config)
         if missing := flat(whole).keys() - flat(config).keys():
             raise InputError(f"config.{min(missing)} is missing")
@@ -139,6 +140,17 @@ def read_config(workdir: Path) -> dict:
             f"{path} was written by an earlier version of adaptive_jax, or changed ({error}): train"
             " again, or use that version"
         ) from None
+
+
+def _rename_keys(config):
+    """Changes a config of an earlier version to the keys of this one, in place.
+
+    The keys of a composed table's CNN stood among those of the table.
+    """
+    table = at(config, "output.table")
+    if table.get("name") == "composed" and "cnn" not in table:
+        cnn = [key for key in keys_of("output.table.cnn") if key in table]
+        table["cnn"] = {key: table.pop(key) for key in cnn}
 
 
 def read_words(workdir: Path) -> Vocabulary:

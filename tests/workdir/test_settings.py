@@ -7,7 +7,20 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.corpus import Corpus, LazyIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus
+from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus, read_config, to_json
+
+
+def test_a_run_of_an_earlier_version_opens(tmp_path):
+    """Keys of a composed table's CNN stood among those of the table. Without their renaming the run
+    would be refused.
+    """
+    config = complete({"output.table.name": "composed", "output.table.cnn.length": 9})
+    table = config["output"]["table"]
+    old = {key: value for key, value in table.items() if key != "cnn"} | table["cnn"]
+    (tmp_path / "config.json").write_text(
+        to_json(config | {"output": config["output"] | {"table": old}})
+    )
+    assert read_config(tmp_path) == config
 
 
 def test_a_run_resumes_on_its_text_alone(tmp_path):
