@@ -168,7 +168,7 @@ def print_report(corpus: str, flag: flags.FlagValues) -> None:
     workload = Workload(flag.width, flag.factor)
     workload.widths(flag.bands or 1)
     data = {"corpus": corpus, "path": flag.path, "tokeniser": flag.tokeniser, "lower": flag.lower}
-    splits, words = count(data if flag.cache is None else data | {"cache": flag.cache})
+    splits, words = count(data)
     known = dict(zip(words.words, words.counts.tolist(), strict=True))
     if not known[UNKNOWN]:
         del known[UNKNOWN]
@@ -196,7 +196,6 @@ def define_flags() -> None:
     """Defines the flags of the command."""
     text, number = flags.DEFINE_string, flags.DEFINE_integer
     text("path", "", "A local copy: train, valid and test as .txt, .txt.xz or .txt.gz.")
-    text("cache", None, "Directory for prepared corpora; default: as in training.")
     text("tokeniser", "none", "none: split at white space; or moses.")
     flags.DEFINE_boolean("lower", False, "Lower-case all words.")
     number("threshold", 1, "Keep words that occur at least this often.")

@@ -46,13 +46,12 @@ FREE = {
     "shard_words",
     "body.remat",
     "data.path",
-    "data.cache",
     "data.vocabulary_size",
     "input.lexicon",  # the run keeps its own copy
 }
 
 # Those in which the hosts of a run may differ
-OF_A_HOST = {"data.path", "data.cache", "input.lexicon", "output.clusters"}
+OF_A_HOST = {"data.path", "input.lexicon", "output.clusters"}
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
@@ -143,10 +142,12 @@ def read_config(workdir: Path) -> dict:
 
 
 def _rename_keys(config):
-    """Changes a config of an earlier version to the keys of this one, in place.
+    """Gives a config of an earlier version the keys of this one, in place.
 
-    The keys of a composed table's CNN stood among those of the table.
+    The keys of a composed table's CNN stood among those of the table. `data.cache`, a directory of
+    the machine, is left out: programs would be run from there.
     """
+    at(config, "data").pop("cache", None)
     table = at(config, "output.table")
     if table.get("name") == "composed" and "cnn" not in table:
         cnn = [key for key in keys_of("output.table.cnn") if key in table]

@@ -193,7 +193,7 @@ def test_a_download_resumes(site, text, tmp_path, monkeypatch):
     ]
 
 
-def test_addresses_that_end_in_one_name(site, tmp_path, monkeypatch):
+def test_addresses_that_end_in_one_name(site, own_cache, monkeypatch):
     """Each has its own file: one was taken for the other, and the rest of one appended to the
     beginning of the other.
     """
@@ -201,10 +201,10 @@ def test_addresses_that_end_in_one_name(site, tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, "TRIES", 1)
     address, other = address.format(2007), address.format(2007).replace("/news", "/b/news")
     with pytest.raises(InputError, match="it ended after"):
-        command._text(address, tmp_path)
-    assert command._text(other, tmp_path).read_bytes() == served.content
+        command._text(address)
+    assert command._text(other).read_bytes() == served.content
     assert [asked for _, asked in served.asked] == [None, None]
-    assert command._text(address, tmp_path) != command._text(other, tmp_path)
+    assert command._text(address) != command._text(other)
 
 
 def test_an_address_that_does_not_answer(site, tmp_path):
@@ -216,7 +216,7 @@ def test_an_address_that_does_not_answer(site, tmp_path):
         downloads.download("https://example.com/texts/", tmp_path)
     with pytest.raises(InputError, match="cannot download http://.x/news.gz"):
         downloads.download("http://[x/news.gz", tmp_path)
-    with pytest.raises(InputError, match="cannot write data.cache=/proc/x.*: No such file"):
+    with pytest.raises(InputError, match="cannot write the cache /proc/x.*: No such file"):
         downloads.download("https://example.com/news.gz", Path("/proc/x"))
     for wrong, reason in (
         (address.format(2006), "Not Found"),
@@ -237,7 +237,7 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
     arguments = (
         address.format(2007),
         "--output=out",
-        f"--cache={tmp_path / 'cache'}",
+        f"--cache_dir={tmp_path / 'cache'}",
         "--lines=3,2,1",
     )
     done = quick_command("-m", "adaptive_jax", "cut", *arguments, cwd=tmp_path)

@@ -203,7 +203,7 @@ def test_a_cut_is_what_the_vocabulary_would_be(tmp_path, lines):
     """
     for name, content in ("train", lines), ("valid", OTHER):
         (tmp_path / f"{name}.txt").write_text("\n".join(content) + "\n")
-    data = {"corpus": "text_files", "path": str(tmp_path), "cache": str(tmp_path / "cache")}
+    data = {"corpus": "text_files", "path": str(tmp_path)}
     splits, words = report.count(data)
     assert list(splits) == ["train", "validation"]  # there is no test split
     counts = {}
@@ -225,13 +225,13 @@ def test_a_cut_is_what_the_vocabulary_would_be(tmp_path, lines):
 
 
 @pytest.fixture
-def reported(text, tmp_path, capsys):
+def reported(text, capsys):
     """`reported(bands=2)`: what the command prints about the small corpus with these flags, and
     the corpus's settings.
     """
 
     def reported(corpus="text_files", **flags):
-        given = {"path": str(text), "cache": str(tmp_path), "tokeniser": "none", "lower": False}
+        given = {"path": str(text), "tokeniser": "none", "lower": False}
         given |= {"threshold": 1, "limit": 0}
         given |= {"width": 64, "factor": 4, "bands": 0, "smallest": 0}
         report.print_report(corpus, types.SimpleNamespace(**given | flags))
@@ -249,10 +249,10 @@ def line_of(out, name):
     return line
 
 
-def test_the_report(reported, text, tmp_path):
+def test_the_report(reported, text):
     """Both tables for a corpus whose numbers are known."""
     out = reported()
-    data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path)}
+    data = {"corpus": "text_files", "path": str(text)}
     splits, words = report.count(data)
     first = columns(line_of(out, "threshold 1"))
     assert first == ["threshold 1", "122", "0.00%", "0.00%", "0.00%"]
@@ -295,8 +295,8 @@ def test_the_command(quick_command, text, tmp_path):
     """It prints the report, and says what the other splits cannot encode."""
     (tmp_path / "train.txt").write_text((text / "train.txt").read_text())
     (tmp_path / "test.txt").write_text("the zebra the\n")
-    places = f"--path={tmp_path}", f"--cache={tmp_path / 'cache'}"
-    done = quick_command("-m", "adaptive_jax", "plan", "text_files", *places, "--width=64")
+    place = f"--path={tmp_path}"
+    done = quick_command("-m", "adaptive_jax", "plan", "text_files", place, "--width=64")
     assert (done.returncode, done.stderr) == (0, "")
     assert columns(line_of(done.stdout, "threshold 1")) == ["threshold 1", "122", "0.00%", "25.00%"]
     assert "no <unk>" in done.stdout

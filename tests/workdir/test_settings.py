@@ -11,15 +11,15 @@ from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus, read_c
 
 
 def test_a_run_of_an_earlier_version_opens(tmp_path):
-    """Keys of a composed table's CNN stood among those of the table. Without their renaming the run
-    would be refused.
+    """Keys of a composed table's CNN stood among those of the table, and the config named a cache.
+    Without their renaming the run would be refused, and with that cache programs of the one who
+    made the run would be loaded.
     """
     config = complete({"output.table.name": "composed", "output.table.cnn.length": 9})
     table = config["output"]["table"]
     old = {key: value for key, value in table.items() if key != "cnn"} | table["cnn"]
-    (tmp_path / "config.json").write_text(
-        to_json(config | {"output": config["output"] | {"table": old}})
-    )
+    old = {"output": config["output"] | {"table": old}, "data": config["data"] | {"cache": "/x"}}
+    (tmp_path / "config.json").write_text(to_json(config | old))
     assert read_config(tmp_path) == config
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax.data.corpora.cached import CACHE, cache_of
+from adaptive_jax.config import cache
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.download import download
 from adaptive_jax.data.corpora.known import CORPORA
@@ -120,18 +120,18 @@ def main(source: str) -> None:
         raise InputError(f"--output={given.output} must be on a disk: write it there, then copy it")
     sizes, output = list(map(int, sizes)), path_of(given.output)
     _check_new(output)  # before a download
-    text = _text(source, given.cache)
+    text = _text(source)
     counts = cut(text, output, sizes, by_lines=bool(given.lines), seed=given.shuffle_seed)
     said = ", ".join(f"{split} {number:,} words" for split, number in counts.items())
     print(f"{given.output}: {said}")
 
 
-def _text(source, cache):
+def _text(source):
     """A file or directory; or what it names, downloaded."""
     path = Path(source) if "://" in source else path_of(source)
     if path.exists() or not source.startswith(("news_crawl_", "http://", "https://")):
         return path
-    folder = cache_of(cache) / "downloads"
+    folder = cache.directory() / "downloads"
     if "://" in source:  # other addresses may end in the same name
         return download(source, folder / hashlib.sha256(source.encode()).hexdigest()[:8])
     check_known(f"TEXT={source}", source, NEWS_CRAWL)
@@ -152,4 +152,3 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "shuffle_seed", 0, "Seed to shuffle the lines of each part by; 0: they stay in order."
     )
-    flags.DEFINE_string("cache", CACHE, "Directory for downloads.")
