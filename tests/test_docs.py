@@ -94,7 +94,6 @@ def place(tmp_path_factory):
             "evaluate_every": 0,
             "schedule.warmup_steps": 1,
             "schedule.cycle_steps": 1,
-            "data.cache": str(place / "cache"),
         }
     )
     train(config, place / "runs" / "quickstart")

@@ -57,7 +57,7 @@ def places(text, trained, flags, tmp_path):
                 shutil.copytree(trained, names["run"])
             if file.startswith("text/"):
                 names["text"] = shutil.copytree(text, tmp_path / "text")
-                changes = {"data.path": names["text"], "data.cache": tmp_path / "cache"}
+                changes = {"data.path": names["text"]}
             place(tmp_path / file, content)
         names["train"] = shlex.join(["train.py", *flags(names["run"], **changes)])
         return names | {name: line.format(**names) for name, line in LINES.items()}
@@ -100,7 +100,6 @@ def test_own_text_of_few_words(in_process, tmp_path):
     places = (
         f"--workdir={tmp_path / 'run'}",
         f"--config.data.path={text}",
-        f"--config.data.cache={tmp_path / 'cache'}",
     )
     done = in_process("train.py", "--config=configs/own_text.py", "--dry_run", *places)
     assert done.returncode == 0 and "merges       only 7: " in done.stdout, (

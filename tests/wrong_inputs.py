@@ -32,11 +32,11 @@ class Row(NamedTuple):
 
 LINES = {
     "quick": "train.py --config=configs/quickstart.py --workdir={run}",
-    "own": "train.py --config=configs/own_text.py --workdir={run} --config.data.cache={tmp}/cache",
+    "own": "train.py --config=configs/own_text.py --workdir={run} --cache_dir={tmp}/cache",
     "evaluate": "evaluate.py --workdir={trained}",
     "prepare": (
         "-m adaptive_jax prepare --config=configs/quickstart.py"
-        " --config.data.corpus=text_files --config.data.path={text} --config.data.cache={tmp}/cache"
+        " --config.data.corpus=text_files --config.data.path={text} --cache_dir={tmp}/cache"
         " --config.data.threshold=1"
     ),
     "convert": "-m adaptive_jax convert",
@@ -113,7 +113,7 @@ OWN = rows(
     ("--config.data.path=/nowhere", "/nowhere", "does not exist"),
     ("--config.data.path=~nosuchuser/x", "~nosuchuser/x", "must be a path"),
     (
-        "--config.data.path={text}/train.txt --config.data.cache=~nosuchuser",
+        "--config.data.path={text}/train.txt --cache_dir=~nosuchuser",
         "~nosuchuser",
         "must be a path",
     ),
@@ -160,16 +160,16 @@ PLACES = rows(  # found before the text is looked for
     ("--workdir=foo://b/x", "foo://b/x", "a path"),
     ("--workdir='{tmp}/[x]'", "[x]", "another name"),
     ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
-    ("--config.data.cache=", "data.cache=''", "on a local disk"),
-    ("--config.data.path={text} --config.data.cache=/proc/x", "/proc/x", "a directory"),
+    ("--cache_dir=", "--cache_dir=''", "on a local disk"),
+    ("--config.data.path={text} --cache_dir=/proc/x", "/proc/x", "another directory"),
     (
-        "--config.data.path={text} --config.data.cache={text}/train.txt",
-        "cannot write data.cache=",
+        "--config.data.path={text} --cache_dir={text}/train.txt",
+        "cannot write the cache ",
         "train.txt",
         "Not a directory",
     ),
-    ("--config.data.cache=~nosuchuser", "~nosuchuser", "without the ~"),
-    ("--config.data.cache=foo://b", "foo://b", "a path"),
+    ("--cache_dir=~nosuchuser", "~nosuchuser", "without the ~"),
+    ("--cache_dir=foo://b", "foo://b", "on a local disk"),
     ("--config.data.path=/nowhere", "/nowhere", "does not exist"),
     ("--config.data.path=/proc", "/proc", "no train split"),
     ("--config.data.path=~nosuchuser", "~nosuchuser", "without the ~"),
@@ -411,7 +411,7 @@ def keys(group, prefix=""):
 ACCEPTED = {("optimizer.clip_norm", "inf"), ("data.eos", "-1")}
 # What a key's own check must find; tests/config/test_flags.py has values of another type.
 WRONG_VALUES = {int: ("-1",), float: ("-1", "inf"), str: ("nonsense",)}
-ANY_TEXT = {"data.path", "data.cache"}
+ANY_TEXT = {"data.path"}
 OWN_TABLE = "output.table."  # the small run has another table
 GENERATED = [
     Row(

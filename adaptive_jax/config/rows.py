@@ -28,8 +28,8 @@ with of_extra("train"):
     from ml_collections.config_dict import FieldReference
 
 # Groups of keys, outer ones before inner ones
-GROUPS = ("metrics", "data", "batches", "input", "body", "output", "output.table")
-GROUPS += ("optimizer", "schedule")
+GROUPS = ("metrics", "data", "batches", "input", "body")
+GROUPS += ("output", "output.table", "output.table.cnn", "optimizer", "schedule")
 
 
 class Paper(NamedTuple):

@@ -131,7 +131,7 @@ class SavedRun(NamedTuple):
                     " out"
                 )
             config = config | {"input": config["input"] | {"share": share}}
-        accelerators.keep_programs(config["data"]["cache"])
+        accelerators.keep_programs()
         model = build(config, len(words))
         devices = devices_to_score(config, jax.device_count(), jax.process_count())
         fsdp = choose_fsdp(config, len(words), devices, accelerators.memory())

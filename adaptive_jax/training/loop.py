@@ -94,7 +94,7 @@ def train(
     given, config = checked(config, workdir, jax.device_count())
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
-    accelerators.keep_programs(config["data"]["cache"])
+    accelerators.keep_programs()
     vocabulary = vocabulary_for(given, workdir, corpus.vocabulary)
     layout = Layout(**config["batches"])
     if vocabulary is not corpus.vocabulary:

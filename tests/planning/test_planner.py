@@ -185,11 +185,11 @@ def test_a_folded_vocabulary_is_the_one_that_is_built(lines):
 
 
 @pytest.fixture
-def dry_run_lines(text, config, tmp_path, capsys):
+def dry_run_lines(text, config, tmp_path, capsys, own_cache):
     """`dry_run_lines(**changes)`: words and cutoffs that a dry run of the small model prints."""
 
     def dry_run_lines(prepare=True, **changes):
-        changes = {"data.path": str(text), "data.cache": str(tmp_path / "cache")} | changes
+        changes = {"data.path": str(text)} | changes
         small = resolve(config(**changes))
         if prepare:
             load(small["data"])
@@ -231,10 +231,11 @@ def test_a_dry_run_covers_a_prepared_corpus(dry_run_lines, text):
         )
 
 
-def test_what_a_dry_run_leaves_out(dry_run_lines, config, text, tmp_path):
+def test_what_a_dry_run_leaves_out(dry_run_lines, config, text):
     """Coverage of sub-words, which spell every word, and cutoffs where bands are clusters."""
     assert dry_run_lines(**{"data.codes": 30}) == []
     dry_run_lines()
-    places = {"data.path": str(text), "data.cache": str(tmp_path / "cache")}
-    lines = coverage.describe(resolve(config(**places)), by_frequency=False).splitlines()
+    lines = coverage.describe(
+        resolve(config(**{"data.path": str(text)})), by_frequency=False
+    ).splitlines()
     assert lines[0].startswith("words") and not any("cheapest" in line for line in lines)

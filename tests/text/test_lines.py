@@ -59,7 +59,6 @@ def test_lines_give_the_ids_that_the_corpus_has(tmp_path, tokeniser, lower):
     data = {
         "corpus": "text_files",
         "path": str(tmp_path),
-        "cache": str(tmp_path),
         "tokeniser": tokeniser,
         "lower": lower,
     }

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.config import cache
 from adaptive_jax.data.corpora import token_files
 from adaptive_jax.data.corpora.cached import (
-    CACHE,
     bar,
     cache_errors,
-    cache_of,
     damaged,
     home_of,
     make_once,
@@ -53,8 +52,6 @@ class Settings(NamedTuple):
     path: a local copy (see docs/own_data.md, also for ids); empty for the published copy; or the
         URL of a prepared corpus (see docs/corpora.md). Then the settings below must be those that
         it was prepared with: they read lines that the trained model scores.
-    cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
-        are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
         become `<unk>`.
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
@@ -72,7 +69,6 @@ class Settings(NamedTuple):
 
     corpus: str = ""
     path: str = ""
-    cache: str = CACHE
     threshold: int = 1
     limit: int = 0
     codes: int = 0
@@ -88,8 +84,8 @@ def load(
 ) -> Corpus:
     """Loads a corpus. The first call prepares it; later calls only map its ids into memory.
 
-    If several processes need the same corpus, one prepares it and the others wait. An interrupted
-    preparation resumes.
+    It is prepared in `adaptive_jax.config.cache.directory()`. If several processes need the same
+    corpus, one prepares it and the others wait. An interrupted preparation resumes.
 
     Args:
         data: the settings by name, see `Settings`; those left out keep their defaults.
@@ -105,10 +101,10 @@ def load(
     if "://" in settings.path:
         return _stored(settings, vocabulary, splits)
     if settings.corpus == "ids":
-        directory, cache = home_of(settings.path, "data.path"), cache_of(settings.cache)
+        directory, place = home_of(settings.path, "data.path"), cache.directory()
         files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
-        with cache_errors(cache):
-            return token_files.corpus_of(files, settings.eos, cache, vocabulary, splits)
+        with cache_errors(place):
+            return token_files.corpus_of(files, settings.eos, place, vocabulary, splits)
     needed = [
         split for split in SPLITS if split in splits or (split == "train" and vocabulary is None)
     ]
@@ -121,7 +117,7 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
     """How often each word of a split occurs, whether or not a vocabulary has it; `<eos>` once a
     line.
 
-    data: as of `load`, whose cache is used.
+    data: as of `load`.
 
     Raises:
         InputError: as `load`, and for ids, which have no words but those of their vocabulary.
@@ -204,7 +200,7 @@ class PreparedText:
     """
 
     def __init__(self, settings: Settings, needed: Collection[str]):
-        self.settings, self.cache = settings, cache_of(settings.cache)
+        self.settings, self.cache = settings, cache.directory()
         self._texts = _local_texts(settings.corpus, settings.path, needed)
         self._how = settings.tokeniser, settings.lower
         home, units = self._home("train"), f"subwords-{subwords.FORMAT}-{settings.codes}"
