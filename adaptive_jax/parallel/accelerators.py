@@ -30,8 +30,8 @@ def installed(devices: int) -> int:
 
 
 def keep_programs(cache: str | os.PathLike) -> None:
-    """Keeps compiled programs below the directory `cache`, on a disk or in a store, unless JAX
-    already has a compilation cache.
+    """Keeps compiled programs below the directory `cache`, unless JAX already has a compilation
+    cache.
 
     Each machine has its own directory of programs for a CPU, because they may use instructions that
     another CPU lacks.
