@@ -1,13 +1,12 @@
 """Checkpoints of a run, by Orbax: items that are saved together and read one by one.
 
 Each checkpoint lists the checksums of its files before it counts as saved, and files are compared
-with the list before their arrays are used, on a disk and in object storage.
+with the list before their arrays are used, on a disk and in a bucket.
 """
 
 import asyncio
 import contextlib
 import errno
-import functools
 import itertools
 import json
 import logging
@@ -21,17 +20,14 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import (
     absolute,
     add_checksum,
     changed_file,
     files_below,
-    in_store,
-    kvstore,
+    in_bucket,
     names_in,
-    path_of,
-    reason,
     replacing,
     write_checksums,
 )
@@ -50,11 +46,11 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def last_intact(directory: Path, enough: int) -> int:
-    """The latest intact step, 0 if there is none. A latest step of at most `enough`, or one in
-    object storage, is returned unchecked.
+    """The latest intact step, 0 if there is none. A latest step of at most `enough` is returned
+    unchecked.
     """
     steps = steps_in(directory)
-    if in_store(directory) or max(steps, default=0) <= enough:
+    if max(steps, default=0) <= enough:
         return max(steps, default=0)
     return next((step for step in steps if not _problem(directory / str(step), ITEMS)), 0)
 
@@ -63,7 +59,7 @@ class _WithChecksums:
     """A directory that Orbax is about to finish; STEP with checksums of its items."""
 
     async def finalize(self):
-        directory = path_of(os.fspath(self.get()))
+        directory = self.get()
         if self.get_final().name.isdecimal():  # not of an item in it
             files = [path for path in files_below(directory) if path.parent != directory]
             await asyncio.to_thread(write_checksums, directory / CHECKSUMS, files)
@@ -74,7 +70,7 @@ class _OnDisk(_WithChecksums, ocp.path.atomicity.AtomicRenameTemporaryPath):
     """Renamed once it holds everything."""
 
 
-class _InStore(_WithChecksums, ocp.path.atomicity.CommitFileTemporaryPath):
+class _InBucket(_WithChecksums, ocp.path.atomicity.CommitFileTemporaryPath):
     """Given an object that says so once it holds everything."""
 
 
@@ -94,8 +90,6 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, keep: int = 1, *, read_only: bool = False):
         self.directory = absolute(workdir / "checkpoints")
-        if in_store(self.directory):
-            _teach_orbax()
         if read_only and not self.directory.is_dir():
             raise InputError(
                 f"{self.directory} does not exist: train.py has saved no checkpoint yet"
@@ -103,7 +97,7 @@ class Checkpoints:
         if not read_only:  # `_writing` reports once what cannot be written
             logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self._intact = None  # the step whose files were compared when the run was opened
-        if not read_only and not in_store(self.directory):
+        if not read_only:
             self._rename_damaged()
         best = BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
@@ -114,7 +108,7 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             preservation_policy=AnyPreservationPolicy([LatestN(n=keep), best]),
-            temporary_path_class=_InStore if in_store(self.directory) else _OnDisk,
+            temporary_path_class=_InBucket if in_bucket(self.directory) else _OnDisk,
         )
         # Without item names, Orbax takes a directory without metrics for one of a single item.
         try:
@@ -122,9 +116,7 @@ class Checkpoints:
                 lambda: ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
             )
         except ValueError as error:  # it reads the validation losses
-            cure = f"delete the folder of the step whose {LOSS} is no JSON"
-            if not in_store(self.directory):
-                cure = "resume the run with train.py, which renames damaged checkpoints"
+            cure = "resume the run with train.py, which renames damaged checkpoints"
             raise InputError(f"{self.directory} cannot be read ({error}): {cure}") from error
 
     def save(self, step: int, items: dict, nll: float | None, hours: float = 0.0) -> None:
@@ -142,7 +134,7 @@ class Checkpoints:
             self.manager.wait_until_finished()
             # Checked beforehand, because a disk that fills up during a save causes tracebacks from
             # many threads.
-            full = not in_store(self.directory) and shutil.disk_usage(self.directory).free < sum(
+            full = not in_bucket(self.directory) and shutil.disk_usage(self.directory).free < sum(
                 a.nbytes for a in jax.tree.leaves(items)
             )
             if sharding.sum_over_hosts(full):
@@ -254,8 +246,8 @@ class Checkpoints:
         if hosts.first() and step != self._intact:
             try:
                 why = _problem(directory, tuple(wanted))
-            except (OSError, ValueError) as error:  # a store that does not answer
-                why = reason(error)
+            except OSError as error:  # of this host alone
+                why = one_line(error)
         if sharding.sum_over_hosts(why is not None):
             raise self._unreadable(step, why or "see the first host")
         try:
@@ -349,33 +341,3 @@ def _listed(read):
 
 def _loss(metrics):
     return metrics["nll"]
-
-
-@functools.cache
-def _teach_orbax() -> None:
-    """Has Orbax write arrays to s3:// as it does to gs://, and delete in both without the package
-    google-cloud-storage, which would tell it of buckets with real folders.
-    """
-    # Here, because other versions of Orbax may have these private parts elsewhere, and runs on a
-    # disk need none of them.
-    from orbax.checkpoint._src.path import gcs_utils
-    from orbax.checkpoint._src.serialization import tensorstore_utils
-
-    build = tensorstore_utils.build_kvstore_tspec
-
-    def build_for_any(directory, *arguments, **named):
-        if not directory.startswith("s3:"):
-            return build(directory, *arguments, **named)
-        return _on_s3(build("gs:" + directory.removeprefix("s3:"), *arguments, **named))
-
-    tensorstore_utils.build_kvstore_tspec = build_for_any
-    gcs_utils.is_hierarchical_namespace_enabled = lambda _: False
-
-
-def _on_s3(spec):
-    """A specification for gs:// as one for s3://."""
-    if not isinstance(spec, dict):
-        return spec
-    if str(spec.get("driver")).startswith("gcs"):
-        return kvstore(f"s3://{spec['bucket']}/{spec['path']}")
-    return {key: _on_s3(value) for key, value in spec.items()}

@@ -105,7 +105,7 @@ def test_what_is_no_single_file(text, tmp_path):
         with_text(request(**{"data.path": str(tmp_path / "empty")}), tmp_path)
     with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
         with_text(request(**{"data.path": str(tmp_path / "two")}), tmp_path)
-    with pytest.raises(InputError, match="two holds no complete copy of a corpus"):
+    with pytest.raises(InputError, match="two' must be a directory on a local disk"):
         with_text(request(**{"data.path": f"file://{tmp_path}/two"}), tmp_path)
     with pytest.raises(InputError, match="nowhere does not exist; use .*, or one text file"):
         with_text(request(**{"data.path": str(tmp_path / "nowhere")}), tmp_path)

@@ -113,8 +113,8 @@ def words_of(
         ids, nll: `[tokens]`; nll is NaN for tokens that are not scored.
         data: the group `data` of the run's config; the training text is counted for sub-word units
             only.
-        other: the same with the text of --data_path, which is counted where `data` has no words:
-            ids in object storage, or a text that is not on this machine.
+        other: the same with the text of --data_path, which is counted where the text of `data` is
+            not on this machine.
 
     Raises:
         InputError: as `count_words`.

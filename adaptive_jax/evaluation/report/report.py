@@ -19,7 +19,7 @@ from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
 from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report.passage import Token, read_passage
 from adaptive_jax.evaluation.report.runs import RunReport, check_comparable, read_run
-from adaptive_jax.files import in_store, path_of, replacing
+from adaptive_jax.files import path_of, replacing
 
 OUTPUT = "The page to write; its files go to NAME_files beside it, report_files."
 NAMES = "What to call the runs; default: the names of their directories."
@@ -64,8 +64,6 @@ def report(
         raise InputError(
             f"sample_from={job.sample_from} has no effect with sample_words=0: leave one out"
         )
-    if in_store(job.output):
-        raise InputError(f"output={job.output} must be on a disk: write it there, then copy it")
     output = path_of(job.output)
     names = names_of(workdirs, job.names)
     if output.suffix not in (".html", ".htm"):
@@ -141,7 +139,7 @@ def _title(runs, request):
     """The title of the page and the line below it."""
     data = runs[0].config["data"]
     place = request.data_path or (data["path"] if data["corpus"] == "text_files" else "")
-    path = path_of(place).resolve() if place and not in_store(place) else Path(place)
+    path = path_of(place).resolve() if place else Path()
     words = runs[0].result["words"]
     corpus = "text of one file" if path.parent.name == SPLIT else path.name or data["corpus"]
     names = ", ".join(run.name for run in runs)
