@@ -158,6 +158,8 @@ def test_a_run_in_a_bucket_is_read(store, config, tmp_path):
     damage(store, lambda name: "6/params/" in name and "/d/" in name)
     with pytest.raises(InputError, match=r"b/checkpoints/6 cannot be read \(params/.* has changed"):
         evaluate(run, Request(checkpoint="latest"))
+    train(settings, run)  # again from 4
+    assert evaluate(run, Request(checkpoint="latest"))["nll"] == result["nll"]
     with pytest.raises(
         InputError, match="gs://words/b holds a run of another config: seed was 0 and is now 1"
     ):
