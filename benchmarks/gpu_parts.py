@@ -221,6 +221,8 @@ def restart(found: list, _: Case) -> None:
         settings = {
             "data.corpus": "ids",
             "data.threshold": 1,
+            "data.tokeniser": "none",
+            "data.lower": False,
             "data.path": here,
             "input.cutoffs": "(50,200)",
             "steps": 100,

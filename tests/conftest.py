@@ -116,6 +116,8 @@ def settings(text):
             "data.corpus": "text_files",
             "data.path": str(text),
             "data.threshold": 1,
+            "data.tokeniser": "none",
+            "data.lower": False,
             "data.vocabulary_size": 122,
             "batches.sequence_length": 16,
             "input.cutoffs": (20, 60),

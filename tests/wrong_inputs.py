@@ -39,7 +39,6 @@ LINES = {
         " --config.data.corpus=text_files --config.data.path={text} --cache_dir={tmp}/cache"
         " --config.data.threshold=1"
     ),
-    "vocabulary": "-m adaptive_jax plan text_files --path={text} --cache_dir={tmp}/cache",
     "convert": "-m adaptive_jax convert",
     "checkpoint": "tests/fixtures/fairseq/lm_post_norm.pt",
     "fconv_lm": "tests/fixtures/gcnn/plain_full.pt",
@@ -203,6 +202,8 @@ PREPARE = rows(
     ("--to=file:///proc/x --config.data.path={tmp}/none", "file:///proc/x"),
     ("--config.data.threshold=0", "data.threshold=0", "or more"),
     ("--config.data.limit=2", "data.limit=2", "3 or more"),
+    ("--config.data.tokeniser=mose", "'mose'", 'Did you mean "moses"'),
+    ("--config.data.corpus=ptb", "'ptb'", 'Did you mean "penn_treebank"'),
     ("--config.data.codes=-1", "data.codes=-1", "or more"),
     ("--config.data.codes=100000", "data.codes=100000", "or less"),
     ("--config.data.codes=9 --config.data.limit=50", "data.codes=9", "data.limit=0"),
@@ -210,27 +211,7 @@ PREPARE = rows(
     ("--config=configs/own_text.py", "run train.py"),
 )
 
-VOCABULARY = rows(
-    "{vocabulary}",
-    ("--limit=1", "limit=1", "3 or more"),
-    ("--width=0", "--width=0", "from 1"),
-    (f"--width={HUGE}", f"--width={HUGE}", "2,147,483,646"),
-    ("--bands=-1", "--bands=-1"),
-    ("--bands=1000000000", "--bands=1000000000", "1,000"),
-    (f"--factor={HUGE}", f"--factor={HUGE}"),
-    ("--cache_dir=/proc/x", "/proc/x"),
-    ("--threshold=0", "threshold=0", "or more"),
-    ("--tokeniser=mose", "'mose'", 'Did you mean "moses"'),
-    ("--bands=200 --factor=1", "bands=200", "122 words there are"),
-    ("--bands=3 --smallest=50", "bands=3 of smallest=50", "122", "bands=2"),
-)
-
 OTHERS = [
-    *rows("-m adaptive_jax plan ids --path={text}", ("--limit=9", "plan ids has no vocabulary")),
-    *rows(
-        "-m adaptive_jax cut",
-        ("{text}/train.txt", "--output is missing: pass --output=OUTPUT"),
-    ),
     *rows(
         "-m adaptive_jax clusters --vocabulary={trained} --output={tmp}/clusters.txt",
         ("--seed=3", "--seed does not fit --method=frequency"),
@@ -244,11 +225,6 @@ OTHERS = [
     *rows(
         "-m adaptive_jax export --workdir={trained} --output={tmp}/export",
         ("--rows=2", "--rows has no effect with --format=safetensors: leave it out"),
-    ),
-    *rows(
-        "-m adaptive_jax plan",
-        ("", "CORPUS is missing"),
-        ("ptb", "'ptb'", 'Did you mean "penn_treebank"?'),
     ),
     *rows(
         "evaluate.py",
@@ -455,7 +431,6 @@ TABLE = [
     *PLACES,
     *EVALUATE,
     *PREPARE,
-    *VOCABULARY,
     *OTHERS,
     *RUNS,
     *TEXTS,

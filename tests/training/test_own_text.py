@@ -9,10 +9,12 @@ import pytest
 
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.config.rows import put
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.planning.cutoffs import Workload, propose
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
@@ -178,6 +180,17 @@ def test_own_text_in_one_line(text, tmp_path, capsys, own_cache):
     with pytest.raises(InputError, match="--config.data.path=DIR"):
         train(request(), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_cutoffs_are_the_cheapest(text, tmp_path, monkeypatch):
+    """Of the vocabulary that the text has, for the width of the model."""
+    monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
+    places = {"data.path": str(text)}
+    for width in 192, 1_024:
+        config = with_text(request(**places, **{"body.features": width}), tmp_path / "run")
+        counts = load(config["data"]).vocabulary.counts
+        cutoffs, _ = propose(counts, 3, Workload(width))
+        assert len(counts) > 100 and config["input"]["cutoffs"] == cutoffs
 
 
 def test_wrong_settings_are_told_before_the_text_is_prepared(in_process, tmp_path, own_cache):

@@ -69,6 +69,8 @@ RUN = {
     "data.corpus": "text_files",
     "data.path": "{text}",
     "data.threshold": 1,
+    "data.tokeniser": "none",
+    "data.lower": False,
     "data.vocabulary_size": 150,
     "batches.sequence_length": 16,
 }

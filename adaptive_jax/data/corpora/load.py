@@ -57,7 +57,8 @@ class Settings(NamedTuple):
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
     codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word
         units, see docs/rows.md.
-    tokeniser: "none" for text whose words are separated by spaces, or "moses".
+    tokeniser: "none" for text whose words are separated by spaces; "marks" separates words and
+        punctuation marks of running text; "moses" as the tokeniser of Moses for English.
     lower: whether to lower-case the text.
     vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
         Not used to load it, but for ids: the size of the tokenizer's whole vocabulary.
@@ -132,11 +133,20 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
         return text.count_words(split)
 
 
-def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
-    """Returns the splits that a corpus has; for a local copy, those found there. Raises
-    InputError as `load`.
+def count_prepared(data: Mapping) -> dict[str, dict[str, int]]:
+    """How often each word of each split occurs, train first and `<eos>` once a line; {} unless all
+    splits of the text are prepared on this machine.
+
+    data: as of `load`, which raises InputError.
     """
-    return tuple(_local_texts(corpus, path, ()) or SPLITS)
+    settings = checked_settings(data)
+    if "://" in settings.path or settings.corpus == "ids":
+        return {}
+    try:
+        text = PreparedText(settings, ())
+    except InputError:  # the text, or its package, is on another machine
+        return {}
+    return text.counts()
 
 
 def checked_settings(data: Mapping) -> Settings:
@@ -225,6 +235,17 @@ class PreparedText:
         tokens = {split: len(each) for split, each in ids.items()}
         logger.info("%s: vocabulary %s, tokens %s", name, len(vocabulary), tokens)
         return Corpus(vocabulary, ids, unseen)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """`count_words` of every split; {} where one is not prepared."""
+        splits = [split for split in SPLITS if split in (self._texts or SPLITS)]
+        prepared = (self._home(split) / "shards" / split / COMPLETE for split in splits)
+        if not all(path.exists() for path in (checksums_of(self._all_words), *prepared)):
+            return {}
+        words = self._words()
+        counts = {"train": dict(zip(words.words, words.counts.tolist(), strict=True))}
+        with cache_errors(self.cache):
+            return counts | {split: self.count_words(split) for split in splits if split != "train"}
 
     def count_words(self, split: str) -> dict[str, int]:
         """How often each word of a split occurs, `<eos>` once a line."""
