@@ -177,7 +177,6 @@ PLACES = rows(  # found before the text is looked for
     ("--config.data.path=gs://", "gs://", "use a URL"),
     ("--config.data.path=foo://x", "foo://x", "use a URL"),
     ("--config.data.path=file:///nowhere", "file:///nowhere", "write it"),
-    ("--config.data.corpus=europarl --config.data.path=", "europarl", "--config.data.path=DIR"),
 )
 
 EVALUATE = rows(
