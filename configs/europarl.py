@@ -2,9 +2,10 @@
 them `awd_sm`, a full softmax.
 
 The vocabulary is that of words seen three times or more in cased text, split by the Moses
-tokeniser. The thesis has 55M words, a vocabulary of 63K, and held-out sentences drawn at random.
-`DIR` decides what is held out. Where that is the last quarter of 2000, as is usual, perplexities do
-not compare with the thesis; the count of parameters does, 45.5M.
+tokeniser. The thesis has 55M words, a vocabulary of 63K, and held-out sentences drawn at random. So
+has the download, of other sentences and without a count of its words here yet. A copy of your own,
+`--config.data.path=DIR`, decides what is held out. Where that is the last quarter of 2000, as is
+usual, perplexities do not compare with the thesis; the count of parameters does, 45.5M.
 
 Table 4.2 prints the cut-offs [12k, 48k]. Here they are [4.8k, 19.2k], which Table 5.1 counts;
 docs/rows.md has the arithmetic, and the other rows of Table 4.5.
@@ -12,8 +13,7 @@ docs/rows.md has the arithmetic, and the other rows of Table 4.5.
 The 4 epochs are what the thesis did in the 3 hours that it allowed, on a P100. It has not been
 trained to the end here yet. The commands:
 
-    python train.py --config=configs/europarl.py:awd_sm --workdir=runs/europarl \\
-        --config.data.path=DIR
+    python train.py --config=configs/europarl.py:awd_sm --workdir=runs/europarl
     python evaluate.py --workdir=runs/europarl --split=test
 """
 

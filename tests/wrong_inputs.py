@@ -176,7 +176,6 @@ PLACES = rows(  # found before the text is looked for
     (f"--config.data.path={5000 * 'x'}", "xxx", "use a directory"),
     ("--config.data.path=gs://b/x", "gs://b/x", "on a local disk"),
     ("--config.data.path=gs://b/x --dry_run", "gs://b/x", "on a local disk"),
-    ("--config.data.corpus=europarl --config.data.path=", "europarl", "--config.data.path=DIR"),
 )
 
 EVALUATE = rows(

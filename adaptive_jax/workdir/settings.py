@@ -144,15 +144,14 @@ def read_config(workdir: Path) -> dict:
 def _rename_keys(config):
     """Gives a config of an earlier version the keys of this one, in place.
 
-    The keys of a composed table's CNN stood among those of the table. `data.cache`, a directory of
-    the machine, is left out: programs would be run from there. Until 0.2.0 the corpus `embedded`
-    itself separated its words.
+    The keys of a composed table's CNN stood among those of the table. The embedded corpus itself
+    separated its words. `data.cache`, a directory of the machine, is left out: programs would be
+    run from there.
     """
-    data = at(config, "data")
+    table, data = at(config, "output.table"), at(config, "data")
     data.pop("cache", None)
     if (data.get("corpus"), data.get("tokeniser")) == ("embedded", "none"):
         data |= {"tokeniser": "marks", "lower": True}
-    table = at(config, "output.table")
     if table.get("name") == "composed" and "cnn" not in table:
         cnn = [key for key in keys_of("output.table.cnn") if key in table]
         table["cnn"] = {key: table.pop(key) for key in cnn}

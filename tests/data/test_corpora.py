@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from adaptive_jax.data.corpora import known
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.download import File
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -212,14 +213,14 @@ def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
 def test_a_corpus_is_one_entry(served, tmp_path, load, monkeypatch):
     """A toy of three files: downloaded once, each checked by its hash."""
     contents = {"train": b"the cat\n", "valid": b"the\n", "test": b"cat\n"}
-    (folder, address), addresses = served, {}
+    (folder, address), files = served, {}
     for name, content in contents.items():
         (folder / f"{name}.txt").write_bytes(content)
-        addresses[f"{address}/{name}.txt"] = hashlib.sha256(content).hexdigest()
-    toy = known.Published(("toys",), addresses, words={"train": 3, "validation": 2, "test": 9})
+        files[f"{address}/{name}.txt"] = File(len(content), hashlib.sha256(content).hexdigest())
+    toy = known.Published(("toys",), files, words={"train": 3, "validation": 2, "test": 9})
     monkeypatch.setitem(known.CORPORA, "toy", toy)
     (folder / "test.txt").write_bytes(b"dog\n")
-    with pytest.raises(InputError, match=r"/test\.txt is not the published file.*data\.path=DIR"):
+    with pytest.raises(InputError, match=r"is not the published .*/test\.txt.*data\.path=DIR"):
         load("toy")
     assert not list((tmp_path / "cache").rglob("*.npy"))
     (folder / "test.txt").write_bytes(b"cat\n")
@@ -240,8 +241,10 @@ def test_raw_wikitext_as_it_is_published(served, tmp_path, load, monkeypatch):
         for name in ("train", "valid", "test"):
             file.writestr(f"wikitext-2-raw/wiki.{name}.raw", f"{name} = \n")
         file.extractall(tmp_path)
-    addresses = {f"{address}/{archive.name}": hashlib.sha256(archive.read_bytes()).hexdigest()}
-    entry = dataclasses.replace(known.CORPORA["wikitext2_raw"], addresses=addresses)
+    content = archive.read_bytes()
+    file = File(len(content), hashlib.sha256(content).hexdigest())
+    files = {f"{address}/{archive.name}": file}
+    entry = dataclasses.replace(known.CORPORA["wikitext2_raw"], files=files)
     monkeypatch.setitem(known.CORPORA, "wikitext2_raw", entry)
     for path in "", str(archive), str(tmp_path / "wikitext-2-raw"):
         corpus = load("wikitext2_raw", path=path, threshold=2)

@@ -1,7 +1,7 @@
 """Corpora as data sets of tensorflow-datasets, which download from a server of the test's own."""
 
+import collections
 import dataclasses
-import gzip
 import hashlib
 import io
 import itertools
@@ -12,7 +12,9 @@ import zipfile
 import pytest
 
 from adaptive_jax.data.corpora import known
-from adaptive_jax.errors import InputError
+from adaptive_jax.data.corpora.download import File
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.words import Vocabulary
 
 tfds = pytest.importorskip("tensorflow_datasets")
 tfds_builders = pytest.importorskip("adaptive_jax.data.corpora.tfds_builders")
@@ -25,7 +27,7 @@ LINES = {
 }
 
 
-def published(name, folder):
+def write_published(name, folder):
     """Files of the names that the corpus has, with these texts."""
     files, known_ = [], known.CORPORA[name]
     if name == "penn_treebank":
@@ -33,7 +35,7 @@ def published(name, folder):
             files.append(folder / pattern)
             files[-1].write_bytes(text)
         return files
-    address = next(iter(known_.addresses))
+    address = next(iter(known_.files))
     files = [folder / address.rsplit("/", 1)[-1]]
     members = {
         f"corpus/{pattern.replace('*', '00001')}": text
@@ -50,6 +52,12 @@ def published(name, folder):
                 info.size = len(text)
                 archive.addfile(info, io.BytesIO(text))
     return files
+
+
+def file_of(path):
+    """Size and SHA-256 of a file."""
+    content = path.read_bytes()
+    return File(len(content), hashlib.sha256(content).hexdigest())
 
 
 def read(name, folder, split, **config):
@@ -70,13 +78,13 @@ def test_lines_are_those_of_the_published_files(name, served, tmp_path, monkeypa
     and without TensorFlow; a shuffled text would be no text. A damaged file is refused.
     """
     folder, address = served
-    files = published(name, folder)
-    hashes = {f"{address}/{f.name}": hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
-    entry = dataclasses.replace(known.CORPORA[name], addresses=hashes)
+    files = write_published(name, folder)
+    published = {f"{address}/{file.name}": file_of(file) for file in files}
+    entry = dataclasses.replace(known.CORPORA[name], files=published)
     monkeypatch.setitem(known.CORPORA, name, entry)
     whole = files[-1].read_bytes()
     files[-1].write_bytes(whole + b" ")
-    with pytest.raises(InputError, match=r"127.*is not the published file, its SHA-256 is"):
+    with pytest.raises(tfds.download.download_manager.NonMatchingChecksumError):
         read(name, tmp_path, "train")
     files[-1].write_bytes(whole)
     assert {split: read(name, tmp_path, split) for split in LINES} == LINES
@@ -85,26 +93,32 @@ def test_lines_are_those_of_the_published_files(name, served, tmp_path, monkeypa
     assert info.disable_shuffling and info.citation and info.homepage and info.description
 
 
-def test_europarl_from_a_local_file(tmp_path):
+def test_europarl_is_divided_at_random(served, tmp_path, monkeypatch, own_cache):
     """Of 4,000 lines some 20 validate and 20 test, no line is in two splits or in none, and
-    another run draws the same ones.
+    another run draws the same ones; training reads the same splits, in order.
     """
+    folder, address = served
     lines = [f"Line {i} ." for i in range(4_000)]
-    manual = tmp_path / "manual"
-    manual.mkdir()
-    (manual / "another").touch()  # or tensorflow-datasets says that it is empty
-    with pytest.raises(InputError, match=r"manual must have one file europarl-v7.\*en\*, got 0"):
-        read("europarl", tmp_path / "a", "train", manual_dir=manual)
-    (manual / "europarl-v7.fr-en.en.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    found = [
-        {split: read("europarl", tmp_path / run, split, manual_dir=manual) for split in LINES}
-        for run in "ab"
-    ]
+    content = "\n".join(lines).encode() + b"\n"
+    with tarfile.open(folder / "europarl.tgz", "w:gz") as archive:
+        info = tarfile.TarInfo("training/europarl-v7.fr-en.en")
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    files = {f"{address}/europarl.tgz": file_of(folder / "europarl.tgz")}
+    entry = dataclasses.replace(known.CORPORA["europarl"], files=files)
+    monkeypatch.setitem(known.CORPORA, "europarl", entry)
+    found = [{split: read("europarl", tmp_path / run, split) for split in LINES} for run in "ab"]
     assert found[0] == found[1]
     drawn = {split: [line.decode() for line in texts] for split, texts in found[0].items()}
     assert sorted(itertools.chain(*drawn.values())) == sorted(lines)
     assert drawn["train"] != sorted(drawn["train"], key=lines.index)  # shuffled
     assert all(10 <= len(drawn[split]) <= 30 for split in ("validation", "test"))
+    numbers = {line: i for i, line in enumerate(lines)}
+    vocabulary = Vocabulary.build(collections.Counter(" <eos> ".join([*lines, ""]).split()))
+    corpus = load({"corpus": "europarl"}, vocabulary=vocabulary)
+    for split, texts in drawn.items():
+        words = " <eos> ".join([*sorted(texts, key=numbers.__getitem__), ""]).split()
+        assert [vocabulary.words[i] for i in corpus.ids[split]] == words
 
 
 def test_news_crawl_is_cut_by_words(tmp_path, monkeypatch):

