@@ -20,9 +20,7 @@ COMMANDS = {  # by the module that has its flags and its `main`
     ),
     "export": ("interop.export_command", "writes a model for PyTorch, NumPy or StableHLO"),
     "prepare": ("data.corpora.prepare", "prepares the corpus of a config ahead of a run"),
-    "cut": ("data.corpora.cut", "cuts a long text into train, validation and test text"),
     "clusters": ("evaluation.make_clusters", "groups words for a hierarchical or adaptive softmax"),
-    "plan": ("planning.report", "proposes vocabularies and cutoffs for a corpus"),
 }
 
 

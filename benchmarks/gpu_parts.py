@@ -221,14 +221,16 @@ def restart(found: list, _: Case) -> None:
         settings = {
             "data.corpus": "ids",
             "data.threshold": 1,
+            "data.tokeniser": "none",
+            "data.lower": False,
             "data.path": here,
-            "data.cache": here / "cache",
             "input.cutoffs": "(50,200)",
             "steps": 100,
             "checkpoint_every": 20,
             "evaluate_every": 100,
         }
         train = [sys.executable, "train.py", "--config=configs/quickstart.py"]
+        train += [f"--cache_dir={here / 'cache'}"]
         train += [f"--config.{key}={value}" for key, value in settings.items()]
         for name in "whole", "killed":
             run, log = here / name, here / f"{name}.log"

@@ -12,7 +12,7 @@
 
 DIR holds train.txt, valid.txt and test.txt, or one text file, or is that file: of one file, the
 last tenth of the lines (at most 10,000 + 10,000) is split into validation and test text. The copies
-lie in data.cache; your folder stays as it is. White space separates words, and a line ends a
+lie in the cache; your folder stays as it is. White space separates words, and a line ends a
 sentence or a paragraph.
 
 Training prints the vocabulary that it chose and why; `--dry_run` prints it too, with the size of

@@ -234,7 +234,7 @@ def groc_layers(width: int, cutoffs) -> dict[str, dict]:
     """The layers that Pappas et al. 2020 compare (Table 2), with word vectors of this width."""
     groc = GROC | {"body.features": width, "body.widths": (1024, width)}
     own, tied, mapped = ({"output.table.name": name} for name in ("own", "tied", "mapped"))
-    characters = {f"output.table.{key}": value for key, value in GROC_CNN.items()}
+    characters = {f"output.table.cnn.{key}": value for key, value in GROC_CNN.items()}
     adaptive = {key: value for key, value in groc.items() if not key.startswith("input.")}
     grounded = adaptive | {"input.name": "groc", "input.lexicon": LEXICON}
     return {

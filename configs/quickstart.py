@@ -23,6 +23,8 @@ SETTINGS = {
     "evaluate_every": 100,
     "checkpoint_every": 200,
     "data.corpus": "embedded",
+    "data.tokeniser": "marks",
+    "data.lower": True,
     "data.threshold": 2,
     "data.vocabulary_size": 8_447,
     "batches.sequence_length": 64,

@@ -7,11 +7,16 @@ It prints the nats of each line with its <eos>, and the line.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
+
+# Words, numbers and punctuation marks, as data.tokeniser=marks separates them
+LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
+MARKS = rf"{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
 
 
 def load(folder):  # the parameters by name, the config, and the id of each word
@@ -20,6 +25,7 @@ def load(folder):  # the parameters by name, the config, and the id of each word
         json.loads((folder / "config.json").read_text()),
     )
     bands = range(len(config["input"].get("cutoffs", ())) + 1)
+    marks = config["data"]["tokeniser"] == "marks"
     names = [f"{kind}_{i}" for kind in ("table", "projection") for i in bands]
     known = {f"{group}.{name}" for group in ("input", "output.table") for name in names}
     known = (known | {"output.clusters"}) - {"output.table.projection_0"}
@@ -28,13 +34,13 @@ def load(folder):  # the parameters by name, the config, and the id of each word
     ]
     kind += [
         config["output"]["table"].get("share_head_projection", False),
-        config["data"]["codes"] or config["data"]["tokeniser"] != "none",
+        config["data"]["codes"] or config["data"]["tokeniser"] == "moses",
     ]
     kind += [
         config["input"].get("scaled"),
         not all(name.startswith("body.") or name in known for name in p),
         config["body"].get("scaled"),
-        config["data"]["corpus"] == "ids" or config["data"]["lower"],
+        config["data"]["corpus"] == "ids" or config["data"]["lower"] != marks,
         "output.clusters" in p and "input.table_0" in p,
     ]
     layers = ["transformer", "adaptive", "adaptive", "sinusoidal"]
@@ -92,7 +98,9 @@ def log_probs(p, config, ids):  # token ids [time] -> [time, words], of the word
 if __name__ == "__main__":
     p, config, ids = load(Path(sys.argv[1]))
     for line in sys.stdin:
-        words = [ids.get(word, ids.get("<unk>")) for word in [*line.split(), "<eos>"]]
+        marks = config["data"]["tokeniser"] == "marks"
+        words = re.findall(MARKS, line.lower()) if marks else line.split()
+        words = [ids.get(word, ids.get("<unk>")) for word in [*words, "<eos>"]]
         if None in words:
             sys.exit(f"the model has no <unk>, and a word of this line is not its own: {line}")
         scores = log_probs(p, config, [ids["<eos>"], *words[:-1]])[range(len(words)), words]

@@ -10,6 +10,7 @@ It prints the nats of each line with its <eos>, and the line.
 
 import itertools
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -17,13 +18,19 @@ import jax.export
 import numpy as np
 from safetensors.numpy import load_file
 
+# Words, numbers and punctuation marks, as data.tokeniser=marks separates them
+LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
+MARKS = rf"{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
+
 
 def load(folder):  # the program, its arrays, what is known of it, and the id of each word
     program = jax.jit(jax.export.deserialize((folder / "scorer.stablehlo").read_bytes()).call)
     about = json.loads((folder / "scorer.json").read_text())
     data = about["config"]["data"]
-    if data["codes"] or data["corpus"] == "ids" or data["lower"] or data["tokeniser"] != "none":
-        sys.exit("this example splits text at white space, and the model reads it in another way")
+    splits = ("none", False), ("marks", True)  # at white space; in lower case at punctuation marks
+    readable = (data["tokeniser"], data["lower"]) in splits
+    if data["codes"] or data["corpus"] == "ids" or not readable:
+        sys.exit("this example does not split text into words as the model reads them")
     lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     ids = {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
     return program, load_file(folder / "scorer.safetensors"), about, ids
@@ -57,7 +64,9 @@ def log_probs(
 if __name__ == "__main__":
     program, arrays, about, ids = load(Path(sys.argv[1]))
     while lines := list(itertools.islice(sys.stdin, about["rows"])):
-        words = (["<eos>", *line.split(), "<eos>"] for line in lines)
+        marks = about["config"]["data"]["tokeniser"] == "marks"
+        words = (re.findall(MARKS, line.lower()) if marks else line.split() for line in lines)
+        words = (["<eos>", *line, "<eos>"] for line in words)
         texts = [[ids.get(word, ids.get("<unk>")) for word in line] for line in words]
         for line, text in zip(lines, texts, strict=True):
             if None in text:

@@ -22,7 +22,7 @@ import pytest
 from absl import flags as absl_flags
 
 from adaptive_jax.__main__ import COMMANDS
-from adaptive_jax.config import commands
+from adaptive_jax.config import cache, commands
 from adaptive_jax.config.keys import complete, resolve
 from adaptive_jax.training.loop import train
 from configs import quickstart
@@ -50,6 +50,23 @@ def pytest_make_parametrize_id(config, val, argname):
     were packed, and two workers that collect at different seconds must find the same names.
     """
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_all(tmp_path_factory):
+    """The cache of every test that has no `own_cache`: none reads or fills that of the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(cache.VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """The cache of one test, `tmp_path / "cache"`; commands that `quick_command` forks get it as
+    `--cache_dir`.
+    """
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="session")
@@ -82,11 +99,10 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def settings(text, tmp_path_factory):
+def settings(text):
     """`settings(steps=3, **{"body.layers": 2})`: all that the small run sets otherwise than
     configs/quickstart.py.
     """
-    cache = tmp_path_factory.mktemp("cache")
 
     def settings(**changes):
         return {
@@ -99,8 +115,9 @@ def settings(text, tmp_path_factory):
             "keep": 2,
             "data.corpus": "text_files",
             "data.path": str(text),
-            "data.cache": str(cache),
             "data.threshold": 1,
+            "data.tokeniser": "none",
+            "data.lower": False,
             "data.vocabulary_size": 122,
             "batches.sequence_length": 16,
             "input.cutoffs": (20, 60),
@@ -388,6 +405,7 @@ def in_process(monkeypatch):
         ):
             patch.setattr(commands, "fail", fail)
             patch.setattr(sys, "argv", argv)
+            patch.setenv(cache.VARIABLE, os.environ[cache.VARIABLE])  # --cache_dir sets it
             stdin.write(given)
             stdin.seek(0)
             patch.setattr(sys, "stdin", stdin)

@@ -81,8 +81,8 @@ TABLE = {
     ],
     "assembled": [{"dropout": 0.1, "bias": "own"}],
     "composed": [
-        SHORT | {"correction": 5, "bias": "own"},
-        LONG | {"correction": 0, "bias": "predicted"},
+        {"cnn": SHORT, "correction": 5, "bias": "own"},
+        {"cnn": LONG, "correction": 0, "bias": "predicted"},
     ],
 }
 OUTPUT = {

@@ -6,6 +6,7 @@ a quickstart of two updates. The others take minutes or a corpus: they go throug
 their flags, in tests/test_readme.py.
 """
 
+import gzip
 import importlib.util
 import re
 import shlex
@@ -24,6 +25,7 @@ import adaptive_jax
 from adaptive_jax import linear_cross_entropy
 from adaptive_jax.config.keys import complete
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.training.loop import train
 from configs import quickstart
@@ -92,7 +94,6 @@ def place(tmp_path_factory):
             "evaluate_every": 0,
             "schedule.warmup_steps": 1,
             "schedule.cycle_steps": 1,
-            "data.cache": str(place / "cache"),
         }
     )
     train(config, place / "runs" / "quickstart")
@@ -145,8 +146,82 @@ def test_a_page_runs(page, in_process, place, monkeypatch):
 def test_nbest_lists_of_the_pages_have_known_words(place):
     """An unknown word of a wrong hypothesis, scored as `<unk>`, won over the right one."""
     words = (place / "runs" / "quickstart" / "vocabulary.txt").read_text().split()
-    lines = re.findall(r"\d \|\|\| ([^|']*?) \|\|\| -", PAGES["docs/text.md"])
-    assert len(lines) >= 4 and {word for line in lines for word in line.split()} <= set(words)
+    text = r"\|\|\| ([a-z ]+) \|\|\| AM|\\t-[\d.]+\\t([a-z ]+)|utt-\d ([a-z ]+) \d"
+    lines = [" ".join(groups) for groups in re.findall(text, PAGES["docs/text.md"])]
+    assert len(lines) == 6 and {word for line in lines for word in line.split()} <= set(words)
+
+
+def test_raw_text_is_evaluated_as_it_is_scored(place, tmp_path):
+    """`evaluate.py --data_path` read raw text at white space, and `score` as the run's corpus."""
+    text = "And God said, Let there be light:\n“There was light.”\n\nThe light (it was good)...\n"
+    (tmp_path / "test.txt").write_text(text)
+    run = place / "runs" / "quickstart"
+    evaluated = evaluate(run, Request(data_path=str(tmp_path), window=8, context=4))
+    scored = adaptive_jax.load(run).perplexity(text.splitlines(), window=8, context=4)
+    assert evaluated["tokens"] == 29 and scored == pytest.approx(evaluated["perplexity"], rel=1e-5)
+
+
+LISTS = """\
+a-1 ||| the king ||| LM0= -3 TM= -1 -2 ||| -5 ||| 0-0 1-1
+a-1 ||| the king of the earth ||| -7 -4.5
+b-x\t-2\tthe sea and the earth
+utt-9-1 the earth and the sea 1.5
+b-x\t-2.5\tthe sea
+utt-9-2 the earth 1.75
+utt-9-3 3
+a-1 ||| ||| -9
+"""
+
+
+def test_nbest_lists_are_rescored(place, tmp_path, monkeypatch):
+    """The program reads lists of three kinds, of which each id is one list; it prefers short texts
+    where those are right, as a model does whose words are alike, and writes one text for each id.
+    """
+    (tmp_path / "runs").symlink_to(place / "runs")
+    monkeypatch.chdir(tmp_path)
+    for name in "held_out.txt", "lists.txt":
+        (tmp_path / name).write_text(LISTS)
+    (tmp_path / "right.txt").write_text("utt-9\tthe earth\nb-x\tthe sea\n")
+    [code] = [code for code in python_blocks(PAGES["docs/text.md"]) if "held_out" in code]
+    names = {}
+    exec(code, names)
+    lists = {
+        "a-1": [(-5, "the king"), (-4.5, "the king of the earth"), (-9, "")],
+        "b-x": [(-2, "the sea and the earth"), (-2.5, "the sea")],
+        "utt-9": [(-1.5, "the earth and the sea"), (-1.75, "the earth"), (-3, "")],
+    }
+    found = names["read"](tmp_path / "lists.txt")
+    assert {name: [row[:2] for row in rows] for name, rows in found.items()} == lists
+    log_prob = next(names["model"].score(["the sea"])).log_prob
+    assert found["b-x"][1][2] == pytest.approx(log_prob, abs=1e-4)
+    assert names["weight"] > 0
+    chosen = (tmp_path / "best.txt").read_text()
+    assert chosen.splitlines()[1:] == ["b-x\tthe sea", "utt-9\tthe earth"]
+    for words, right, errors in ("kitten", "sitting", 3), ("", "ab", 2), ("ab", "", 2):
+        assert names["word_errors"](words, right) == errors
+
+
+@pytest.mark.parametrize(
+    "sizes, parts",
+    [("20 10 1000", [(0, 4), (4, 6), (6, 40)]), ("21 1 5", [(0, 5), (5, 6), (6, 7)])],
+)
+def test_texts_are_cut_by_words(tmp_path, sizes, parts):
+    """The lines of shell write whole lines until a part has its words, ends of lines included."""
+    lines = [f"Line {i} , über\n" for i in range(40)]
+    (tmp_path / "news.2007.en.shuffled.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    (tmp_path / "wikitext-103-raw").mkdir()
+    (tmp_path / "wikitext-103-raw" / "wiki.train.raw").write_text("".join(lines))
+    shell = [line for kind, line in blocks(PAGES["docs/corpora.md"]) if kind == "shell"]
+    commands = [line for line in shell if line.startswith("mkdir news_2007") or "awk" in line]
+    assert len(commands) == 3 and all("2000000" in line for line in commands[1:])
+    commands = "\n".join(commands).replace("2000000 2000000 10000000", sizes)
+    subprocess.run(
+        ["sh", "-ec", commands.replace("2000000", sizes.split()[0])], cwd=tmp_path, check=True
+    )
+    for name, (begin, end) in zip(("train", "valid", "test"), parts, strict=True):
+        assert (tmp_path / "news_2007" / f"{name}.txt").read_text() == "".join(lines[begin:end])
+    text = (tmp_path / "wikitext103_raw" / "train.txt").read_text()
+    assert text == "".join(lines[: parts[0][1]])
 
 
 def test_layers_around_a_body_of_ones_own():

@@ -128,7 +128,7 @@ def get_config():
     return rows.config({
         "steps": 2, "tokens_per_update": 64, "tokens_per_device": 64, "batches.sequence_length": 16,
         "evaluate_every": 0, "data.corpus": "ids", "data.path": "ids", "data.vocabulary_size": 50,
-        "data.cache": "cache", "input.cutoffs": (20,), "body.layers": 1, "body.features": 8,
+        "input.cutoffs": (20,), "body.layers": 1, "body.features": 8,
         "body.heads": 1, "body.feed_forward": 8, "schedule.warmup_steps": 1,
     })
 """
@@ -208,5 +208,5 @@ def test_a_wheel_installed_outside_the_clone(clone, tmp_path):
         "--config.data.path=ids",
         "--config.data.vocabulary_size=50",
     )
-    own = "--config=own_text.py", "--config.data.cache=cache", "--workdir=own", *of_ids
+    own = "--config=own_text.py", "--workdir=own", *of_ids
     assert "bands        none" in run(command, "train", *own, "--hours=0.01", "--dry_run")

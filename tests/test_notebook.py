@@ -30,7 +30,6 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
         "tokens_per_update": 256,
         "evaluate_every": 0,
         "log_every": 1,
-        "data.cache": str(tmp_path / "cache"),
     }
     training.source = training.source.replace(
         "train(", f"config.update_from_flattened_dict({small})\ntrain("

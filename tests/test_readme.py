@@ -78,7 +78,6 @@ def test_commands_that_train(given, in_process, text, tmp_path):
         *arguments,
         *more,
         f"--workdir={tmp_path / 'run'}",
-        f"--config.data.cache={tmp_path / 'cache'}",
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert ("state        " if planned else "--config.steps=") in done.stdout

@@ -57,7 +57,7 @@ def places(text, trained, flags, tmp_path):
                 shutil.copytree(trained, names["run"])
             if file.startswith("text/"):
                 names["text"] = shutil.copytree(text, tmp_path / "text")
-                changes = {"data.path": names["text"], "data.cache": tmp_path / "cache"}
+                changes = {"data.path": names["text"]}
             place(tmp_path / file, content)
         names["train"] = shlex.join(["train.py", *flags(names["run"], **changes)])
         return names | {name: line.format(**names) for name, line in LINES.items()}
@@ -79,7 +79,6 @@ def test_a_wrong_input(in_process, quick_command, places, row, text, trained, tm
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert re.fullmatch(r"(warning: .+\n)*error: .{20,}\n", done.stderr), done.stderr
     assert "Traceback" not in done.stdout
-    assert not done.stdout or not row.line.startswith("{vocabulary}")  # which prints all or nothing
     line = done.stderr.splitlines()[-1]
     assert all(part in line for part in row.says), line
     assert "pybind" not in line and "object at 0x" not in line and "list index" not in line
@@ -101,7 +100,6 @@ def test_own_text_of_few_words(in_process, tmp_path):
     places = (
         f"--workdir={tmp_path / 'run'}",
         f"--config.data.path={text}",
-        f"--config.data.cache={tmp_path / 'cache'}",
     )
     done = in_process("train.py", "--config=configs/own_text.py", "--dry_run", *places)
     assert done.returncode == 0 and "merges       only 7: " in done.stdout, (

@@ -32,14 +32,13 @@ class Row(NamedTuple):
 
 LINES = {
     "quick": "train.py --config=configs/quickstart.py --workdir={run}",
-    "own": "train.py --config=configs/own_text.py --workdir={run} --config.data.cache={tmp}/cache",
+    "own": "train.py --config=configs/own_text.py --workdir={run} --cache_dir={tmp}/cache",
     "evaluate": "evaluate.py --workdir={trained}",
     "prepare": (
         "-m adaptive_jax prepare --config=configs/quickstart.py"
-        " --config.data.corpus=text_files --config.data.path={text} --config.data.cache={tmp}/cache"
+        " --config.data.corpus=text_files --config.data.path={text} --cache_dir={tmp}/cache"
         " --config.data.threshold=1"
     ),
-    "vocabulary": "-m adaptive_jax plan text_files --path={text} --cache={tmp}/cache",
     "convert": "-m adaptive_jax convert",
     "checkpoint": "tests/fixtures/fairseq/lm_post_norm.pt",
     "fconv_lm": "tests/fixtures/gcnn/plain_full.pt",
@@ -114,7 +113,7 @@ OWN = rows(
     ("--config.data.path=/nowhere", "/nowhere", "does not exist"),
     ("--config.data.path=~nosuchuser/x", "~nosuchuser/x", "must be a path"),
     (
-        "--config.data.path={text}/train.txt --config.data.cache=~nosuchuser",
+        "--config.data.path={text}/train.txt --cache_dir=~nosuchuser",
         "~nosuchuser",
         "must be a path",
     ),
@@ -161,16 +160,16 @@ PLACES = rows(  # found before the text is looked for
     ("--workdir=s3://b/x", "s3://b/x must be a path or gs://", "docs/runs.md"),
     ("--workdir='{tmp}/[x]'", "[x]", "another name"),
     ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
-    ("--config.data.cache=", "data.cache=''", "on a local disk"),
-    ("--config.data.path={text} --config.data.cache=/proc/x", "/proc/x", "a directory"),
+    ("--cache_dir=", "--cache_dir=''", "on a local disk"),
+    ("--config.data.path={text} --cache_dir=/proc/x", "/proc/x", "another directory"),
     (
-        "--config.data.path={text} --config.data.cache={text}/train.txt",
-        "cannot write data.cache=",
+        "--config.data.path={text} --cache_dir={text}/train.txt",
+        "cannot write the cache ",
         "train.txt",
         "Not a directory",
     ),
-    ("--config.data.cache=~nosuchuser", "~nosuchuser", "without the ~"),
-    ("--config.data.cache=gs://b", "gs://b", "on a local disk"),
+    ("--cache_dir=~nosuchuser", "~nosuchuser", "without the ~"),
+    ("--cache_dir=gs://b", "gs://b", "on a local disk"),
     ("--config.data.path=/nowhere", "/nowhere", "does not exist"),
     ("--config.data.path=/proc", "/proc", "no train split"),
     ("--config.data.path=~nosuchuser", "~nosuchuser", "without the ~"),
@@ -199,6 +198,8 @@ PREPARE = rows(
     "{prepare}",
     ("--config.data.threshold=0", "data.threshold=0", "or more"),
     ("--config.data.limit=2", "data.limit=2", "3 or more"),
+    ("--config.data.tokeniser=mose", "'mose'", 'Did you mean "moses"'),
+    ("--config.data.corpus=ptb", "'ptb'", 'Did you mean "penn_treebank"'),
     ("--config.data.codes=-1", "data.codes=-1", "or more"),
     ("--config.data.codes=100000", "data.codes=100000", "or less"),
     ("--config.data.codes=9 --config.data.limit=50", "data.codes=9", "data.limit=0"),
@@ -206,27 +207,7 @@ PREPARE = rows(
     ("--config=configs/own_text.py", "run train.py"),
 )
 
-VOCABULARY = rows(
-    "{vocabulary}",
-    ("--limit=1", "limit=1", "3 or more"),
-    ("--width=0", "--width=0", "from 1"),
-    (f"--width={HUGE}", f"--width={HUGE}", "2,147,483,646"),
-    ("--bands=-1", "--bands=-1"),
-    ("--bands=1000000000", "--bands=1000000000", "1,000"),
-    (f"--factor={HUGE}", f"--factor={HUGE}"),
-    ("--cache=/proc/x", "/proc/x"),
-    ("--threshold=0", "threshold=0", "or more"),
-    ("--tokeniser=mose", "'mose'", 'Did you mean "moses"'),
-    ("--bands=200 --factor=1", "bands=200", "122 words there are"),
-    ("--bands=3 --smallest=50", "bands=3 of smallest=50", "122", "bands=2"),
-)
-
 OTHERS = [
-    *rows("-m adaptive_jax plan ids --path={text}", ("--limit=9", "plan ids has no vocabulary")),
-    *rows(
-        "-m adaptive_jax cut",
-        ("{text}/train.txt", "--output is missing: pass --output=OUTPUT"),
-    ),
     *rows(
         "-m adaptive_jax clusters --vocabulary={trained} --output={tmp}/clusters.txt",
         ("--seed=3", "--seed does not fit --method=frequency"),
@@ -240,11 +221,6 @@ OTHERS = [
     *rows(
         "-m adaptive_jax export --workdir={trained} --output={tmp}/export",
         ("--rows=2", "--rows has no effect with --format=safetensors: leave it out"),
-    ),
-    *rows(
-        "-m adaptive_jax plan",
-        ("", "CORPUS is missing"),
-        ("ptb", "'ptb'", 'Did you mean "penn_treebank"?'),
     ),
     *rows(
         "evaluate.py",
@@ -431,7 +407,7 @@ def keys(group, prefix=""):
 ACCEPTED = {("optimizer.clip_norm", "inf"), ("data.eos", "-1")}
 # What a key's own check must find; tests/config/test_flags.py has values of another type.
 WRONG_VALUES = {int: ("-1",), float: ("-1", "inf"), str: ("nonsense",)}
-ANY_TEXT = {"data.path", "data.cache"}
+ANY_TEXT = {"data.path"}
 OWN_TABLE = "output.table."  # the small run has another table
 GENERATED = [
     Row(
@@ -451,7 +427,6 @@ TABLE = [
     *PLACES,
     *EVALUATE,
     *PREPARE,
-    *VOCABULARY,
     *OTHERS,
     *RUNS,
     *TEXTS,

@@ -40,6 +40,14 @@ def find(group: str, known: Mapping[str, Callable], name: str) -> Callable:
     return found
 
 
+def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function or class, with their annotations evaluated where they can be."""
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except NameError:  # an annotation in quotes whose name is known to type checkers alone
+        return inspect.signature(function).parameters
+
+
 def make(group: str, known: Mapping[str, Callable], settings: Mapping, **given):
     """An object of the class that `settings["name"]` chooses, see `find`, with the other settings
     as its arguments, and with those of `given` that it takes.

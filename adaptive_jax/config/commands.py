@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from adaptive_jax.config import cache, keys, signals
 from adaptive_jax.config import flags as config_flags
-from adaptive_jax.config import keys, signals
 from adaptive_jax.errors import InputError, of_extra, one_line
 from adaptive_jax.files import path_of
 
@@ -187,6 +187,8 @@ def _exit_at_once():
 
 
 def _parse(argv, positional):
+    flags.DEFINE_string("cache_dir", None, cache.HELP)
+    flags.FLAGS.register_key_flag_for_module(argv[0], flags.FLAGS["cache_dir"])
     if {"-h", "-help", "--help"} & set(itertools.takewhile(lambda flag: flag != "--", argv[1:])):
         app.usage(shorthelp=True, writeto_stdout=True, exitcode=0)  # absl's own --help ends with 1
     try:
@@ -197,6 +199,8 @@ def _parse(argv, positional):
             raise
         fail(_flag_error(one_line(error)))
     keys.allow(flags.FLAGS.allow if "allow" in flags.FLAGS else [])
+    if flags.FLAGS.cache_dir is not None:
+        cache.use(flags.FLAGS.cache_dir)
     last = "".join(positional[-1:])
     found, needed = len(rest) - 1, len(positional) - last.endswith("...]")
     if found < needed:

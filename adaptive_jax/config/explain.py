@@ -16,6 +16,7 @@ TITLES = {
     "body": "from vectors to hidden states",
     "output": "from hidden states to the loss",
     "output.table": "the words' vectors in the output",
+    "output.table.cnn": "the CNN of a composed table",
     "optimizer": "from gradients to changes of the parameters",
     "schedule": "the learning rate",
 }
@@ -35,7 +36,8 @@ def config(settings: Mapping) -> str:
     """Every key of a whole config by group, with its default if it has another value."""
     lines = []
     for group in ALL_GROUPS:
-        stated = at(settings, group)
+        if not (stated := at(settings, group)):
+            continue
         name = stated.get("name") if group in NAMES else None
         prefix = f"  --config.{group}." if group else "  --config."
         lines += [f"{group or 'config'}: {TITLES[group]}"]
@@ -44,7 +46,7 @@ def config(settings: Mapping) -> str:
             said = "no default" if default is inspect.Parameter.empty else f"default {default!r}"
             other = "" if stated[key] == default else f"  ({said})"
             lines.append(f"{prefix}{key}={stated[key]!r}{other}")
-        said = [*_of_the_model(group), *meanings(group, name)]
+        said = [*_of_others(group, name), *meanings(group, name)]
         lines += ["", *(f"    {line}".rstrip() for line in said), ""]
     return "\n".join(lines).rstrip()
 
@@ -54,7 +56,7 @@ def page() -> str:
     lines = [HEAD]
     for group in ALL_GROUPS:
         lines.append(f"## {f'`{group}`: ' * bool(group)}{TITLES[group]}\n")
-        if said := _of_the_model(group):
+        if said := _of_others(group):
             lines += ["```text", *said[:-1], "```\n"]
         for name in home(group) if group in NAMES else [None]:
             if name:
@@ -72,10 +74,12 @@ def _table(group: str, keys: Mapping[str, Key]) -> Iterable[str]:
         yield f"| `{f'{group}.{key}'.lstrip('.')}` | `{default!r}` |"
 
 
-def _of_the_model(group):
-    """What `output.clusters` means, an argument of no output: its paragraph in the docstring of the
-    function that reads it.
+def _of_others(group, name=None):
+    """The meaning of keys that are no arguments of their class: `output.clusters`, a paragraph in
+    the docstring of the function that reads it, and what every optimizer of optax has.
     """
+    if group == "optimizer" and name and home("optimizer.is_of_optax")(name):
+        return ["clip_norm, l2_decay: as those of `adaptive_jax.optimizers.optim.sgd`.", ""]
     if group != "output":
         return []
     paragraphs = inspect.getdoc(home("output.clusters")).split("\n\n")

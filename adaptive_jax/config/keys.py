@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from adaptive_jax.config import rows
-from adaptive_jax.config.classes import ExternalClassError, find
+from adaptive_jax.config.classes import ExternalClassError, find, parameters_of
 from adaptive_jax.errors import InputError, check_at_least, check_known
 
 ALL_GROUPS = "", *rows.GROUPS  # the outermost first
@@ -36,9 +36,12 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
     "body": "adaptive_jax.model.language_model:BODIES",
     "output": "adaptive_jax.model.language_model:OUTPUTS",
     "output.table": "adaptive_jax.model.language_model:TABLES",
+    "output.table.cnn": "adaptive_jax.inputs.char_cnn:CharacterCNN",
     "output.clusters": "adaptive_jax.data.vocabulary.clusters:cut",
     "optimizer": "adaptive_jax.optimizers.optim:OPTIMIZERS",
     "optimizer.name": "adaptive_jax.optimizers.optim:optimizer_named",  # those of optax, too
+    "optimizer.arguments": "adaptive_jax.optimizers.optim:arguments",
+    "optimizer.is_of_optax": "adaptive_jax.optimizers.optim:is_of_optax",
     "schedule": "adaptive_jax.optimizers.schedules:SCHEDULES",
     "data": "adaptive_jax.data.corpora.load:Settings",
     "batches": "adaptive_jax.data.batches.pipeline:Layout",
@@ -46,7 +49,8 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
 GIVEN = {  # arguments that the program gives, never a config
     "input": {"vocabulary_size", "features", "word_axes"},
     "output": {"table"},
-    "output.table": {"vocabulary_size", "features", "source", "word_axes"},
+    "output.table": {"vocabulary_size", "features", "source", "word_axes", "cnn"},
+    "output.table.cnn": {"vocabulary_size", "features"},
     "schedule": {"learning_rate"},
 }
 _allowed: set[str] = set()  # modules of other packages that this process may import
@@ -117,7 +121,7 @@ class General:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """What is logged, besides metrics.jsonl.
+    """Logs besides metrics.jsonl.
 
     Attributes:
         tensorboard: whether to write files for TensorBoard.
@@ -166,10 +170,10 @@ def maker(group: str, name: str | None = None) -> Callable:
 def keys_of(group: str, name: str | None = None) -> dict[str, Key]:
     """The keys of a group, `name` and inner groups left out, see `maker`."""
     made = maker(group, name)
-    try:
-        parameters = inspect.signature(made, eval_str=True).parameters
-    except NameError:  # an annotation in quotes whose name is known to type checkers alone
-        parameters = inspect.signature(made).parameters
+    if group == "optimizer":
+        parameters = home("optimizer.arguments")(name or NAMES[group])
+    else:
+        parameters = parameters_of(made)
     taken = GIVEN.get(group, set()) | {"parent", "name"}
     keys = {key: _key(p) for key, p in parameters.items() if key not in taken and _is_key(p)}
     if group == "output":
@@ -177,8 +181,18 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Key]:
     return keys
 
 
+def inner_groups(group: str, name: str | None = None) -> list[str]:
+    """The groups inside a group. `output.table.cnn` is one where the table's class has a field of
+    that name.
+    """
+    inner = [each for each in rows.GROUPS if each.rpartition(".")[0] == group]
+    if group == "output.table" and "cnn" not in inspect.signature(maker(group, name)).parameters:
+        inner.remove("output.table.cnn")
+    return inner
+
+
 def _is_key(parameter):
-    """Whether a value that JSON knows can be given for a parameter."""
+    """True if a value that JSON knows can be given for a parameter."""
     plain = bool | int | float | str | tuple | list | None
     named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return named and (parameter.default is parameter.empty or isinstance(parameter.default, plain))
@@ -217,30 +231,31 @@ def resolve(config: Mapping) -> dict:
     config = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(config, Mapping):
         raise InputError(f"a config must be a mapping of keys to values, got {_short(config)}")
-    whole: dict = {}
-    for group in ALL_GROUPS:
-        stated = at(config, group)
-        if not isinstance(stated, Mapping):
-            raise InputError(f"config.{group}={stated!r} must be a group of keys")
-        name = {"name": stated.get("name", NAMES[group])} if group in NAMES else {}
-        if name and not isinstance(name["name"], str):
-            raise InputError(
-                f"config.{group}.name={name['name']!r} must be text, such as {NAMES[group]!r}"
-            )
-        keys = keys_of(group, name.get("name"))
-        path = f"config.{group}." if group else "config."
-        inner = [
-            each.rpartition(".")[2] for each in rows.GROUPS if each.rpartition(".")[0] == group
-        ]
-        for key in stated:
+    return _resolved("", config)
+
+
+def _resolved(group, stated):
+    """A group of a config and those inside it, whole."""
+    if not isinstance(stated, Mapping):
+        raise InputError(f"config.{group}={stated!r} must be a group of keys")
+    name = {"name": stated.get("name", NAMES[group])} if group in NAMES else {}
+    if name and not isinstance(name["name"], str):
+        raise InputError(
+            f"config.{group}.name={name['name']!r} must be text, such as {NAMES[group]!r}"
+        )
+    path = f"config.{group}." if group else "config."
+    keys = keys_of(group, name.get("name"))
+    inner = {each.rpartition(".")[2]: each for each in inner_groups(group, name.get("name"))}
+    for key in stated:
+        # A group that is empty says nothing: `rows.config` has all.
+        if stated[key] != {}:
             check_known(f"{path}{key}", key, [*name, *keys, *inner])
-        values = name | {
-            key: _value(f"{path}{key}", stated.get(key, found.default), found)
-            for key, found in keys.items()
-        }
-        outer, _, last = group.rpartition(".")
-        at(whole, outer).update({last: values} if group else values)
-    return whole
+    values = {
+        key: _value(f"{path}{key}", stated.get(key, found.default), found)
+        for key, found in keys.items()
+    }
+    groups = {key: _resolved(each, stated.get(key, {})) for key, each in inner.items()}
+    return name | values | groups
 
 
 def _value(path, value, key):
@@ -321,10 +336,11 @@ def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str
         name, settings = flags.get(f"{group}.name"), at(config, group)
         if not isinstance(name, str) or name == settings.get("name", default):
             continue
-        known = {*keys_of(group, name), "name", "table"}
-        drops = [key for key in settings if key not in known]
+        inner = {each.rpartition(".")[2] for each in inner_groups(group, name)}
+        known = {*keys_of(group, name), *inner, "name"}
+        drops = [key for key in settings if key not in known and settings[key] != {}]
         given = {key for key in known if f"{group}.{key}" in flags}
-        kept = known - given - {"name", "table"}
+        kept = known - given - inner - {"name"}
         keeps = [f"{key}={value}" for key, value in settings.items() if key in kept]
         for key in drops:
             del settings[key]

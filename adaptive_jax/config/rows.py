@@ -1,4 +1,4 @@
-"""What a config file is made of: rows of a paper's table, each a model with published numbers.
+"""Rows of config files: those of a paper's table, each a model with published numbers.
 
 A config file states what differs from the defaults, by dotted keys, and has a row for each model:
 
@@ -28,8 +28,8 @@ with of_extra("train"):
     from ml_collections.config_dict import FieldReference
 
 # Groups of keys, outer ones before inner ones
-GROUPS = ("metrics", "data", "batches", "input", "body", "output", "output.table")
-GROUPS += ("optimizer", "schedule")
+GROUPS = ("metrics", "data", "batches", "input", "body")
+GROUPS += ("output", "output.table", "output.table.cnn", "optimizer", "schedule")
 
 
 class Paper(NamedTuple):
@@ -118,7 +118,7 @@ def mean_window(window: int) -> float:
 
 
 def epochs(config: Mapping, updates: int, words: int) -> float:
-    """How often so many updates of a config read a text of so many words, `<eos>` included."""
+    """Number of times that a config's updates read a text of so many words, `<eos>` included."""
     tokens, window = config["tokens_per_update"], config["batches"]["sequence_length"]
     if config["batches"]["layout"] == "streams":
         tokens *= mean_window(window) / window

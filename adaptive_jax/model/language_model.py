@@ -1,7 +1,6 @@
 """The language model: input → body → output, three independent choices."""
 
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -35,36 +34,11 @@ BODIES = {
 }
 
 
-def composed_table(
-    *,
-    features: int,
-    correction: int = ComposedTable.correction,
-    bias: str = ComposedTable.bias,
-    **cnn,
-) -> ComposedTable:
-    """A `ComposedTable` over a `CharacterCNN` of its own, whose attributes are arguments, too."""
-    return ComposedTable(CharacterCNN(features=features, **cnn), features, correction, bias)
-
-
-# The names and defaults of the CNN's arguments, from which keys of a config are made
-composed_table.__signature__ = inspect.Signature(
-    [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for made in (composed_table, CharacterCNN)
-        for name, parameter in inspect.signature(made).parameters.items()
-        if name not in ("cnn", "parent", "name") and (made, name) != (CharacterCNN, "features")
-    ]
-)
-composed_table.__doc__ = "\n\n".join(
-    inspect.getdoc(each) for each in (composed_table, ComposedTable, CharacterCNN)
-)
-
-
 TABLES = {
     "own": OwnTable,
     "tied": TiedTable,
     "mapped": MappedTable,
-    "composed": composed_table,
+    "composed": ComposedTable,
     "assembled": AssembledTable,
 }
 OUTPUTS = {
@@ -166,7 +140,7 @@ class LanguageModel(nn.Module):
         self.input.read(words)
 
     def composed_words(self) -> str:
-        """Which words' vectors `compose` must make: "none", those of the "inputs", or "all"."""
+        """The words whose vectors `compose` must make: "none", those of the "inputs", or "all"."""
         table = self.output.table
         if hasattr(table, "compose") or (
             hasattr(self.input, "compose") and getattr(table, "source", None) is self.input
@@ -182,7 +156,7 @@ class LanguageModel(nn.Module):
         return {
             (*path, name): words
             for path, layer in owners.items()
-            for name, words in layer.word_tables().items()
+            for name, words in getattr(layer, "word_tables", dict)().items()
         }
 
     def over_words(self, axes: Sequence[str]) -> "LanguageModel":
@@ -195,7 +169,7 @@ class LanguageModel(nn.Module):
         return self.clone(input=source, output=self.output.clone(table=table))
 
     def lexicon_spec(self) -> dict:
-        """What the layers read of each word, by layer: the second argument of
+        """The arrays that layers read of each word, by layer: the second argument of
         `adaptive_jax.data.vocabulary.lexicon.lexicon`.
         """
         return self._of_lexicon(lambda layer: layer.lexicon_spec)
@@ -205,7 +179,7 @@ class LanguageModel(nn.Module):
         return self._of_lexicon(lambda layer: layer.lexicon_shapes(self.input.vocabulary_size))
 
     def _of_lexicon(self, what):
-        """What each layer that reads the lexicon says."""
+        """Results of `what` for the layers that read the lexicon."""
         source, table, output = (
             what(layer) if hasattr(layer, "lexicon_spec") else {}
             for layer in (self.input, self.output.table, self.output)
@@ -219,7 +193,8 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     `shard_words`.
 
     A group's `name` picks the class; its other keys are that class's fields. The output's group
-    `table` is `{"name": "tied", ...}`, the input's own table, or a name of `TABLES`.
+    `table` is `{"name": "tied", ...}`, the input's own table, or a name of `TABLES`; that of a
+    composed table has a group `cnn` with the fields of `CharacterCNN`.
 
     Raises:
         InputError: a name or a field that does not exist, or values that do not fit together; or
@@ -238,7 +213,10 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
             " config and the number of words that data.vocabulary.clusters.in_clusters returns"
         )
     words |= {"features": output_features(body), "source": source}
-    table = make("output.table", TABLES, settings.pop("table"), **words)
+    table_settings = dict(settings.pop("table"))
+    if (cnn := table_settings.pop("cnn", None)) is not None:
+        words["cnn"] = make("output.table.cnn", INPUTS, {"name": "char_cnn"} | cnn, **words)
+    table = make("output.table", TABLES, table_settings, **words)
     output = make("output", OUTPUTS, settings, table=table)
     model = LanguageModel(source, body, output, config["shard_words"])
     _check(model, config["output"]["name"])

@@ -11,7 +11,6 @@ has a method `after_evaluation(nll)`, one that can end a run a method `ended()`;
 evaluated in place of the parameters are a field `average`.
 """
 
-import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ import numpy as np
 import optax
 from optax import tree_utils
 
-from adaptive_jax.config.classes import find, make
+from adaptive_jax.config.classes import find, make, parameters_of
 from adaptive_jax.errors import InputError, check_at_least, check_known, one_line
 from adaptive_jax.optimizers.nt_asgd import FORMS, descend_and_average
 from adaptive_jax.optimizers.schedules import SCHEDULES, check, scheduled
@@ -152,33 +151,37 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     """The function that `optimizer.name` means: one of `OPTIMIZERS`, `package.module:function`, or
     else one of optax or optax.contrib.
 
-    Those of optax have their own arguments as far as these are numbers or text, and `clip_norm` and
-    `l2_decay` as `sgd`, by default without effect. A `learning_rate` without a default has 1e-3.
-
     Raises:
         InputError: no such function, or no optimizer.
     """
-    if name in OPTIMIZERS:
-        return OPTIMIZERS[name]
-    if ":" in name:
+    if not is_of_optax(name):
         return find("optimizer", OPTIMIZERS, name)
     places = [*inspect.getmembers(optax), *inspect.getmembers(optax.contrib)]
     known = {key: function for key, function in places if _is_optimizer(key, function)}
     check_known(f"config.optimizer.name={name!r}", name, {**OPTIMIZERS, **known})
-    function = known[name]
+    return known[name]
 
-    @functools.wraps(function)
-    def optimizer(*, clip_norm=None, l2_decay=0.0, **settings):
-        return optax.chain(*_clipped(clip_norm, l2_decay), function(**settings))
 
-    own = filter(None, map(_key, inspect.signature(function).parameters.values()))
-    clip_norm, l2_decay = (
-        inspect.signature(sgd).parameters[key] for key in ("clip_norm", "l2_decay")
-    )
-    common = clip_norm.replace(default=None), l2_decay
-    optimizer.__signature__ = inspect.Signature([*own, *common])
-    optimizer.__doc__ += f"\nClipping and L2 decay are as those of `{__name__}.sgd`."
-    return optimizer
+def is_of_optax(name: str) -> bool:
+    """Whether `optimizer.name` means an optimizer of optax."""
+    return name not in OPTIMIZERS and ":" not in name
+
+
+def arguments(name: str) -> dict[str, inspect.Parameter]:
+    """The arguments that a config may set of the optimizer `optimizer.name`.
+
+    Those of optax are numbers or text, a `learning_rate` without a default has 1e-3; beside them
+    stand `clip_norm` and `l2_decay` as `sgd` has them, by default without effect.
+
+    Raises:
+        InputError: as `optimizer_named`.
+    """
+    parameters, common = parameters_of(optimizer_named(name)), parameters_of(sgd)
+    if not is_of_optax(name):
+        return dict(parameters)
+    keys = {key: key_of for key, p in parameters.items() if (key_of := _key(p))}
+    keys["clip_norm"] = common["clip_norm"].replace(default=None)
+    return keys | {"l2_decay": common["l2_decay"]}
 
 
 def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
@@ -192,13 +195,18 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
     settings = dict(config["optimizer"])
     name = settings["name"]
     known = {name: optimizer_named(name)}
+    if of_optax := is_of_optax(name):
+        before = _clipped(settings.pop("clip_norm", None), settings.pop("l2_decay", 0.0))
     if "learning_rate" not in settings:
         raise InputError(f"optimizer.name={name!r} must take a learning_rate, for the schedule")
     rate = settings.pop("learning_rate")
     schedule = make("schedule", SCHEDULES, config["schedule"], learning_rate=rate)
-    optimizer = scheduled(
-        lambda rate: make("optimizer", known, settings, learning_rate=rate), schedule
-    )
+
+    def optimizer_of(rate):
+        chosen = make("optimizer", known, settings, learning_rate=rate)
+        return optax.chain(*before, chosen) if of_optax else chosen
+
+    optimizer = scheduled(optimizer_of, schedule)
     params = {"a": jnp.zeros((2, 2))}
     try:
         jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
@@ -208,8 +216,7 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
         wrong = f"optimizer.name={name!r} cannot train a language model: {one_line(error)}"
         raise InputError(wrong) from error
     if name not in OPTIMIZERS:
-        rates = (make("optimizer", known, settings, learning_rate=rate) for rate in (0.1, 0.2))
-        states = [jax.tree.leaves(each.init(params)) for each in rates]
+        states = [jax.tree.leaves(optimizer_of(rate).init(params)) for rate in (0.1, 0.2)]
         if not all(map(_is_equal, *states)):
             raise InputError(
                 f"optimizer.name={name!r} reads its rate before the first update, so no schedule"

@@ -225,8 +225,9 @@ class ComposedTable(ComputedTable):
 
         CNN(letters of w) + M correction_w         (Józefowicz et al. 2016, section 3.2)
 
-    Attributes: as those of `adaptive_jax.inputs.char_cnn.CharacterCNN`, in a config, and
-        cnn: the CNN, which makes vectors of words.
+    Attributes:
+        cnn: the CNN, which makes vectors of words; in a config, a group with the keys of
+            `adaptive_jax.inputs.char_cnn.CharacterCNN`.
         features: width of the hidden states, and of the CNN's vectors.
         correction: width of a word's own correction (the paper: 128), mapped by a matrix M that all
             words share; 0: none.

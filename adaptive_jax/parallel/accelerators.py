@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from adaptive_jax.files import path_of
+from adaptive_jax.config import cache
 from adaptive_jax.numerics import devices as known
 
 
@@ -29,9 +29,8 @@ def installed(devices: int) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // devices
 
 
-def keep_programs(cache: str | os.PathLike) -> None:
-    """Keeps compiled programs below the directory `cache`, unless JAX already has a compilation
-    cache.
+def keep_programs() -> None:
+    """Keeps compiled programs in `cache.directory()`, unless JAX already has a compilation cache.
 
     Each machine has its own directory of programs for a CPU, because they may use instructions that
     another CPU lacks.
@@ -39,8 +38,8 @@ def keep_programs(cache: str | os.PathLike) -> None:
     if jax.config.jax_compilation_cache_dir is None:
         backend = jax.default_backend()
         machine = platform.node() if backend == "cpu" else backend
-        place = path_of(cache) / "programs" / machine
-        jax.config.update("jax_compilation_cache_dir", str(place))
+        place = str(cache.directory() / "programs" / machine)
+        jax.config.update("jax_compilation_cache_dir", place)
 
 
 def utilisation(flops: float, seconds: float, devices: int, kind: str) -> float | None:

@@ -23,9 +23,6 @@ from adaptive_jax.numerics.bands import band_flops, band_sizes, band_widths
 
 # Tokens in a chunk of a tail, on a CPU; not imported from the outputs, which would import JAX
 LEAST_ROWS = 96
-# Baevski & Auli 2019, section 4.2
-PAPERS = {"wikitext103": (20_000, 60_000), "billion_word": (60_000, 160_000)}
-PAPERS_WORDS = 267_735  # of WikiText-103, whose proportions serve other corpora
 ALL_POSITIONS = 512  # every position is a candidate in vocabularies of at most this many words
 GRID = 800  # candidates in a larger one, before rounding merges some
 
@@ -78,16 +75,6 @@ def cost(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int], workload:
     return float(sum(flops)) / workload.tokens
 
 
-def parameters(vocabulary_size: int, cutoffs: Sequence[int], workload: Workload) -> int:
-    """Parameters of a softmax that shares none: tables, projections, and the rows of the head
-    that stand for tails.
-    """
-    sizes = band_sizes(vocabulary_size, cutoffs)
-    first, *others = widths = workload.widths(len(sizes))
-    head = first * workload.features if first != workload.features else 0
-    return int(np.dot(sizes, widths)) + head + first * (len(others) + sum(others))
-
-
 def band_shares(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int]) -> list[float]:
     """Share of tokens whose word is in each band; arguments as those of `cost`."""
     reached = _cumulative(counts)
@@ -98,24 +85,23 @@ def propose(
     counts: Sequence[float] | np.ndarray,
     bands: int,
     workload: Workload,
-    smallest: int = 1,
-    also: Sequence[int] = (),
+    smallest: int = 0,
 ) -> tuple[tuple[int, ...], float]:
     """The `bands - 1` cutoffs of least `cost`, and that cost. If several are equal, any of them.
 
     A dynamic programme over (band, end): the cost of a band depends only on its number and on where
     it begins and ends. It is exact over its candidates: every position of a vocabulary of at most
-    512 words; in a larger one some 600 positions, 1% to 2% apart and rounded to three digits, and
-    those in `also`.
+    512 words; in a larger one some 600 positions, 1% to 2% apart and rounded to three digits.
 
-    smallest: words that each band has at least; see `smallest_band`.
+    smallest: words that each band has at least; 0: `smallest_band`.
 
     Raises:
         InputError: as `cost`; too few words for bands of `smallest`.
     """
-    check_at_least(1, smallest=smallest)
+    check_at_least(0, smallest=smallest)
     reached = np.append(0.0, _cumulative(counts))
     words, widths = len(reached) - 1, workload.widths(bands)
+    smallest = smallest or smallest_band(words)
     if bands * smallest > words:
         most = words // smallest
         cure = f"bands={most:,}" if most else f"smallest={words:,}"
@@ -123,7 +109,7 @@ def propose(
             f"bands={bands} of smallest={smallest:,} words need more than the {words:,} words there"
             f" are: use at most {cure}"
         )
-    ends = np.append(_candidates(words, smallest * np.arange(1, bands), also), words)
+    ends = np.append(_candidates(words, smallest * np.arange(1, bands)), words)
     best = np.where(ends >= smallest, _flops(0, 0, ends, reached, widths, workload), np.inf)
     wide, choices = ends[None] - ends[:, None] >= smallest, []
     for band in range(1, bands):
@@ -153,26 +139,13 @@ def equal_products(vocabulary_size: int, bands: int, workload: Workload) -> tupl
     return found
 
 
-def paper_cutoffs(corpus: str, vocabulary_size: int) -> tuple[int, int] | None:
-    """Cutoffs of Baevski & Auli (2019) for WikiText-103 and the Billion Word benchmark.
-
-    Another corpus, or one of these with too few words for the paper's cutoffs, gets the proportions
-    of WikiText-103: 7.5% and 22.4% of its words. None if that leaves a band empty.
-    """
-    if corpus in PAPERS and PAPERS[corpus][-1] < vocabulary_size:
-        return PAPERS[corpus]
-    first, second = (round(vocabulary_size * cut / PAPERS_WORDS) for cut in PAPERS["wikitext103"])
-    return (first, second) if 0 < first < second < vocabulary_size else None
-
-
 def smallest_band(vocabulary_size: int) -> int:
-    """Words that a band should have at least: 3.7% of all, as the band of 10K words in
-    10K/60K/190K.
+    """Smallest sensible band size: 3.7% of all words, as the band of 10K words in 10K/60K/190K.
 
-    On WikiText-103 these bands reached the perplexity of 20K/40K/200K, 19.79; 5K/155K/100K reached
-    20.06 (Baevski & Auli 2019, Table 8).
+    On WikiText-103, of 267,735 words, these bands reached the perplexity of 20K/40K/200K, 19.79;
+    5K/155K/100K reached 20.06 (Baevski & Auli 2019, Table 8).
     """
-    return max(1, round(vocabulary_size * 10_000 / PAPERS_WORDS))
+    return max(1, round(vocabulary_size * 10_000 / 267_735))
 
 
 def _cumulative(counts):
@@ -203,7 +176,7 @@ def _flops(band, begin, end, reached, widths, workload):
     return 3 * band_flops(np.maximum(tokens, workload.least_rows), widths[band], columns, features)
 
 
-def _candidates(words, sure, also):
+def _candidates(words, sure):
     """Ascending candidates for cutoffs, all from 1 to words - 1; `sure` are cutoffs that are
     allowed together.
     """
@@ -211,5 +184,5 @@ def _candidates(words, sure, also):
         return np.arange(1, words)
     grid = np.geomspace(1, words - 1, GRID)
     unit = 10.0 ** np.maximum(np.floor(np.log10(grid)) - 2, 0)
-    wanted = np.unique(np.concatenate([np.rint(grid / unit) * unit, sure, also])).astype(np.int64)
+    wanted = np.unique(np.concatenate([np.rint(grid / unit) * unit, sure])).astype(np.int64)
     return wanted[(wanted > 0) & (wanted < words)]

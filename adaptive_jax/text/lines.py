@@ -27,7 +27,7 @@ OPENING, CLOSING = "([{“‘", ",.;:?!)]}”’"
 
 
 class Lines(NamedTuple):
-    """How the text of a run becomes tokens and becomes text again.
+    """Conversion of a run's text to tokens and back.
 
     Attributes:
         vocabulary: of the run.
@@ -51,7 +51,7 @@ class Lines(NamedTuple):
                 "this run was trained on ids, and none of them ends a document: to score or write"
                 " lines of ids train with --config.data.eos=ID"
             )
-        return cls(vocabulary, _splitter(data), _joiner(data))
+        return cls(vocabulary, tokeniser(data["tokeniser"], data["lower"]), _joiner(data))
 
     def words(self, text: str) -> list[str]:
         """The words of text, with an `<eos>` for each line feed.
@@ -146,13 +146,9 @@ class Lines(NamedTuple):
             yield spelling.decode(errors="replace")
 
 
-def _splitter(data) -> Split:
-    named, separate = tokeniser(data["tokeniser"], data["lower"]), CORPORA[data["corpus"]].separate
-    return (lambda line: named(separate(line))) if separate else named
-
-
 def _joiner(data) -> Join:
-    how = "moses" if data["tokeniser"] == "moses" else CORPORA[data["corpus"]].join
+    name = data["tokeniser"]
+    how = CORPORA[data["corpus"]].join if name == "none" else name
     return {
         "spaces": " ".join,
         "marks": _attached,
@@ -161,7 +157,7 @@ def _joiner(data) -> Join:
 
 
 def _attached(words):
-    """Undoes `separated`: punctuation marks stand next to the words that they belong to."""
+    """Undoes `separate_marks`: punctuation marks stand next to the words that they belong to."""
     text = " ".join(words)
     text = re.sub(rf" (?=[{re.escape(CLOSING)}])", "", text)
     return re.sub(rf"(?<=[{re.escape(OPENING)}]) ", "", text)

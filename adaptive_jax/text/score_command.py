@@ -3,12 +3,10 @@ word.
 
     python -m adaptive_jax score --workdir=runs/quickstart < text.txt
     python -m adaptive_jax score --workdir=runs/quickstart --words --bits text.txt > words.tsv
-    python -m adaptive_jax score --workdir=runs/quickstart --nbest --weight=0.5 lists.txt
 
 Reads files, also .gz, .xz, .bz2 and .zip, or standard input. docs/text.md says more.
 """
 
-import itertools
 import json
 import logging
 import math
@@ -21,7 +19,6 @@ from absl import flags
 
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.text import nbest
 from adaptive_jax.text.files import STDIN, TextFiles
 
 CHECKPOINT = commands.define_checkpoint()
@@ -51,24 +48,6 @@ CONTEXT = flags.DEFINE_integer(
 LINE_BUFFERED = flags.DEFINE_boolean(
     "line_buffered", False, "Score each line as it comes; so it is with text that is typed."
 )
-NBEST = flags.DEFINE_boolean(
-    "nbest", False, "The text is n-best lists, `id ||| text ||| score`: rescore them."
-)
-WEIGHT = flags.DEFINE_float(
-    "weight", None, "Of --nbest: weight of the model's log-probability, in nats."
-)
-WORD_BONUS = flags.DEFINE_float("word_bonus", 0.0, "Of --nbest: added for each word.")
-ONE_BEST = flags.DEFINE_boolean(
-    "one_best", False, "Of --nbest: print the best text of each list only."
-)
-REFERENCES = flags.DEFINE_string(
-    "references",
-    None,
-    "Of --nbest: a file of right texts; choose --weight and --word_bonus by them.",
-)
-METRIC = flags.DEFINE_enum(
-    "metric", "wer", ["wer", "bleu"], "Of --references: word error rate, or BLEU."
-)
 commands.define_workdir("Directory of a run that train.py made.", several_hosts=False)
 flags.adopt_module_key_flags(commands)  # --help shows them
 POSITIONAL = ["[FILE...]"]
@@ -76,8 +55,6 @@ POSITIONAL = ["[FILE...]"]
 NAMES = ("surprisal", "rank", "entropy", "frequency", "unseen")
 BIT = math.log(2)  # in nats
 OFTEN = 64  # lines after which the bar moves
-OF_LISTS = WEIGHT, WORD_BONUS, ONE_BEST, REFERENCES, METRIC  # flags for n-best lists only
-OF_TEXT = WORDS, COLUMNS, BITS, FORMAT  # flags that they do not take
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +66,7 @@ def main(*files: str) -> None:
         InputError: no run there, text that cannot be read, no text, settings that do not fit; and
             after everything has been printed, a score that is not finite.
     """
-    check_flags()
     workdir, _ = commands.workdir()
-    references = None if REFERENCES.value is None else list(TextFiles([REFERENCES.value]))
     source, follows = TextFiles(files), CONTEXT_FROM.value in ("none", "previous")
     if not (follows or CONTEXT_FROM.value == STDIN or exists(expanduser(CONTEXT_FROM.value))):
         choices = "none", "previous", "a file that exists"
@@ -112,43 +87,11 @@ def main(*files: str) -> None:
     if source.terminal:
         print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
 
-    def scored(texts):
-        return checked(shown(model.score(texts, **options), source))
-
-    if NBEST.value:
-        lines = rescored(source, scored, references)
-    elif columns:
-        lines = word_lines(scored(source), columns)
-    else:
-        lines = text_lines(scored(source))
+    scored = checked(shown(model.score(source, **options), source))
+    lines = word_lines(scored, columns) if columns else text_lines(scored)
     out = sys.stdout  # before the bar, which draws what is printed to sys.stdout on its terminal
     for line in lines:
         print(line, file=out, flush=options["eager"])
-
-
-def check_flags() -> None:
-    """Checks what needs no run. Raises InputError."""
-    for flag in OF_TEXT if NBEST.value else OF_LISTS:
-        if flag.present:
-            cure = "not for n-best lists: leave it out" if NBEST.value else "for n-best lists only"
-            raise InputError(f"--{flag.name} is {cure}")
-    for flag in WEIGHT, WORD_BONUS:
-        if flag.value is not None and not math.isfinite(flag.value):
-            raise InputError(f"--{flag.name}={flag.value} must be a finite number")
-    if METRIC.present and REFERENCES.value is None:
-        raise InputError("--metric compares texts with --references: pass these, too")
-    if REFERENCES.value is not None and (WEIGHT.present or WORD_BONUS.present or ONE_BEST.present):
-        raise InputError(
-            "--references chooses --weight and --word_bonus, and prints them only: leave --one_best"
-            " and these out"
-        )
-    if NBEST.value and CONTEXT_FROM.value == "previous":
-        raise InputError(
-            "--context_from=previous is not for --nbest, whose texts are alternatives: use a FILE,"
-            " or leave it out"
-        )
-    if NBEST.value and REFERENCES.value is None and WEIGHT.value is None:
-        raise InputError("--nbest needs --weight=W, or --references=FILE to choose it by")
 
 
 def columns_of(vocabulary) -> tuple[str, ...]:
@@ -265,39 +208,3 @@ def _json(values):
         if isinstance(value, float):
             values[name] = round(value, 6) if math.isfinite(value) else None
     return json.dumps(values, ensure_ascii=False)
-
-
-def rescored(source: TextFiles, scored, references: list[str] | None) -> Iterator[str]:
-    """The lines of n-best lists in their new order, or one line with the weights that fit them.
-
-    scored: from texts to their scored lines.
-    references: lines of the right texts; None: use the weights of the flags.
-    """
-    parsed, to_score = itertools.tee(
-        nbest.parse(line, number) for number, line in enumerate(source, start=1) if line.strip()
-    )
-    results = scored(hypothesis.text for hypothesis in to_score)
-    groups = nbest.lists(
-        hypothesis._replace(log_prob=result.log_prob)
-        for result, hypothesis in zip(results, parsed, strict=True)
-    )
-    if references is not None:
-        yield fitted(list(groups), references)
-        return
-    for group in groups:
-        ranked = nbest.rescored(group, WEIGHT.value, WORD_BONUS.value)
-        if ONE_BEST.value:
-            yield ranked[0][1].text
-        else:
-            yield from itertools.starmap(nbest.written, ranked)
-
-
-def fitted(groups: list, references: list[str]) -> str:
-    """The flags that fit n-best lists best."""
-    found = nbest.fit(groups, references, METRIC.value)
-    best, before = (
-        100 * (value if METRIC.value == "wer" else 1 - value)
-        for value in (found.value, found.before)
-    )
-    chosen = f"--weight={found.weight:.6g} --word_bonus={found.word_bonus:.6g}"
-    return f"{chosen}: {METRIC.value} {best:.2f} instead of {before:.2f} on {len(groups):,} lists"

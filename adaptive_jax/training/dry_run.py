@@ -1,6 +1,4 @@
-"""What is checked before a run, and the dry run, which ends after it: it prints the plan and
-writes it down.
-"""
+"""Checks before a run, and the dry run, which ends after them: it prints the plan and writes it."""
 
 import logging
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from adaptive_jax.model.language_model import LanguageModel, build, variable_sha
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts
+from adaptive_jax.planning import coverage
 from adaptive_jax.planning.plan import (
     check_memory,
     describe,
@@ -46,16 +45,18 @@ TARGET = "memory       of a whole update: --target=h100 asks the compiler, see d
 
 
 def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
-    """Prints the plan of `config` for its published vocabulary, without its corpus; a new workdir
-    gets it as plan.json.
+    """Prints the plan of `config` for its published vocabulary, and coverage and cutoffs where its
+    corpus is prepared; a new workdir gets the plan as plan.json.
 
     target: devices to compile the update for, see `adaptive_jax.planning.targets`; the plan is then
     for them.
     """
-    _, config = checked(config, workdir, jax.device_count() if target is None else None)
+    whole, config = checked(config, workdir, jax.device_count() if target is None else None)
     words, place = config["data"]["vocabulary_size"], config["data"]["path"]
     if place and not home_of(place, "data.path").exists():
         hosts.log0(f"text         data.path={place} does not exist here: training needs it")
+    if lines := coverage.describe(config, by_frequency=not whole["output"]["clusters"]):
+        hosts.log0(lines)
     if not words and target is None:
         return hosts.log0(UNKNOWN)
     if target is not None:

@@ -1,4 +1,4 @@
-"""What a config with `own_text` takes from its text: splits of a single file, vocabulary, cutoffs.
+"""Settings of a config with `own_text` that its text gives: splits, vocabulary, cutoffs.
 configs/own_text.py has such configs.
 """
 
@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptive_jax.config import rows
+from adaptive_jax.config import cache, rows
 from adaptive_jax.config.keys import at
-from adaptive_jax.data.corpora.cached import cache_of, home_of
+from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import count_words, load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.corpora.text import NAMES
@@ -17,13 +17,15 @@ from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import hosts
-from adaptive_jax.planning.cutoffs import paper_cutoffs
+from adaptive_jax.planning.coverage import workload
+from adaptive_jax.planning.cutoffs import propose
 from adaptive_jax.workdir.settings import read_config
 
 # The keys that the text decides, where they have these values.
 OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0, "input.cutoffs": ()}
 MOST_UNKNOWN = 0.05  # of the words of the validation text; beyond, sub-words
 FULL_SOFTMAX = 4_000  # words and fewer need no bands
+BANDS = 3  # of more words (Baevski & Auli 2019)
 MERGES = 4  # for the square root of a text's bytes: 400 for 10 kB, 4,000 for 1 MB
 LEAST_MERGES, MOST_MERGES = 200, 32_000  # the most: Baevski & Auli 2019
 
@@ -58,20 +60,23 @@ def with_text(config: dict, workdir: Path) -> dict:
             data |= chosen
             lines.append(f"words        {line}")
     try:
-        size = len(load(data).vocabulary)
+        vocabulary = load(data).vocabulary
     except TooManyCodes as error:
         if not error.able:
             raise
         data["codes"] = error.able
         lines.append(f"merges       only {error.able}: they make every word of this text one unit")
-        size = len(load(data).vocabulary)
+        vocabulary = load(data).vocabulary
+    size = len(vocabulary)
     data["vocabulary_size"] = data["vocabulary_size"] or size
     if "input.cutoffs" in _open_keys(config):
-        cuts = (paper_cutoffs("", size) if size > FULL_SOFTMAX else None) or ()
-        config["input"]["cutoffs"] = cuts
         bands = "none: a full softmax over so few words is cheap"
-        if cuts:
-            bands = f"cutoffs {', '.join(f'{cut:,}' for cut in cuts)}, in the paper's proportions"
+        if size > FULL_SOFTMAX:
+            cutoffs, _ = propose(vocabulary.counts, BANDS, workload(config))
+            config["input"]["cutoffs"] = cutoffs
+            bands = (
+                f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {BANDS} bands"
+            )
         lines.append(f"bands        {bands}")
     hosts.log0("\n".join(lines))
     return config
@@ -131,7 +136,7 @@ def _split(data: dict) -> list[str]:
     if file is None:
         _check_place(home_of(data["path"], "data.path"))
         return []
-    directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
+    directory, (train, validation, test) = split_lines(file, cache.directory())
     data["path"] = str(directory)
     return [
         f"text         {file} is split: its first {train:,} lines train, the next {validation:,}"

@@ -28,7 +28,7 @@ MOST_HEADER = 100 << 20  # bytes that the names and shapes of a file of safetens
 
 
 class Parameters(NamedTuple):
-    """What `read_parameters` reads.
+    """Result of `read_parameters`.
 
     step: updates that made the parameters; values: the parameters; identity: see `identity_of`.
     """

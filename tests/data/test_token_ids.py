@@ -4,7 +4,6 @@ keeps of it, and one line for each way to be wrong.
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,10 +46,9 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture
-def data(directory, tmp_path):
+def data(directory):
     """The group `data` of these files."""
-    place = {"path": str(directory), "cache": str(tmp_path / "cache")}
-    return {"corpus": "ids", "vocabulary_size": SIZE, "eos": EOS, **place}
+    return {"corpus": "ids", "vocabulary_size": SIZE, "eos": EOS, "path": str(directory)}
 
 
 def test_order_by_frequency_and_back():
@@ -74,7 +72,7 @@ def test_order_by_frequency_and_back():
         frequency_order([0.3, 0.7])  # every share was 0
 
 
-def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path):
+def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path, own_cache):
     """Every token comes back, whatever wrote it: flat files, .npy of any integers, the header of
     llm.c. Nothing but counts is written, or a corpus of a terabyte would be copied.
     """
@@ -89,7 +87,7 @@ def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path):
         assert np.array_equal(vocabulary.ids[np.asarray(found)], ids_of(name))
         assert np.array_equal(found[np.array([[0, 5], [9, 7]])], found[:][[[0, 5], [9, 7]]])
     assert corpus.unseen["train"] == 0 and corpus.unseen["test"] == 4 / TOKENS["test"]
-    assert sum(file.stat().st_size for file in Path(data["cache"]).rglob("*")) < 20_000
+    assert sum(file.stat().st_size for file in own_cache.rglob("*")) < 20_000
     header = np.zeros(256, "<i4")
     header[:3] = 20240801, 7, TOKENS["train"]
     for number, write in enumerate(

@@ -137,7 +137,7 @@ def test_words_of_units(tmp_path, caplog):
         nll,
         units,
         {"corpus": "text_files", "path": str(tmp_path / "none")},
-        {"corpus": "text_files", "path": str(tmp_path), "cache": str(tmp_path / "cache")},
+        {"corpus": "text_files", "path": str(tmp_path)},
     )
     assert f"training text of data_path={tmp_path}: the run's own is not here" in caplog.text
     ends = np.cumsum(lengths)

@@ -339,7 +339,7 @@ def test_a_local_copy_of_the_corpus(ask, trained_copy, text, tmp_path):
     assert kept == json.loads(json.dumps(own)) != json.loads(json.dumps(result))
     assert result["settings"]["data_path"] == str(tmp_path)
     vocabulary = Vocabulary.read(trained_copy / "vocabulary.txt")
-    data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path / "cache")}
+    data = {"corpus": "text_files", "path": str(text)}
     ids = load(data).vocabulary.encode("the t0w0")
     assert result["words"] == 3
     assert result["unigram_perplexity"] == pytest.approx(

@@ -19,6 +19,7 @@ from flax import traverse_util
 
 import adaptive_jax
 from adaptive_jax.config.keys import resolve
+from adaptive_jax.data.corpora.tokenise import MARKS
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -273,6 +274,13 @@ def test_examples_score_lines(exported):
     assert [line for _, line in shown] == text.splitlines()
     expected = [line.log_prob for line in adaptive_jax.load(exported).score(text.splitlines())]
     np.testing.assert_allclose([float(nats) for nats, _ in shown], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "stablehlo"])
+def test_examples_separate_marks_as_this_package(name):
+    """Raw text has the words that a model like the quickstart's was trained on."""
+    if name != "torch" or importlib.util.find_spec("torch"):
+        assert example(f"{name}_scorer").MARKS == MARKS
 
 
 def test_examples_stand_alone():

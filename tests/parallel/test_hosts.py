@@ -259,14 +259,19 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     host stops both after the same step, which is
     saved before anything is scored.
     """
-    workdir, own = tmp_path / "run", STEPS | {"data.cache": str(tmp_path / "cache")}
+    workdir, cache = tmp_path / "run", tmp_path / "cache"
     (out, err), (silence, other_err), statuses = ended(
-        start_hosts("-c", ON_HOSTS % TRAIN_AND_FAIL, *flags(workdir, **own, steps=3))
+        start_hosts(
+            "-c",
+            ON_HOSTS % TRAIN_AND_FAIL,
+            *flags(workdir, **STEPS, steps=3),
+            f"--cache_dir={cache}",
+        )
     )
     assert statuses == [2, 2], err + other_err
     assert re.search(r"error: .*none holds no run", err) and err.count("error: ") == 1
     assert "step 3/3  validation" in out and silent(silence + other_err)
-    assert not [path for path in (tmp_path / "cache").rglob(".*") if path.suffix != ".lock"]
+    assert not [path for path in cache.rglob(".*") if path.suffix != ".lock"]
     train(config(**STEPS, steps=6), workdir)
     one = evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
     cached = evaluate(workdir, Request(checkpoint="latest", method="cache"))
@@ -280,7 +285,8 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     processes = start_hosts(
         "-c",
         ON_HOSTS % EVALUATE_AND_TRAIN,
-        *flags(workdir, **own, steps=100_000, fsdp=4, shard_words=True),
+        *flags(workdir, **STEPS, steps=100_000, fsdp=4, shard_words=True),
+        f"--cache_dir={cache}",
         devices=2,
     )
     until(processes, workdir / "metrics.jsonl", 10)

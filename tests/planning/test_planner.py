@@ -1,24 +1,23 @@
-"""The work of bands and its minimum, against brute force; what a vocabulary keeps of a text;
-and the report of both.
+"""The work of bands and its minimum, against brute force; what a vocabulary keeps of a text, and
+the lines of a dry run about both.
 """
 
+import collections
 import itertools
 import re
-import types
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.config.keys import resolve
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.losses import plans
-from adaptive_jax.outputs.softmax import Softmax
-from adaptive_jax.outputs.tables import OwnTable
+from adaptive_jax.planning import coverage
 from adaptive_jax.planning import cutoffs as planner
-from adaptive_jax.planning import report
 from adaptive_jax.planning.cutoffs import Workload, cost, propose
+from adaptive_jax.training.dry_run import dry_run
 
 PAPER = (20_000, 60_000)
 COUNTS = {
@@ -93,17 +92,14 @@ def test_against_brute_force(bands, least_rows):
 
 @pytest.mark.parametrize("factor", [1, 2])
 def test_a_grid_is_nearly_as_good_as_every_position(monkeypatch, factor):
-    """A vocabulary too long for every position: at most 1% above the minimum, and never above
-    the cost of `also`.
-    """
+    """A vocabulary too long for every position: at most 1% above the minimum."""
     counts, workload = zipf(2_000), Workload(features=64, factor=factor, tokens=512)
-    sparse = [propose(counts, bands, workload)[1] for bands in (2, 3, 4)]
+    sparse = [propose(counts, bands, workload, 1)[1] for bands in (2, 3, 4)]
     monkeypatch.setattr(planner, "ALL_POSITIONS", 2_000)
-    best, exact = zip(*(propose(counts, bands, workload) for bands in (2, 3, 4)), strict=True)
+    exact = [propose(counts, bands, workload, 1)[1] for bands in (2, 3, 4)]
     assert all(least <= near <= 1.01 * least for least, near in zip(exact, sparse, strict=True))
     assert sparse[0] > exact[0]  # else the grid was not used
     monkeypatch.undo()
-    assert propose(counts, 2, workload, also=best[0])[1] == exact[0]
     # Where nothing but bands of one size will do, they are found.
     assert propose(zipf(3 * 1_999), 3, workload, 1_999)[0] == (1_999, 2 * 1_999)
 
@@ -117,7 +113,7 @@ def test_wikitext103():
     paper, full = cost(counts, PAPER, workload), cost(counts, (), workload)
     assert full == pytest.approx(6 * 267_735 * 1024)
     assert 0.05 < paper / full < 0.1
-    costs = [propose(counts, bands, workload, also=PAPER)[1] for bands in (1, 2, 3, 4, 5)]
+    costs = [propose(counts, bands, workload, 1)[1] for bands in (1, 2, 3, 4, 5)]
     assert costs[0] == full
     assert costs == sorted(costs, reverse=True)
     assert costs[2] < paper / 2
@@ -125,45 +121,14 @@ def test_wikitext103():
     assert best[0] == 20_000
     assert 0.99 * paper < flops < 1.01 * paper
     assert planner.smallest_band(267_735) == 10_000
-    best, flops = propose(counts, 3, workload, smallest=10_000)
+    best, flops = propose(counts, 3, workload)
     assert best[0] == 10_000
     assert flops < cost(counts, (10_000, 70_000), workload) < 0.65 * paper
-
-
-@pytest.mark.parametrize(
-    "cutoffs, features, width", [((), 16, 0), ((), 16, 8), ((10, 30), 16, 0), ((10, 30), 24, 16)]
-)
-def test_parameters_are_those_of_the_layer(cutoffs, features, width):
-    """Counted from shapes of the softmax itself."""
-    softmax = Softmax(OwnTable(50, features, cutoffs, factor=4, width=width))
-    shapes = jax.eval_shape(
-        lambda: softmax.init(
-            jax.random.key(0), jnp.ones((2, features)), jnp.zeros(2, jnp.int32), method="nll"
-        )
-    )
-    real = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    assert planner.parameters(50, cutoffs, Workload(features, factor=4, width=width)) == real
 
 
 def test_the_least_rows_are_the_chunk_of_a_tail():
     """The planner does not import it, so it has a copy."""
     assert planner.LEAST_ROWS == plans.TAIL_CHUNK == Workload().least_rows
-
-
-@pytest.mark.parametrize(
-    "corpus, words, cutoffs",
-    [
-        ("wikitext103", 267_735, PAPER),
-        ("billion_word", 793_471, (60_000, 160_000)),
-        ("text_files", 267_735, PAPER),
-        ("wikitext103", 60_000, (4_482, 13_446)),
-        ("text_files", 7, (1, 2)),
-        ("text_files", 6, None),
-    ],
-)
-def test_the_papers_cutoffs(corpus, words, cutoffs):
-    """Those of Section 4.2 where they fit, else in proportion, else none."""
-    assert planner.paper_cutoffs(corpus, words) == cutoffs
 
 
 @pytest.mark.parametrize(
@@ -173,7 +138,7 @@ def test_the_papers_cutoffs(corpus, words, cutoffs):
         (lambda: propose([3, 2, 1], 2, Workload(), 2), "smallest=2 .*3 words .*bands=1"),
         (lambda: propose([3, 2, 1], 2, Workload(), 4), "smallest=4 .*3 words .*most smallest=3"),
         (lambda: propose([3, 2, 1], 0, Workload()), "bands=0"),
-        (lambda: propose([3, 2, 1], 2, Workload(), smallest=0), "smallest=0"),
+        (lambda: propose([3, 2, 1], 2, Workload(), smallest=-1), "smallest=-1"),
         (lambda: propose([3, 2, 1], 3, Workload(features=8)), "3 bands of factor 4.* 8"),
         (lambda: cost([3, 2, 1], (3,), Workload()), "cutoff 3 .*vocabulary size 3"),
         (lambda: cost([3, 2, 1], (), Workload(tokens=0)), "tokens=0"),
@@ -197,106 +162,80 @@ OTHER = ["a z d", "b <unk> f f", "zz"]
 
 
 @pytest.mark.parametrize("lines", [TRAIN, [*TRAIN, "a <unk> <unk>"]], ids=["open", "with <unk>"])
-def test_a_cut_is_what_the_vocabulary_would_be(tmp_path, lines):
-    """Size, coverage and lost tokens as counted word by word on the vocabulary that is really
-    built.
-    """
-    for name, content in ("train", lines), ("valid", OTHER):
-        (tmp_path / f"{name}.txt").write_text("\n".join(content) + "\n")
-    data = {"corpus": "text_files", "path": str(tmp_path), "cache": str(tmp_path / "cache")}
-    splits, words = report.count(data)
-    assert list(splits) == ["train", "validation"]  # there is no test split
-    counts = {}
-    for word in " <eos> ".join([*lines, ""]).split():
-        counts[word] = counts.get(word, 0) + 1
+def test_a_folded_vocabulary_is_the_one_that_is_built(lines):
+    """Counts, and lost tokens as counted word by word on the vocabulary that is really built."""
 
-    def lost(content, known):
-        tokens = " <eos> ".join([*content, ""]).split()
-        return sum(word not in known for word in tokens) / len(tokens)
+    def tokens(content):
+        return " <eos> ".join([*content, ""]).split()
 
+    words = Vocabulary.build({"<unk>": 0} | collections.Counter(tokens(lines)))
+    splits = {
+        split: np.bincount([words.index[word] for word in tokens(content)], minlength=len(words))
+        for split, content in (("train", lines), ("validation", OTHER))
+    }
     for threshold, limit in (1, 0), (2, 0), (3, 0), (99, 0), (1, 3), (1, 5), (1, 7), (1, 8), (2, 4):
-        built = Vocabulary.build(counts, threshold, limit)
+        built = Vocabulary.build(collections.Counter(tokens(lines)), threshold, limit)
         known = set(built.words) - {"<unk>"}
-        found = report.cut(splits, words, threshold, limit)
-        assert found.size == len(built)
-        assert found.unknown["train"] == pytest.approx(lost(lines, known))
-        assert found.unknown["validation"] == pytest.approx(lost(OTHER, known))
-        assert lost(OTHER, known) >= 3 / 11
+        folded = coverage.fold(words, splits, threshold, limit)
+        assert folded.counts.tolist() == built.counts.tolist()
+        for split, content in ("train", lines), ("validation", OTHER):
+            lost = [word not in known for word in tokens(content)]
+            assert folded.unknown[split] == pytest.approx(np.mean(lost))
+        assert folded.unknown["validation"] >= 3 / 11
 
 
 @pytest.fixture
-def reported(text, tmp_path, capsys):
-    """`reported(bands=2)`: what the command prints about the small corpus with these flags, and
-    the corpus's settings.
+def dry_run_lines(text, config, tmp_path, capsys, own_cache):
+    """`dry_run_lines(**changes)`: words and cutoffs that a dry run of the small model prints."""
+
+    def dry_run_lines(prepare=True, **changes):
+        changes = {"data.path": str(text)} | changes
+        small = resolve(config(**changes))
+        if prepare:
+            load(small["data"])
+        dry_run(small, tmp_path / "run")
+        head, *_ = capsys.readouterr().out.partition("parameters")
+        return head.splitlines()
+
+    return dry_run_lines
+
+
+def test_a_dry_run_covers_a_prepared_corpus(dry_run_lines, text):
+    """The vocabulary of the config and others, as counted word by word; the work of its cutoffs and
+    of the cheapest ones. Nothing where the corpus is not prepared: a dry run reads no text.
     """
-
-    def reported(corpus="text_files", **flags):
-        given = {"path": str(text), "cache": str(tmp_path), "tokeniser": "none", "lower": False}
-        given |= {"threshold": 1, "limit": 0}
-        given |= {"width": 64, "factor": 4, "bands": 0, "smallest": 0}
-        report.print_report(corpus, types.SimpleNamespace(**given | flags))
-        return capsys.readouterr().out
-
-    return reported
-
-
-def columns(line):
-    return re.split(r"  +", line.strip("* \n"))
-
-
-def line_of(out, name):
-    [line] = [line for line in out.splitlines() if line.strip("* ").startswith(name + "  ")]
-    return line
-
-
-def test_the_report(reported, text, tmp_path):
-    """Both tables for a corpus whose numbers are known."""
-    out = reported()
-    data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path)}
-    splits, words = report.count(data)
-    first = columns(line_of(out, "threshold 1"))
-    assert first == ["threshold 1", "122", "0.00%", "0.00%", "0.00%"]
-    assert line_of(out, "threshold 1").startswith("* ")
-    size, unknown = report.cut(splits, words, 20)
-    shares = [f"{share:.2%}" for share in unknown.values()]
-    assert columns(line_of(out, "threshold 20"))[1:] == [str(size), *shares]
-
-    counts, workload = words.counts[:-1], Workload(features=64)
-    assert words.words[-1] == "<unk>"
-    cutoffs = {"full softmax": (), "as paper's": (9, 27)}
-    for bands in 2, 3, 4:
-        cutoffs[f"{bands} bands"], _ = propose(counts, bands, workload, smallest=5)
-    flops = {name: cost(counts, cuts, workload) for name, cuts in cutoffs.items()}
-    for name, cuts in cutoffs.items():
-        line = columns(line_of(out, name))
-        ends = itertools.pairwise((0, *cuts, len(counts)))
-        shares = [f"{counts[a:b].sum() / counts.sum():.1%}" for a, b in ends]
-        assert line[1:3] == [" ".join(map(str, cuts)) or "-", " ".join(shares)]
-        of_full = flops[name] / flops["full softmax"]
-        assert line[3:5] == [f"{flops[name] / 1e6:.2f}", f"{of_full:.1%}"]
-    assert "5 bands" not in out  # of width 64, no width is left for them
-    least = min(flops, key=flops.get)
-    assert [name for name in flops if line_of(out, name).startswith("* ")] == [least]
-    assert "--smallest=5 words" in out  # 3.7% of 122
+    assert dry_run_lines(prepare=False) == []
+    with pytest.raises(InputError, match="cutoff 60 .* vocabulary size 52"):
+        dry_run_lines(**{"data.threshold": 20})
+    lines = dry_run_lines(**{"data.threshold": 20, "input.cutoffs": (10, 20)})
+    texts = {name: (text / f"{name}.txt").read_text() for name in ("train", "valid", "test")}
+    tokens = {name: content.replace("\n", " <eos> ").split() for name, content in texts.items()}
+    counts = collections.Counter(tokens["train"])
+    kept = {word for word, n in counts.items() if n >= 20}
+    lost = [np.mean([word not in kept for word in words]) for words in tokens.values()]
+    assert lines[0].startswith(f"words        of the config, threshold 20: {len(kept) + 1} words; ")
+    assert re.findall(r"[\d.]+%", lines[0]) == [f"{share:.2%}" for share in lost]
+    assert lines[1].startswith(f"{'':13}threshold 1: {len(counts)} words; 0.00% of train, ")
+    lines = [line[13:] for line in dry_run_lines()]
+    counts = np.array(sorted(counts.values(), reverse=True))
+    first = [line.startswith("of the config: ") for line in lines].index(True)
+    load = Workload(features=32)
+    for line, n in zip(lines[first + 1 :], (2, 3), strict=True):
+        cutoffs, flops = propose(counts, n, load)
+        ends = itertools.pairwise((0, *cutoffs, len(counts)))
+        shares = " ".join(f"{counts[a:b].sum() / counts.sum():.1%}" for a, b in ends)
+        work = flops / cost(counts, (), load)
+        assert line == (
+            f"cheapest of {n} bands: {', '.join(map(str, cutoffs))}; tokens {shares};"
+            f" {work:.1%} of the full softmax's work"
+        )
 
 
-def test_the_report_of_a_smaller_vocabulary(reported):
-    """--threshold and --limit make the vocabulary that is planned, --bands and --smallest the
-    plan.
-    """
-    out = reported(threshold=2, limit=40, bands=2, smallest=15)
-    assert columns(line_of(out, "threshold 2 limit 40"))[1] == "40"
-    assert "softmax of 40 words" in out
-    assert "3 bands" not in out
-    assert 15 <= int(columns(line_of(out, "2 bands"))[1]) <= 25
-
-
-def test_the_command(quick_command, text, tmp_path):
-    """It prints the report, and says what the other splits cannot encode."""
-    (tmp_path / "train.txt").write_text((text / "train.txt").read_text())
-    (tmp_path / "test.txt").write_text("the zebra the\n")
-    places = f"--path={tmp_path}", f"--cache={tmp_path / 'cache'}"
-    done = quick_command("-m", "adaptive_jax", "plan", "text_files", *places, "--width=64")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert columns(line_of(done.stdout, "threshold 1")) == ["threshold 1", "122", "0.00%", "25.00%"]
-    assert "no <unk>" in done.stdout
+def test_what_a_dry_run_leaves_out(dry_run_lines, config, text):
+    """Coverage of sub-words, which spell every word, and cutoffs where bands are clusters."""
+    assert dry_run_lines(**{"data.codes": 30}) == []
+    dry_run_lines()
+    lines = coverage.describe(
+        resolve(config(**{"data.path": str(text)})), by_frequency=False
+    ).splitlines()
+    assert lines[0].startswith("words") and not any("cheapest" in line for line in lines)

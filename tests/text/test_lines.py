@@ -1,5 +1,7 @@
 """Raw text becomes the tokens that the run's corpus has, and tokens become text again."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -47,7 +49,7 @@ def test_a_line_feed_is_an_eos():
 
 
 @pytest.mark.parametrize(
-    "tokeniser, lower", [("none", False), ("none", True), ("moses", False), ("moses", True)]
+    "tokeniser, lower", itertools.product(["none", "marks", "moses"], [False, True])
 )
 def test_lines_give_the_ids_that_the_corpus_has(tmp_path, tokeniser, lower):
     """Scored as text, a line is what training read."""
@@ -57,7 +59,6 @@ def test_lines_give_the_ids_that_the_corpus_has(tmp_path, tokeniser, lower):
     data = {
         "corpus": "text_files",
         "path": str(tmp_path),
-        "cache": str(tmp_path),
         "tokeniser": tokeniser,
         "lower": lower,
     }
@@ -69,13 +70,13 @@ def test_lines_give_the_ids_that_the_corpus_has(tmp_path, tokeniser, lower):
 @given(st.lists(st.sampled_from([word for word in COUNTS if word != "’s"])))
 def test_words_of_the_quickstart_come_back(words):
     """Punctuation marks stand next to their words in text, and apart in the model."""
-    bible = Lines.of(TEXT | {"corpus": "embedded"}, Vocabulary.build(COUNTS))
+    bible = Lines.of(TEXT | {"tokeniser": "marks", "lower": True}, Vocabulary.build(COUNTS))
     ids = bible.tokens(words)[0]
     assert bible.encode(bible.decode(ids)).tolist() == ids.tolist()
 
 
 def test_text_is_put_together_as_it_was_taken_apart():
-    bible = Lines.of(TEXT | {"corpus": "embedded"}, PLAIN.vocabulary)
+    bible = Lines.of(TEXT | {"tokeniser": "marks", "lower": True}, PLAIN.vocabulary)
     assert bible.words("2. Noah’s Ark, (he) said.") == [
         "2",
         ".",

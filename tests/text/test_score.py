@@ -1,5 +1,5 @@
-"""python -m adaptive_jax score as a Unix user meets it: files and pipes, columns and JSON,
-n-best lists, one line for bad input.
+"""python -m adaptive_jax score as a Unix user meets it: files and pipes, columns and JSON, one
+line for bad input.
 """
 
 import bz2
@@ -187,48 +187,12 @@ def test_perplexity_is_that_of_an_evaluation(model, trained, text, tmp_path):
         )
 
 
-def test_nbest_lists(score, model, tmp_path):
-    """Rescored, the best alone, and with weights chosen by references."""
-    text = (
-        "7 ||| the t1w1 the t5w2 ||| -1\n7 ||| the t1w1 the t1w2 ||| x=1 ||| -2\n8 ||| the ||| -1\n"
-    )
-    found = [
-        line.log_prob for line in model.score(["the t1w1 the t5w2", "the t1w1 the t1w2", "the"])
-    ]
-    assert found[1] > found[0]
-    done = score("--nbest", "--weight=2", "--word_bonus=0.5", given=text)
-    totals = [-1 + 2 * found[0] + 2, -2 + 2 * found[1] + 2, -1 + 2 * found[2] + 0.5]
-    rows = [line.split(" ||| ") for line in done.stdout.splitlines()]
-    assert [row[:-1] for row in rows] == [
-        ["7", "the t1w1 the t1w2", "x=1"],
-        ["7", "the t1w1 the t5w2"],
-        ["8", "the"],
-    ]
-    np.testing.assert_allclose(
-        [float(row[-1]) for row in rows], [totals[1], totals[0], totals[2]], rtol=1e-5
-    )
-    (tmp_path / "references.txt").write_text("the t1w1 the t1w2\nthe\n")
-    done = score("--nbest", f"--references={tmp_path / 'references.txt'}", given=text)
-    chosen = re.fullmatch(
-        r"(--weight=\S+) (--word_bonus=\S+): wer 0.00 instead of 20.00 on 2 lists\n", done.stdout
-    )
-    best = score("--nbest", "--one_best", *chosen.groups(), given=text)
-    assert best.stdout == "the t1w1 the t1w2\nthe\n"
-
-
 WRONG = [
     ([], "", "there is no text to score"),
     ([], "the unheard\n", "'unheard' is not one of the 122 words"),
     (["/nowhere.txt"], "", "cannot read /nowhere.txt: No such file"),
     (["--window=8", "--context=8"], "the\n", "window=8 must be greater than context=8"),
     (["--columns=surprise"], "the\n", 'Did you mean "surprisal"?'),
-    (["--metric=wer"], "the\n", "--metric is for n-best lists only"),
-    (["--nbest", "--weight=1", "--words"], "the\n", "--words is not for n-best lists: leave"),
-    (["--nbest", "--weight=nan"], "the\n", "--weight=nan must be a finite number"),
-    (["--nbest"], "the\n", "--nbest needs --weight"),
-    (["--nbest", "--weight=1", "--metric=bleu"], "the\n", "--metric compares texts with --ref"),
-    (["--nbest", "--weight=1", "--references=x"], "the\n", "--references chooses --weight"),
-    (["--nbest", "--weight=1"], "the\n", "line 1 of the n-best list"),
     (["--context_from=previos"], "the\n", 'a file that exists. Did you mean "previous"?'),
 ]
 

@@ -9,10 +9,12 @@ import pytest
 
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.config.rows import put
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.planning.cutoffs import Workload, propose
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
@@ -143,15 +145,15 @@ def request(**changes):
     return config
 
 
-def test_own_text_in_one_line(text, tmp_path, capsys):
+def test_own_text_in_one_line(text, tmp_path, capsys, own_cache):
     """A dry run says what would be chosen; the run trains with that, resumes with it, refuses
     another, and is evaluated.
     """
-    book, workdir, cache = tmp_path / "book", tmp_path / "run", str(tmp_path / "cache")
+    book, workdir = tmp_path / "book", tmp_path / "run"
     book.mkdir()
     splits = [(text / f"{name}.txt").read_bytes() for name in ("train", "valid", "test")]
     (book / "book.txt").write_bytes(b"".join(splits))
-    asked = {"data.path": str(book), "data.cache": cache, "body.layers": 1, "log_every": 1}
+    asked = {"data.path": str(book), "body.layers": 1, "log_every": 1}
     asked |= {"tokens_per_update": 512, "schedule.warmup_steps": 1}
     dry_run(request(**asked), workdir)
     said = capsys.readouterr().out
@@ -166,7 +168,7 @@ def test_own_text_in_one_line(text, tmp_path, capsys):
     assert config["data"]["codes"] > 0 or config["data"]["threshold"] > 1
     capsys.readouterr()
 
-    shutil.rmtree(cache)  # what was prepared, the copies of the split among it, may be deleted
+    shutil.rmtree(own_cache)  # what was prepared, the copies of the split among it, may be deleted
     train(request(**asked, steps=5), workdir)
     out = capsys.readouterr().out
     assert "after 3 of 5 updates" in out and "\nbands  " not in out  # nothing is chosen again
@@ -180,16 +182,26 @@ def test_own_text_in_one_line(text, tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
-def test_wrong_settings_are_told_before_the_text_is_prepared(in_process, tmp_path):
+def test_cutoffs_are_the_cheapest(text, tmp_path, monkeypatch):
+    """Of the vocabulary that the text has, for the width of the model."""
+    monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
+    for width in 192, 1_024:
+        changes = {"data.path": str(text), "body.features": width}
+        config = with_text(request(**changes), tmp_path / "run")
+        counts = load(config["data"]).vocabulary.counts
+        cutoffs, _ = propose(counts, 3, Workload(width))
+        assert len(counts) > 100 and config["input"]["cutoffs"] == cutoffs
+
+
+def test_wrong_settings_are_told_before_the_text_is_prepared(in_process, tmp_path, own_cache):
     """A long text takes minutes, and gigabytes of the cache."""
     (tmp_path / "mine.txt").write_text("a b c\n" * 400)
     done = in_process(
         "train.py",
         "--config=configs/own_text.py:small",
         f"--config.data.path={tmp_path / 'mine.txt'}",
-        f"--config.data.cache={tmp_path / 'cache'}",
         "--config.optimizer.learning_rate=-1",
         f"--workdir={tmp_path / 'run'}",
     )
     assert done.returncode == 2 and "learning_rate=-1.0 must be above 0" in done.stderr
-    assert not (tmp_path / "cache" / "split").exists()
+    assert not (own_cache / "split").exists()

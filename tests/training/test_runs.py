@@ -188,7 +188,6 @@ def test_training_on_words_needs_few_packages(config, tmp_path):
     other programs need cannot be imported: a GPU machine may not have it.
     """
     settings = config(steps=1, **{"metrics.tensorboard": False})
-    settings["data"]["cache"] = str(tmp_path / "cache")
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, json.dumps(settings), str(tmp_path / "run")],
         cwd=ROOT,
@@ -213,7 +212,7 @@ def test_penn_treebank_is_learned(tmp_path):
     settings.update_from_flattened_dict(
         {"steps": 300, "log_every": 50, "evaluate_every": 100, "checkpoint_every": 300}
         | {"tokens_per_update": 2048, "tokens_per_device": 2048, "output.tail_dropout": 0.0}
-        | {"data.path": str(PTB), "data.cache": str(tmp_path / "cache")}
+        | {"data.path": str(PTB)}
         | {"batches.sequence_length": 64}
         | {f"optimizer.{key}": value for key, value in rates.items()}
         | {f"schedule.{key}": value for key, value in cycle.items()}

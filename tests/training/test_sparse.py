@@ -43,7 +43,7 @@ MODELS = {
         CNN
         | TABLE
         | {"output.table.name": "composed", "output.table.correction": 2}
-        | {f"output.table.{key}": value for key, value in LETTERS.items()}
+        | {f"output.table.cnn.{key}": value for key, value in LETTERS.items()}
     ),
     "tied": (
         CNN

@@ -29,14 +29,13 @@ RUN |= {"body.attention_dropout": 0.1, "body.activation_dropout": 0.1}
 
 
 @pytest.mark.first
-def test_a_run_killed_again_and_again(quick_command, flags, tmp_path):
+def test_a_run_killed_again_and_again(quick_command, flags, tmp_path, own_cache):
     """Killed once at any time and once while updates are made, and the cache is deleted; continued
     on four devices, losses are within 1e-5.
 
     With dropout, accumulation and packed rows; tests/training/test_optim_runs.py kills runs with
     averages and a rate that goes by losses, tests/training/test_resuming.py stops those on streams.
     """
-    changes = RUN | {"data.cache": str(tmp_path / "cache")}
     whole, killed, moved = (tmp_path / name for name in ("whole", "killed", "moved"))
     bits = random.Random(0)
     for number in range(KILLS):
@@ -49,19 +48,18 @@ def test_a_run_killed_again_and_again(quick_command, flags, tmp_path):
                 time.sleep(0.005)
             time.sleep(bits.uniform(0, 0.3 if number else 3))
 
-        done = quick_command("train.py", *flags(killed, **changes), until=until)
+        line = *flags(killed, **RUN), f"--cache_dir={own_cache}"
+        done = quick_command("train.py", *line, until=until)
         assert done.returncode == -signal.SIGKILL, done.stderr
         if number == 0:
-            shutil.rmtree(tmp_path / "cache", ignore_errors=True)  # it may not be there yet
+            shutil.rmtree(own_cache, ignore_errors=True)  # it may not be there yet
     step = max(saved(killed))
     shutil.copytree(killed, moved)
     # Rounding errors grow from update to update, so only the next ones are compared.
     next_ones = step + 20
     last = 20 * (step // 20 + 2)
     for workdir, devices, steps in (whole, 1, last), (killed, 1, last), (moved, 4, next_ones):
-        done = quick_command(
-            "train.py", *flags(workdir, **changes | {"steps": steps}), devices=devices
-        )
+        done = quick_command("train.py", *flags(workdir, **RUN | {"steps": steps}), devices=devices)
         assert done.returncode == 0, done.stderr
 
     assert metrics(killed, speeds=False) == metrics(whole, speeds=False)

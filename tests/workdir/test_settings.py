@@ -7,7 +7,27 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.corpus import Corpus, LazyIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus
+from adaptive_jax.workdir.settings import (
+    ENDS,
+    begin,
+    check_same_corpus,
+    read_config,
+    to_json,
+    write_json,
+)
+
+
+def test_a_run_of_an_earlier_version_opens(tmp_path):
+    """Keys of a composed table's CNN stood among those of the table, and the config named a cache.
+    Without their renaming the run would be refused, and with that cache programs of the one who
+    made the run would be loaded.
+    """
+    config = complete({"output.table.name": "composed", "output.table.cnn.length": 9})
+    table = config["output"]["table"]
+    old = {key: value for key, value in table.items() if key != "cnn"} | table["cnn"]
+    old = {"output": config["output"] | {"table": old}, "data": config["data"] | {"cache": "/x"}}
+    (tmp_path / "config.json").write_text(to_json(config | old))
+    assert read_config(tmp_path) == config
 
 
 def test_a_run_resumes_on_its_text_alone(tmp_path):
@@ -32,3 +52,15 @@ def test_a_run_resumes_on_its_text_alone(tmp_path):
     (tmp_path / "text.json").write_text('{"train": 5}')
     with pytest.raises(InputError, match=r"text.json is damaged .*: remove it to resume without"):
         check_same_corpus(tmp_path, corpus(ids[::-1]))
+
+
+@pytest.mark.parametrize("corpus", ["embedded", "text_files"])
+def test_an_older_quickstart_separates_its_words(corpus, tmp_path):
+    """Until 0.2.0 its corpus did, not its tokeniser: prompts of such runs would be read at white
+    space, and the quickstart's own command would not resume them.
+    """
+    config = complete({"data.corpus": corpus, "data.threshold": 2})
+    write_json(tmp_path / "config.json", config)
+    data = read_config(tmp_path)["data"]
+    expected = ("marks", True) if corpus == "embedded" else ("none", False)
+    assert (data["tokeniser"], data["lower"]) == expected

@@ -147,9 +147,10 @@ def results(root: Path, out: Path, todo: list[dict], places: dict, jobs: int) ->
     cache = out / "cache"
     cache.mkdir(exist_ok=True)
     request = {"root": str(root), "out": str(out), "jobs": jobs, "cases": todo}
-    request |= {"places": places | {"cache": str(cache)}, "xla_flags": HASTE}
+    request |= {"places": places, "xla_flags": HASTE}
     programs = os.environ.get("JAX_COMPILATION_CACHE_DIR", places["programs"])
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": programs}
+    environment |= {"ADAPTIVE_JAX_CACHE": str(cache)}  # commits before it have ~/.cache
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1", "PYTHONPATH": str(root)}
     environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {HASTE}"}
     with subprocess.Popen(

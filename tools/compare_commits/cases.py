@@ -68,8 +68,9 @@ RUN = {
     "metrics.tensorboard": False,
     "data.corpus": "text_files",
     "data.path": "{text}",
-    "data.cache": "{cache}",
     "data.threshold": 1,
+    "data.tokeniser": "none",
+    "data.lower": False,
     "data.vocabulary_size": 150,
     "batches.sequence_length": 16,
 }
@@ -102,7 +103,7 @@ def cases(places: dict[str, str]) -> dict[str, list[dict]]:
     """The commands of every case, by its name. `places` by name, see `write_texts`; cases whose
     places are not all there are left out.
     """
-    known = {"here", "cache", *places}
+    known = {"here", *places}
     found = {}
     lines = (HERE / "cases.txt").read_text().replace("\n    ", " ").splitlines()
     for line in lines:

@@ -16,8 +16,6 @@ from adaptive_jax.files import path_of
 with of_extra("train"):
     import filelock
 
-CACHE = "~/.cache/adaptive_jax"
-
 logger = logging.getLogger(__name__)
 
 
@@ -32,11 +30,6 @@ def home_of(path: str, key: str) -> Path:
     return path_of(path)
 
 
-def cache_of(cache: str) -> Path:
-    """The directory where this machine prepares corpora. Raises InputError as `home_of`."""
-    return home_of(cache, "data.cache")
-
-
 @contextlib.contextmanager
 def cache_errors(cache: Path) -> Iterator[None]:
     """Turns an OSError about a file of the cache into an InputError."""
@@ -48,8 +41,8 @@ def cache_errors(cache: Path) -> Iterator[None]:
             raise
         at = "" if file == str(cache) else f" ({file})"
         raise InputError(
-            f"cannot write data.cache={cache}{at}: {error.strerror or error}; make room, or use a"
-            " directory that you may write"
+            f"cannot write the cache {cache}{at}: {error.strerror or error}; make room, or use"
+            " another directory, as --cache_dir=DIR"
         ) from error
 
 

@@ -11,12 +11,11 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from adaptive_jax.config import cache
 from adaptive_jax.data.corpora import token_files
 from adaptive_jax.data.corpora.cached import (
-    CACHE,
     bar,
     cache_errors,
-    cache_of,
     damaged,
     home_of,
     make_once,
@@ -48,13 +47,13 @@ class Settings(NamedTuple):
 
     corpus: one of `CORPORA`.
     path: a local copy (see docs/own_data.md, also for ids); empty for the published copy.
-    cache: the directory for what is prepared.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
         become `<unk>`.
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
     codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word
         units, see docs/rows.md.
-    tokeniser: "none" for text whose words are separated by spaces, or "moses".
+    tokeniser: "none" for text whose words are separated by spaces; "marks" separates words and
+        punctuation marks of running text; "moses" as the tokeniser of Moses for English.
     lower: whether to lower-case the text.
     vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
         Not used to load it, but for ids: the size of the tokenizer's whole vocabulary.
@@ -65,7 +64,6 @@ class Settings(NamedTuple):
 
     corpus: str = ""
     path: str = ""
-    cache: str = CACHE
     threshold: int = 1
     limit: int = 0
     codes: int = 0
@@ -81,8 +79,8 @@ def load(
 ) -> Corpus:
     """Loads a corpus. The first call prepares it; later calls only map its ids into memory.
 
-    If several processes need the same corpus, one prepares it and the others wait. An interrupted
-    preparation resumes.
+    It is prepared in `adaptive_jax.config.cache.directory()`. If several processes need the same
+    corpus, one prepares it and the others wait. An interrupted preparation resumes.
 
     Args:
         data: the settings by name, see `Settings`; those left out keep their defaults.
@@ -96,10 +94,10 @@ def load(
     settings = checked_settings(data)
     splits = [split for split in SPLITS if split in splits]
     if settings.corpus == "ids":
-        directory, cache = home_of(settings.path, "data.path"), cache_of(settings.cache)
+        directory, place = home_of(settings.path, "data.path"), cache.directory()
         files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
-        with cache_errors(cache):
-            return token_files.corpus_of(files, settings.eos, cache, vocabulary, splits)
+        with cache_errors(place):
+            return token_files.corpus_of(files, settings.eos, place, vocabulary, splits)
     needed = [
         split for split in SPLITS if split in splits or (split == "train" and vocabulary is None)
     ]
@@ -112,7 +110,7 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
     """How often each word of a split occurs, whether or not a vocabulary has it; `<eos>` once a
     line.
 
-    data: as of `load`, whose cache is used.
+    data: as of `load`.
 
     Raises:
         InputError: as `load`, and for ids, which have no words but those of their vocabulary.
@@ -128,11 +126,20 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
         return text.count_words(split)
 
 
-def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
-    """Returns the splits that a corpus has; for a local copy, those found there. Raises
-    InputError as `load`.
+def count_prepared(data: Mapping) -> dict[str, dict[str, int]]:
+    """How often each word of each split occurs, train first and `<eos>` once a line; {} unless all
+    splits of the text are prepared on this machine.
+
+    data: as of `load`, which raises InputError.
     """
-    return tuple(_local_texts(corpus, path, ()) or SPLITS)
+    settings = checked_settings(data)
+    if "://" in settings.path or settings.corpus == "ids":
+        return {}
+    try:
+        text = PreparedText(settings, ())
+    except InputError:  # the text, or its package, is on another machine
+        return {}
+    return text.counts()
 
 
 def checked_settings(data: Mapping) -> Settings:
@@ -186,7 +193,7 @@ class PreparedText:
     """
 
     def __init__(self, settings: Settings, needed: Collection[str]):
-        self.settings, self.cache = settings, cache_of(settings.cache)
+        self.settings, self.cache = settings, cache.directory()
         self._texts = _local_texts(settings.corpus, settings.path, needed)
         self._how = settings.tokeniser, settings.lower
         home, units = self._home("train"), f"subwords-{subwords.FORMAT}-{settings.codes}"
@@ -221,6 +228,17 @@ class PreparedText:
         tokens = {split: len(each) for split, each in ids.items()}
         logger.info("%s: vocabulary %s, tokens %s", name, len(vocabulary), tokens)
         return Corpus(vocabulary, ids, unseen)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """`count_words` of every split; {} where one is not prepared."""
+        splits = [split for split in SPLITS if split in (self._texts or SPLITS)]
+        prepared = (self._home(split) / "shards" / split / COMPLETE for split in splits)
+        if not all(path.exists() for path in (checksums_of(self._all_words), *prepared)):
+            return {}
+        words = self._words()
+        counts = {"train": dict(zip(words.words, words.counts.tolist(), strict=True))}
+        with cache_errors(self.cache):
+            return counts | {split: self.count_words(split) for split in splits if split != "train"}
 
     def count_words(self, split: str) -> dict[str, int]:
         """How often each word of a split occurs, `<eos>` once a line."""

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.data.corpora.cut import WORDS, first_words
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.text import Text
 from adaptive_jax.errors import InputError, of_extra
@@ -27,6 +26,7 @@ from adaptive_jax.errors import InputError, of_extra
 with of_extra("train"):
     import tensorflow_datasets as tfds
 
+WORDS = (2_000_000, 2_000_000, 10_000_000)  # of the splits of News Crawl, at least
 HELD_OUT = 0.01  # of Europarl's lines, half to validate and half to test
 
 
@@ -139,6 +139,15 @@ class NewsCrawl2007(_Lines):
             split: list(first_words(stream, words))
             for split, words in zip(SPLITS, WORDS, strict=True)
         }
+
+
+def first_words(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
+    """Whole lines from the stream until they have `words` words, `<eos>` included."""
+    for line in stream:
+        words -= len(line.split()) + 1
+        yield line
+        if words <= 0:
+            return
 
 
 def _manual(dl_manager, pattern) -> Text:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from adaptive_jax.errors import check_known
 
+LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"  # accents may be characters of their own
+MARKS = rf"{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"  # words, numbers, punctuation marks
+
 
 def moses() -> Callable[[str], str]:
     """Returns the tokeniser of Moses for English, as ported by sacremoses: `"Mr Smith's."`
@@ -17,14 +20,14 @@ def moses() -> Callable[[str], str]:
     return lambda line: tokenizer.tokenize(line, return_str=True, escape=False)
 
 
-def separated(line: str) -> str:
-    """Separates words and punctuation marks: `"Noah’s ark, he said."` becomes `"Noah’s ark , he
-    said ."`.
+def separate_marks(line: str) -> str:
+    """Separates words, numbers and punctuation marks: `"Noah’s ark, he said."` becomes
+    `"Noah’s ark , he said ."`. Words keep inner hyphens and apostrophes.
     """
-    return " ".join(re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]|_", line))
+    return " ".join(re.findall(MARKS, line))
 
 
-TOKENISERS = {"none": lambda: str, "moses": moses}
+TOKENISERS = {"none": lambda: str, "marks": lambda: separate_marks, "moses": moses}
 
 
 @functools.cache

@@ -187,8 +187,8 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
 
 @functools.lru_cache(maxsize=8)
 def _draws(blocks):
-    """How often each part of the text is in each bootstrap sample: float32 `[draws, parts]`,
-    the same for all bins and runs.
+    """Counts of each part of the text in each bootstrap sample: float32 `[draws, parts]`, the
+    same for all bins and runs.
     """
     bits = np.random.Generator(np.random.Philox(0))
     return bits.multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.float32)

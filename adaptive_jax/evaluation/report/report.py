@@ -30,7 +30,7 @@ SAMPLE = (
 
 
 class Job(NamedTuple):
-    """What to report; its fields are flags of the command.
+    """Options of the command; its fields are flags.
 
     Figures and numbers go to a directory beside the page, `report_files` of `report.html`.
     """
@@ -102,8 +102,8 @@ def report(
 
 
 def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
-    """What to call the runs: the names given, or those of their directories, or, where two have
-    one name, their paths.
+    """Names of the runs: those given, or those of their directories, or, where two have one
+    name, their paths.
     """
     if given and (len(given) != len(workdirs) or len(set(given)) != len(given)):
         raise InputError(
@@ -118,7 +118,7 @@ def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
 
 
 def _changes(lines):
-    """What the runs change in rows whose published numbers stand beside theirs."""
+    """Changes of the runs in rows whose published numbers stand beside theirs."""
     return " ".join(
         f"{line['run']} differs from the paper's row in {line['changed_keys']}."
         for line in lines
