@@ -6,8 +6,6 @@ python -m adaptive_jax COMMAND --help
 import os
 import sys
 
-from adaptive_jax.config import signals
-
 COMMANDS = {  # by the module that has its flags and its `main`
     "train": ("training.command", "trains a language model"),
     "evaluate": ("evaluation.command", "measures perplexity on a split"),
@@ -26,7 +24,6 @@ COMMANDS = {  # by the module that has its flags and its `main`
 
 def main(name: str | None = None) -> None:
     """Runs the command `name`, or that of the first argument, with the other arguments."""
-    signals.handle(_leave)  # until `commands.run`
     # Read when jaxlib is loaded: what XLA logs of errors that it also raises
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if name is None and (len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help")):
@@ -52,11 +49,6 @@ def main(name: str | None = None) -> None:
     if os.getcwd() not in sys.path:  # as `python -m` has it: where classes of one's own may lie
         sys.path.append(os.getcwd())
     commands.run_module(f"adaptive_jax.{COMMANDS[name][0]}")
-
-
-def _leave(*_):
-    os.write(2, b"stopped\n")
-    os._exit(signals.INTERRUPTED)
 
 
 if __name__ == "__main__":

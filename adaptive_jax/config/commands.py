@@ -3,12 +3,10 @@ fix.
 """
 
 import errno
-import functools
 import importlib
 import itertools
 import logging as standard_logging
 import os
-import re
 import signal
 import sys
 import sysconfig
@@ -31,7 +29,6 @@ UNUSABLE |= {errno.ENAMETOOLONG, errno.ELOOP}
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # File systems of the kernel, which answer "no such file" to whoever creates one
 NO_FILES = "/proc", "/sys"
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false, or have no value"}
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 
 
@@ -106,7 +103,7 @@ def run(
         setattr(sys, name, stream)
     _handle_signals()
     _silence_libraries()
-    sys.unraisablehook = functools.partial(_unraisable, stopped)
+    sys.unraisablehook = _show_unraisable
 
     def guarded(argv):
         _guarded(lambda: main(*argv[1:]), stopped)
@@ -137,16 +134,8 @@ def _silence_libraries():
         warnings.showwarning = _show_own_warnings
 
 
-def _unraisable(stopped, unraisable):
-    """Handles what Python cannot raise where it happens, such as in a callback of the garbage
-    collector: an interruption there ends the process.
-
-    When a checkpoint cannot be read, its threads complain of a closed event loop, which says
-    nothing new.
-    """
-    if unraisable.exc_type is KeyboardInterrupt:
-        os.write(2, f"{stopped}\n".encode())
-        _exit_at_once()
+def _show_unraisable(unraisable):
+    # When a checkpoint cannot be read, its threads complain of a closed event loop.
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
@@ -162,11 +151,8 @@ def _print_warning(level, message):
 
 def _handle_signals():
     """The first signal that asks to stop raises KeyboardInterrupt; see `_ignore_signals`."""
-    process = os.getpid()
 
     def interrupted(*_):
-        if os.getpid() != process:
-            os._exit(signals.INTERRUPTED)  # a child of this process, which says nothing
         _ignore_signals()
         raise KeyboardInterrupt
 
@@ -197,7 +183,7 @@ def _parse(argv, positional):
     except (flags.Error, ValueError) as error:  # ValueError: a flag --noNAME with a value
         if isinstance(error, InputError):
             raise
-        fail(_flag_error(one_line(error)))
+        fail(one_line(error))
     keys.allow(flags.FLAGS.allow if "allow" in flags.FLAGS else [])
     if flags.FLAGS.cache_dir is not None:
         cache.use(flags.FLAGS.cache_dir)
@@ -213,30 +199,6 @@ def _parse(argv, positional):
             f"{rest[needed + 1]!r} is not a flag: write --flag=value; --help lists the flags"
         )
     return rest
-
-
-def _flag_error(error):
-    """absl's line about a flag in this project's words."""
-    if found := re.match(r"flag --(\w+)=None: .* must have a value other than None", error):
-        return f"--{found[1]} is missing: pass --{found[1]}={found[1].upper()}"
-    if found := re.match(r"flag (--(\w+)=.*?): (.*)", error):
-        flag = flags.FLAGS[found[2]]
-        if values := getattr(flag.parser, "enum_values", None):
-            return f"{found[1]} must be one of {', '.join(values)}"
-        kind = KINDS.get(flag.flag_type())
-        return f"{found[1]} must be {kind}" if kind else f"{found[1]}: {found[3]}"
-    if found := re.match(r"Unknown command line flag '(.*)'\.?(?: Did you mean: (.*) \?)?", error):
-        close = re.findall(r"\w+", found[2] or "")
-        own = (name for name in close if name in flags.FLAGS and not _of_absl(name))
-        meant = next((f". Did you mean --{name}?" for name in own), "; --help lists the flags")
-        return f"--{found[1]} is not a flag of this command{meant}"
-    if found := re.match(r"Missing value for flag (\S+)", error):
-        return f"{found[1]} has no value: write {found[1]}=VALUE"
-    return error
-
-
-def _of_absl(name):
-    return flags.FLAGS.find_module_defining_flag(name).startswith("absl")
 
 
 def _guarded(call, stopped):

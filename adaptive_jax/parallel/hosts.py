@@ -252,22 +252,26 @@ def stopping(first: str = "") -> Iterator[Stop]:
         # of a resumed run would be beyond it.
         return multihost_utils.reached_preemption_sync_point(next(asked))
 
-    stop, received = Stop(reached if several else None), set()
+    stop, signalled = Stop(reached if several else None), False
     # Only the main thread receives signals.
     if not (several or first) or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
     def receive(number, _):
-        if received and number == signal.SIGINT:
-            tell("stopped at once: the same command resumes from the last checkpoint")
-            os._exit(signals.INTERRUPTED)
-        if not received and first:
+        nonlocal signalled
+        if signalled:
+            if number == signal.SIGINT:
+                tell("stopped at once: the same command resumes from the last checkpoint")
+                os._exit(signals.INTERRUPTED)
+            return
+        signalled = True
+        if first:
             tell(f"stopping: {first}; Ctrl-C again stops at once")
-        if not received and several:
+        if several:
             os.kill(os.getpid(), signal.SIGTERM)  # jax catches it and tells the other hosts
-        received.add(number)
-        stop.asked = not several
+        else:
+            stop.asked = True
 
     # jax has a handler of its own for SIGTERM, which a handler of Python would replace.
     before = signals.handle(receive, without={signal.SIGTERM} if several else ())
@@ -275,7 +279,7 @@ def stopping(first: str = "") -> Iterator[Stop]:
         yield stop
     finally:
         for number, handler in before.items():
-            if number == signal.SIGINT or not received:
+            if number == signal.SIGINT or not signalled:
                 signal.signal(number, handler)
 
 

@@ -227,7 +227,10 @@ def test_the_command(method, tmp_path, quick_command):
     [
         (["--output=c.txt"], "--vocabulary is missing"),
         (["--config=configs/penn_treebank.py"], "--output is missing"),
-        (["--method=kmean", "--output=c.txt"], "--method=kmean must be one of frequency, kmeans"),
+        (
+            ["--method=kmean", "--output=c.txt"],
+            "--method=kmean: value should be one of <frequency|kmeans",
+        ),
         (
             ["--cutoffs=1,b", "--output=c.txt"],
             "--cutoffs must be whole numbers",

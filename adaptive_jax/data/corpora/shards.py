@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptive_jax.config import signals
 from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.data.corpora.cached import damaged
 from adaptive_jax.data.corpora.text import Chunk, Text, check_eos, encoding_fault
@@ -234,9 +235,9 @@ def _processes() -> Iterator[Callable]:
     """Yields `submit(do, *arguments)`, which runs in one of several processes. The end of the block
     waits for all of them.
 
-    Processes are spawned, because a fork of a program that has started JAX may hang. Ctrl-C and
-    SIGTERM stop this process alone, also where the terminal sends them to all; when the block
-    fails or this process dies, the others end at once.
+    Processes are spawned, because a fork of a program that has started JAX may hang. Signals stop
+    this process alone, also where a terminal sends them to all; when the block fails or this
+    process dies, the others end at once.
     """
     number = min(processors.cores(), PROCESSES)
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _end_with_parent)
@@ -246,8 +247,7 @@ def _processes() -> Iterator[Callable]:
     def submit(do, *arguments):
         if len(waiting) > number:  # otherwise the whole text would be in memory
             waiting.popleft().result()
-        with _uninterrupted():  # it may start a process
-            waiting.append(pool.submit(do, *arguments))
+        waiting.append(pool.submit(do, *arguments))
 
     try:
         yield submit
@@ -267,32 +267,11 @@ def _processes() -> Iterator[Callable]:
         pool.shutdown(cancel_futures=True)
 
 
-@contextlib.contextmanager
-def _uninterrupted():
-    """Ctrl-C and SIGTERM act after the block. Processes that start in it never answer them."""
-    numbers, came = (signal.SIGINT, signal.SIGTERM), []
-    # Python would raise KeyboardInterrupt in the main thread also when another one gets the signal,
-    # and half-started processes would print tracebacks.
-    handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in numbers}
-        handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in handlers:
-        signal.signal(number, lambda number, _: came.append(number))
-    # A process inherits the mask of the thread that starts it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in reversed(handlers.items()):  # SIGINT's, which may raise, last
-            signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
-
-
 def _end_with_parent():
-    """Ends this process when the one that started it dies."""
+    """Ends this process when the one that started it dies, and ignores signals, which a terminal
+    sends to both.
+    """
+    signals.handle(signal.SIG_IGN)
 
     def wait():
         multiprocessing.parent_process().join()
