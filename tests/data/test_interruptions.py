@@ -11,11 +11,6 @@ from pathlib import Path
 
 import psutil
 
-<<<<<<< HEAD
-from adaptive_jax.data.corpora import shards
-=======
-from adaptive_jax.data.corpora.load import load
->>>>>>> h3
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,35 +60,3 @@ def test_one_line_and_no_process(tmp_path, own_cache):
     assert "tokens train 5,100,000" in done.stdout
     assert len(parts(cache)) == 3 and parts(cache).items() >= kept.items() and kept
     assert not list(cache.rglob(".*.npz.*"))  # nothing half-written
-<<<<<<< HEAD
-
-
-def test_an_interruption_while_a_process_starts():
-    """It waits, also where another thread gets the signal: a process that gets nothing from its
-    parent prints a traceback.
-    """
-    over, ended = threading.Event(), False
-    # A shell has its programs in the background ignore Ctrl-C.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = threading.Thread(target=over.wait)
-    thread.start()
-    try:
-        with pytest.raises(KeyboardInterrupt), shards._uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-            while signal.SIGINT in signal.sigpending():  # until the other thread runs
-                time.sleep(0.001)
-            for _ in range(10):  # Python would raise here
-                time.sleep(0.001)
-            ended = True
-    finally:
-        signal.signal(signal.SIGINT, before)
-        over.set()
-        thread.join()
-    assert ended
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}
-=======
-    data = {"corpus": "text_files", "threshold": 2}
-    found = [load(data | {"path": path}, splits=("test",)) for path in (str(text), copy)]
-    assert found[0].vocabulary.digest == found[1].vocabulary.digest
-    np.testing.assert_array_equal(*(corpus.ids["test"][:] for corpus in found))
->>>>>>> h3
