@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 
-
 ROOT = Path(__file__).parents[2]
 
 
