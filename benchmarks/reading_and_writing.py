@@ -11,7 +11,7 @@
 
 `generate` writes with a trained run at temperature 1, one row:
 
-- `generate`: with a cache, opening the tails that matter.
+- `generate`: with a cache, as the command draws.
 - `all probabilities`: with the cache and every word's probability; the window does not slide.
 - `no cache`: each word reads a whole window anew, as a plain loop over the model does.
 """

@@ -94,35 +94,35 @@ class Decoder:
 
     def draw(
         self, hidden: jax.Array, carry: object, how: Sampling, settings: tuple
-    ) -> tuple[Sample, jax.Array, object]:
-        """Draws the token after `hidden [rows, features]` and reads it: the tokens, the next hidden
-        states and carry.
+    ) -> tuple[Sample, jax.Array, jax.Array, object]:
+        """Draws the token after `hidden [rows, features]` and reads it: the tokens, how many tails
+        were computed, the next hidden states and carry.
 
         settings: a random key, the number of the token, 1 / temperature, and the share of the
             nucleus; see `next_token.draw`.
         """
 
-        def sample(apply, given, carry):
+        def draw_and_read(apply, given, carry):
             bands, hidden, (key, number, power, top_p) = given
             rows = jnp.arange(len(hidden))
             fold_in = jax.random.fold_in
             keys = jax.vmap(lambda row: fold_in(fold_in(key, row), number))(rows)
-            if how.nucleus and not how.k:
-                token = NextToken(_log_probs(apply, hidden), how.banned)
-                every = top_k(token, token.log_probs.shape[1])
-                tails = jnp.int32(self.num_clusters)
-                found = draw_among(every._replace(clusters_computed=tails), keys, power, top_p)
+            tails = jnp.int32(self.num_clusters)
+            if how.k:
+                best = top_k(self._next_token(apply, bands, hidden, how.banned), how.k)
+                sample, tails = draw_among(best, keys, power, top_p), best.clusters_computed
             else:
-                token = self._next_token(apply, bands, hidden, how.banned)
-                if how.k:
-                    found = draw_among(top_k(token, how.k), keys, power, top_p)
+                log_probs = NextToken(_log_probs(apply, hidden), how.banned).log_probs
+                if how.nucleus:
+                    best = top_k(NextToken(log_probs), log_probs.shape[1])
+                    sample = draw_among(best, keys, power, top_p)
                 else:
-                    found = draw(token, keys, power)
-            hidden, carry = apply(found.id[:, None], carry, method="step")
-            return found, hidden[:, 0], carry
+                    sample = draw(log_probs, keys, power)
+            hidden, carry = apply(sample.id[:, None], carry, method="step")
+            return sample, tails, hidden[:, 0], carry
 
         given = self._bands, hidden, settings
-        return self._call(("draw", how), sample, given, carry, carries=True)
+        return self._call(("draw", how), draw_and_read, given, carry, carries=True)
 
     def top_k(
         self, hidden: jax.Array, k: int, scores: np.ndarray, banned: tuple[int, ...] = ()

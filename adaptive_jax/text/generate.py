@@ -124,20 +124,23 @@ class DecodeState:
             InputError: the model gives no number.
         """
         self._make_room()
-        found, self._hidden, self._carry = self._decoder.draw(
+        sample, tails, self._hidden, self._carry = self._decoder.draw(
             self._hidden, self._carry, how, settings
         )
-        found = self._counted(found)
-        if not np.isfinite(found.log_prob).all():
+        sample, tails = jax.device_get((sample, tails))
+        self._count(tails)
+        if not np.isfinite(sample.log_prob).all():
             raise InputError(NO_NUMBER)
-        self._append(found.id, found.log_prob)
-        return found.id
+        self._append(sample.id, sample.log_prob)
+        return sample.id
 
     def top_k(self, k: int, banned: tuple[int, ...] = ()) -> TopK:
         """The k most probable next tokens; see `Decoder.top_k`."""
         self._make_room()
         scores = self.progress.log_probs.astype(np.float32)
-        return self._counted(self._decoder.top_k(self._hidden, k, scores, banned))
+        best = jax.device_get(self._decoder.top_k(self._hidden, k, scores, banned))
+        self._count(best.clusters_computed)
+        return best
 
     def read(self, ids: np.ndarray, log_probs: np.ndarray) -> None:
         """Reads a token of each row, int32 `[rows]`, with these log-probabilities."""
@@ -165,12 +168,10 @@ class DecodeState:
             log_prob + np.where(going, log_probs, 0), length + going, num_words, num_lines, ended
         )
 
-    def _counted(self, found):
-        """The result on the host, its computed tails counted."""
-        found = jax.device_get(found)
+    def _count(self, tails):
+        """Counts a step that computed so many tails."""
         self._steps += 1
-        self._clusters_computed += int(found.clusters_computed)
-        return found
+        self._clusters_computed += int(tails)
 
     def _append(self, ids, log_probs):
         self.progress = self.progress_with(np.arange(len(ids)), ids, log_probs)

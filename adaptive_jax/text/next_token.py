@@ -1,14 +1,9 @@
-"""The likeliest next tokens, and draws of the next token, without the tails of a softmax that
-cannot matter.
+"""The likeliest next tokens, without the tails of a softmax that cannot matter, and draws of the
+next token.
 
 A softmax with tails gives each tail, a cluster of words, a probability in its head, and no word of
-a tail has more than its tail. So the head alone often decides:
-
-    top k     a tail less probable than the k-th best word holds none of the k best
-    a draw    Gumbel noise decides between the head and each tail as a whole (Maddison, Tarlow &
-              Minka 2014), so only the tail that wins is computed; then a word is drawn in it
-
-The results are those of all log-probabilities. Everything here runs inside `jax.jit`.
+a tail has more than its tail. So a tail less probable than the k-th best word holds none of the k
+best. The results are those of all log-probabilities. Everything here runs inside `jax.jit`.
 """
 
 import itertools
@@ -22,6 +17,8 @@ from jax import lax
 from adaptive_jax.losses.distribution import of_head, of_member
 from adaptive_jax.losses.groups import band_slice
 from adaptive_jax.numerics.bands import Band
+
+BLOCK = 512  # tokens that are drawn together before one of them is
 
 
 class TopK(NamedTuple):
@@ -45,12 +42,10 @@ class Sample(NamedTuple):
     Attributes:
         log_prob: in nats, float32 `[rows]`.
         id: int32 `[rows]`.
-        clusters_computed: tails whose words were computed, a scalar.
     """
 
     log_prob: jax.Array
     id: jax.Array
-    clusters_computed: jax.Array
 
 
 class Grouped(NamedTuple):
@@ -130,15 +125,6 @@ class NextToken:
         ]
         return lax.switch(jnp.array(group_of)[tail], readers, tail)
 
-    def mass_bounds(self, power: jax.Array) -> jax.Array:
-        """Upper bounds of log Σ p^power over the words of each tail, `[rows, tails]`.
-
-        If n words have the probability P together, the sum is at most n^(1 - power) P^power for
-        power < 1 and at most P^power otherwise (Hölder's inequality).
-        """
-        spread = (1 - power) * jnp.log(jnp.array(self.sizes, jnp.float32))[None]
-        return power * self.cluster_log_probs + jnp.maximum(spread, 0)
-
     def _allowed(self, ids, log_probs):
         for word in self.banned:
             log_probs = jnp.where((ids == word)[None], -jnp.inf, log_probs)
@@ -183,44 +169,27 @@ def draw_among(best: TopK, keys: jax.Array, power: jax.Array, top_p: jax.Array) 
     before = jnp.cumsum(jnp.exp(scores), axis=1) - jnp.exp(scores)
     first = jnp.arange(scores.shape[1])[None] == 0
     column = _draw(keys, jnp.where((before < top_p) | first, scores, -jnp.inf))
-    return Sample(_at(best.log_probs, column), _at(best.ids, column), best.clusters_computed)
+    return Sample(_at(best.log_probs, column), _at(best.ids, column))
 
 
-def draw(token: NextToken, keys: jax.Array, power: jax.Array) -> Sample:
+def draw(log_probs: jax.Array, keys: jax.Array, power: jax.Array) -> Sample:
     """A token of each row among all, with probability in proportion to p^power; power is
     1 / temperature.
 
-    Each of head and tails has the score log Σ p^power + Gumbel noise, and the highest wins. A tail
-    is computed only if its upper bound could win.
+    A block of tokens is drawn by its sum, then a token in it: random numbers for all tokens would
+    take longer than their probabilities.
 
-    keys: random keys `[rows]`.
+    Args:
+        log_probs: in nats, float32 `[rows, tokens]`; -inf for those that are never drawn.
+        keys: random keys `[rows]`.
     """
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, (1 + len(token.sizes),)))(_fold(keys, 0))
-
-    def drawn_in(ids, values, number):
-        column = _draw(_fold(keys, 1 + number), power * values)
-        return jax.nn.logsumexp(power * values, axis=1), _at(values, column), ids[column]
-
-    mass, value, word = drawn_in(token.ids, token.log_probs, 0)
-    if not token.sizes:
-        return Sample(value, word, jnp.zeros((), jnp.int32))
-    bounds = token.mass_bounds(power) + noise[:, 1:]
-
-    def pending(state):
-        score, _, seen = state
-        return (bounds > score[:, None]) & ~seen[None]
-
-    def visit(state):
-        score, drawn, seen = state
-        tail = _most(pending(state), bounds - _finite(score)[:, None])
-        mass, *now = token.visit(tail, lambda ids, values: drawn_in(ids, values, 1 + tail))
-        new = mass + noise[:, 1 + tail]
-        drawn = [jnp.where(new > score, a, b) for a, b in zip(now, drawn, strict=True)]
-        return jnp.maximum(score, new), drawn, seen.at[tail].set(True)
-
-    state = mass + noise[:, 0], [value, word], jnp.zeros(len(token.sizes), bool)
-    _, drawn, seen = lax.while_loop(lambda state: pending(state).any(), visit, state)
-    return Sample(*drawn, seen.sum())
+    pad = (0, 0), (0, -log_probs.shape[1] % BLOCK)
+    scores = jnp.pad(power * log_probs, pad, constant_values=-jnp.inf)
+    blocks = scores.reshape(len(scores), -1, BLOCK)
+    number = _draw(_fold(keys, 0), jax.nn.logsumexp(blocks, axis=2))
+    block = jnp.take_along_axis(blocks, number[:, None, None], axis=1)[:, 0]
+    ids = number * BLOCK + _draw(_fold(keys, 1), block)
+    return Sample(_at(log_probs, ids), ids)
 
 
 def _best(ids, values, k):

@@ -101,7 +101,8 @@ def drawing(name, banned=()):
 
     def drawn(hidden, seed, power):
         keys = jax.random.split(jax.random.key(seed), len(hidden))
-        return draw(next_token(name, hidden, banned), keys, power)
+        bands, clusters, _ = softmax(name)
+        return draw(NextToken(log_probs(hidden, bands, clusters), banned).log_probs, keys, power)
 
     return jax.jit(drawn)
 
@@ -143,14 +144,15 @@ def test_draws_have_the_frequencies_of_all_words(name, banned, power):
     np.testing.assert_allclose(found.log_prob, values[found.id], rtol=1e-5, atol=1e-6)
 
 
-def test_draws_compute_few_tails():
-    """At temperature 1 a draw computes the tail that wins and no other."""
-    for name in "adaptive", "hierarchical":
-        hidden = softmax(name)[2][:1]
-        found = [drawing(name)(hidden, seed, 1.0) for seed in range(20)]
-        assert [int(one.clusters_computed) for one in found] == [
-            int(one.id[0] >= SIZES[name][0]) for one in found
-        ]
+def test_draws_of_many_words():
+    """From blocks of words, of which the last is not full: no word of the padding, and words of the
+    last block as often as they should be.
+    """
+    values = np.log(np.linspace(1.0, 2.0, 1_100))
+    keys = jax.random.split(jax.random.key(1), DRAWS)
+    log_probs = jnp.tile(jnp.float32(values - np.log(np.exp(values).sum())), (DRAWS, 1))
+    found = jax.jit(draw)(log_probs, keys, jnp.float32(2))
+    check_frequencies(np.asarray(found.id), chances(values, 2.0))
 
 
 def test_a_tiny_share_is_the_most_probable_word():
