@@ -12,6 +12,19 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.optimizers import optim
 
+# Optimizers of optax whose change of an array is not that of its parts. A test tries all of optax.
+LAYERWISE = {
+    "adafactor",  # factors second moments over two axes, clips by an array's root mean square
+    "fromage",  # scales by an array's norm
+    "galore",  # projects the gradient of a matrix to a low rank
+    "lamb",  # scales by an array's norm
+    "lars",  # scales by an array's norm
+    "muon",  # orthogonalizes a matrix
+    "noisy_sgd",  # draws noise by arrays
+    "novograd",  # keeps one second moment an array
+    "sm3",  # keeps one second moment an index of each axis
+}
+
 
 def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransformationExtraArgs:
     """A config's optimizer for a model.
@@ -25,7 +38,7 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
         return found
     groups = getattr(model.body, "parameter_groups", ())
     stacks = [each for group in groups if group.stacked for each in group.names]
-    if stacks and by_array(found):
+    if stacks and is_layerwise(name):
         if (share := config["compose_share"]) != 1:
             raise InputError(
                 f"compose_share={share:g} must be 1 with optimizer.name={name!r} and a body of"
@@ -46,18 +59,13 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
     return found
 
 
-def by_array(optimizer: optax.GradientTransformation) -> bool:
-    """Whether an optimizer changes an array otherwise than it changes its parts."""
-    whole, gradient = jax.random.normal(jax.random.key(0), (2, 2, 3, 4))
-
-    def changes(params, gradients):
-        # The second update is the first whose rate need not be 0.
-        _, state = optimizer.update(gradients, optimizer.init(params), params)
-        return jax.tree.leaves(optimizer.update(gradients, state, params)[0])
-
-    [together] = jax.jit(changes)({"a": whole}, {"a": gradient})
-    apart = jax.jit(changes)({"a": list(whole)}, {"a": list(gradient)})
-    return not jnp.allclose(together, jnp.stack(apart), 1e-4, 0)
+def is_layerwise(name: str) -> bool:
+    """True if `optimizer.name` treats an array as a layer: one of `LAYERWISE`, or a function of
+    another package with an attribute `layerwise` that is true.
+    """
+    if name.rpartition(":")[2] in LAYERWISE:
+        return True
+    return getattr(optim.optimizer_named(name), "layerwise", False)
 
 
 def on_each_layer(

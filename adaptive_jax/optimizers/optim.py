@@ -156,10 +156,15 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     """
     if not is_of_optax(name):
         return find("optimizer", OPTIMIZERS, name)
-    places = [*inspect.getmembers(optax), *inspect.getmembers(optax.contrib)]
-    known = {key: function for key, function in places if _is_optimizer(key, function)}
+    known = optimizers_of_optax()
     check_known(f"config.optimizer.name={name!r}", name, {**OPTIMIZERS, **known})
     return known[name]
+
+
+def optimizers_of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Functions of optax and optax.contrib with an argument `learning_rate`, by name."""
+    members = [*inspect.getmembers(optax), *inspect.getmembers(optax.contrib)]
+    return {name: function for name, function in members if _is_optimizer(name, function)}
 
 
 def is_of_optax(name: str) -> bool:

@@ -84,20 +84,57 @@ def test_an_optimizer_of_optax_is_that_of_optax(name):
     assert optim.params_to_evaluate(states[0], params) is params
 
 
-@pytest.mark.parametrize("name", ["muon", "lamb", "lion"])
+def own_lamb(learning_rate):
+    return optax.lamb(learning_rate)
+
+
+own_lamb.layerwise = True
+OWN = f"{__name__}:own_lamb"
+
+
+def test_layerwise_optimizers_of_optax():
+    """The list equals a numeric trial of every optimizer that a config can name, without which one
+    of a newer optax would take a stack of layers for a layer.
+    """
+    constant = {"schedule.name": "constant", "schedule.warmup_steps": 0}
+    stack, gradient = jax.random.normal(jax.random.key(0), (2, 2, 3, 4))
+
+    def is_layerwise(name):
+        try:
+            optimizer = optim.from_config(complete({"optimizer.name": name} | constant))
+        except InputError:  # which no config can name
+            return False
+
+        def changes(params, gradients):
+            _, state = optimizer.update(gradients, optimizer.init(params), params)
+            return jax.tree.leaves(optimizer.update(gradients, state, params)[0])
+
+        @jax.jit
+        def both():
+            return changes(stack, gradient), changes(list(stack), list(gradient))
+
+        [together], apart = both()
+        return not jnp.allclose(together, jnp.stack(apart), 1e-4, 0)
+
+    names = optim.OPTIMIZERS | optim.optimizers_of_optax()
+    assert set(filter(is_layerwise, names)) == layerwise.LAYERWISE
+
+
+@pytest.mark.parametrize("name", ["muon", "optax:lamb", OWN, "lion"])
 def test_layers_in_a_stack_are_layers(name):
     """An optimizer that treats an array as a layer changes blocks that a body stacks in one array
     as it would change them apart; muon would take their biases for a matrix and their matrices for
     nothing that it knows.
     """
     config = complete(
-        {"optimizer.name": name, "schedule.name": "constant", "schedule.warmup_steps": 0}
+        {"optimizer.name": name, "optimizer.learning_rate": 0.1}
+        | {"schedule.name": "constant", "schedule.warmup_steps": 0}
         | {"body.layers": 3, "body.features": 8, "body.heads": 2, "body.feed_forward": 16}
         | {"input.cutoffs": (20,), "input.width": 8, "output.table.cutoffs": (20,)}
     )
     model = build(config, 40)
     whole, alone = sparse.optimizer(config, model), optim.from_config(config)
-    assert layerwise.by_array(alone) == (name != "lion")
+    assert layerwise.is_layerwise(name) == (name != "lion")
     params, gradients = (random_like(parameter_shapes(model), seed) for seed in (0, 1))
 
     def apart(tree):
