@@ -16,10 +16,14 @@ class InputError(ValueError):
 
 
 class MissingPackage(InputError, ModuleNotFoundError):
-    """A package of the extra `layers` or `train` is not installed."""
+    """A package of an extra is not installed."""
 
 
-NEEDS = {"layers": "layers and optimizers need", "train": "training and trained models need"}
+NEEDS = {
+    "layers": "layers and optimizers need",
+    "train": "training and trained models need",
+    "gcs": "workdirs on gs:// need",
+}
 
 
 @contextlib.contextmanager

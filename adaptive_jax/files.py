@@ -1,18 +1,13 @@
-"""Files on disks and in object storage: paths, files that replace others whole, checksums.
+"""Paths, files that replace others atomically, checksums, and compressed files.
 
     path_of("~/runs/a")             # a pathlib.Path
     path_of("gs://bucket/runs/a")   # an etils.epath.Path, which Orbax and JAX use as well
 
-In a store (gs:// or s3://) an object is written whole or not at all. Nothing is renamed, appended
-to or locked, and a folder is a part of a name. `ObjectFiles` reads and writes objects through
-tensorstore, as Orbax does arrays. gcsfs and s3fs are not used: s3fs kept a listing from before
-tensorstore wrote an object, and left half an object when an error ended the writing; the two weigh
-89 MB and need credentials in a second place. Only paths of stores import tensorstore, fsspec and
-etils.
+gs:// is read and written by gcsfs. An object there is written whole or not at all, and nothing is
+appended, renamed or locked.
 """
 
 import contextlib
-import functools
 import glob
 import hashlib
 import io
@@ -21,57 +16,61 @@ import shutil
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from adaptive_jax.errors import InputError, of_extra, one_line
+from adaptive_jax.errors import InputError, of_extra
 
-SCHEMES = "gs", "s3"
-# Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
-PATIENCE = 60.0
+BUCKETS = "gs://"
 DAY = 86_400  # in seconds
-AT_ONCE = 4  # objects that are compared with their checksums
 # Names of files that nothing here unpacks
 PACKED = ".zst", ".lz4", ".lzma", ".z", ".7z", ".rar"
 ARCHIVES = ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"
 
 
-def in_store(path: str | os.PathLike) -> bool:
-    """Whether a path or a text names a place in object storage."""
-    return "://" in os.fspath(path)
+def in_bucket(path: str | os.PathLike) -> bool:
+    """Whether a path or a text names a place in Google Cloud Storage."""
+    return os.fspath(path).startswith(BUCKETS)
 
 
 def path_of(place: str | os.PathLike) -> Path:
-    """The path that a text names, a ~ at its start expanded; a path stays as it is.
+    """The path that a text names, a ~ at its start expanded: a pathlib.Path, or an
+    etils.epath.Path for gs://BUCKET/NAME.
 
     Raises:
-        InputError: a URL of another kind, a NUL byte, or the home of an unknown user.
+        InputError: another URL, a NUL byte, or the home of an unknown user.
+        MissingPackage: a bucket, and the extra `gcs` is not installed.
     """
-    if "\0" in os.fspath(place):
-        raise InputError(f"{os.fspath(place)!r} must be a path, which has no NUL byte")
-    if not in_store(place):
+    name = os.fspath(place)
+    if "\0" in name:
+        raise InputError(f"{name!r} must be a path, which has no NUL byte")
+    if "://" not in name:
         try:
-            return Path(place).expanduser()
+            return Path(name).expanduser()
         except RuntimeError:
             raise InputError(
-                f"{place} must be a path, and there is no such user: write it without the ~"
+                f"{name} must be a path, and there is no such user: write it without the ~"
             ) from None
-    if not isinstance(place, str):
-        return place
-    scheme, _, rest = place.partition("://")
-    if scheme not in SCHEMES or not rest.strip("/"):
-        raise InputError(f"{place} must be a path, gs://BUCKET/NAME or s3://BUCKET/NAME")
-    from etils import epath
-
-    _register()
-    return epath.Path(place.rstrip("/"))
+    if not in_bucket(name) or not name.removeprefix(BUCKETS).strip("/"):
+        raise InputError(
+            f"{name} must be a path or gs://BUCKET/NAME; other stores can be mounted, see"
+            " docs/runs.md"
+        )
+    with of_extra("gcs"):
+        import fsspec
+        import gcsfs  # noqa: F401
+        import google.cloud.storage  # noqa: F401 (Orbax asks it at every listing)
+        from etils import epath
+    # gcsfs would list what it remembers, without what Orbax and other processes have written since.
+    fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+    return epath.Path(name.rstrip("/"))
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root of the disk; a place in a store is absolute already."""
-    return path if in_store(path) else path.absolute()
+    """The path from the root of the disk; a place in a bucket is absolute already."""
+    return path if in_bucket(path) else path.absolute()
 
 
 def names_in(directory: Path) -> list[str]:
@@ -84,182 +83,22 @@ def names_in(directory: Path) -> list[str]:
 
 def files_below(directory: Path) -> list[Path]:
     """The files in a directory and in its folders; none of one that does not exist."""
-    if not in_store(directory):
-        return [path for path in directory.rglob("*") if path.is_file()]
-    import tensorstore
-
-    store = tensorstore.KvStore.open(kvstore(f"{directory}/")).result()
-    names = [name.decode() for name in store.list().result()]
-    return [directory / name for name in names if not name.endswith("/")]
-
-
-def check_reachable(path: Path) -> None:
-    """Checks that a store answers, before a long preparation.
-
-    Raises:
-        InputError: it does not, or does not let this user read.
-    """
-    if not in_store(path):
-        return
-    import tensorstore
-
-    try:
-        store = tensorstore.KvStore.open(kvstore(f"{path}/")).result(timeout=PATIENCE)
-        store.read("config.json").result(timeout=PATIENCE)
-    except Exception as error:  # tensorstore raises many kinds
-        raise InputError(
-            f"cannot reach {path}: {reason(error)}; check its name and your credentials"
-        ) from error
-
-
-def kvstore(url: str) -> str | dict:
-    """What tensorstore opens for a URL. It reads Google's variables, and some of AWS's."""
-    if not url.startswith("s3://"):
-        return url
-    bucket, _, path = url.removeprefix("s3://").partition("/")
-    spec, address = {"driver": "s3", "bucket": bucket, "path": path}, os.getenv("AWS_ENDPOINT_URL")
-    if address:
-        spec |= {"endpoint": address, "aws_region": os.environ.get("AWS_REGION", "us-east-1")}
-    if "AWS_ACCESS_KEY_ID" in os.environ:  # otherwise it logs five lines about missing files
-        spec |= {"aws_credentials": {"type": "environment"}}
-    return spec
-
-
-def reason(error: BaseException) -> str:
-    """Why tensorstore failed, in one line, without its notes for its own authors."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {PATIENCE:g} seconds"
-    return one_line(error).partition(" [tensorstore_spec")[0][:300]
-
-
-class ObjectFiles:
-    """The objects of a store as files, in memory: the methods that fsspec derives its others from.
-
-    Settings, metadata, metrics and programs are small. Folders need not be made.
-    """
-
-    scheme: str
-
-    def _open(self, path: str, mode: str = "rb", **_) -> io.IOBase:
-        """Opens an object to read it, or to write it anew, whole, when it is closed.
-
-        Raises:
-            FileNotFoundError: there is no such object to read.
-            ValueError: another mode, as appending.
-        """
-        store, key = self._locate(path)
-        if mode == "wb":
-            return _NewObject(lambda content: store.write(key, content).result())
-        if mode != "rb":
-            raise ValueError(f"mode must be r or w for {path} in object storage, got {mode}")
-        found = store.read(key).result()
-        if found.state != "value":
-            raise FileNotFoundError(2, "No such object", f"{path}")
-        return io.BytesIO(found.value)
-
-    def ls(self, path: str, detail: bool = True, **_) -> list:
-        """Lists a folder. Raises FileNotFoundError if there is none."""
-        names, here = self._names_below(path), self._strip_protocol(path)
-        if not names:
-            raise FileNotFoundError(2, "No such folder", f"{path}")
-        folders = {name.partition("/")[0]: "/" in name for name in sorted(names, reverse=True)}
-        folders.pop("", None)  # the empty object that a store's own tools make for a folder
-        found = [_entry(f"{here}/{name}", folder) for name, folder in sorted(folders.items())]
-        return found if detail else [entry["name"] for entry in found]
-
-    def info(self, path: str, **_) -> dict:
-        """The name and type of an object or a folder. Raises FileNotFoundError if there is none."""
-        store, key = self._locate(path)
-        is_object = key and key.encode() in _keys(store, key, key + "\0")
-        if not is_object and not self._names_below(path):
-            raise FileNotFoundError(2, "No such object", f"{path}")
-        return _entry(self._strip_protocol(path), not is_object)
-
-    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Deletes an object, or a folder if `recursive`. Raises FileNotFoundError if there is
-        none.
-        """
-        (store, key), folder = self._locate(path), self.info(path)["type"] == "directory"
-        if folder and not recursive:
-            raise IsADirectoryError(21, "Is a folder", f"{path}")
-        if folder:
-            store.delete_range(store.KeyRange(f"{key}/", f"{key}0")).result()
-        else:
-            store.write(key, None).result()
-
-    def _locate(self, path):
-        """The store of the path's bucket, and the path's key in it."""
-        bucket, _, key = self._strip_protocol(path).partition("/")
-        return _bucket(f"{self.scheme}://{bucket}/"), key
-
-    def _names_below(self, path):
-        """Names of all objects in a folder and its folders, from there on."""
-        store, key = self._locate(path)
-        keys = _keys(store, f"{key}/", f"{key}0") if key else _keys(store, "", "")
-        return [name.decode()[len(key) + bool(key) :] for name in keys]
-
-
-def _entry(name, folder):
-    return {"name": name, "size": None, "type": "directory" if folder else "file"}
-
-
-def _keys(store, first, end):
-    return store.list(store.KeyRange(first, end)).result()
-
-
-@functools.cache
-def _bucket(url):
-    import tensorstore
-
-    return tensorstore.KvStore.open(kvstore(url)).result()
-
-
-@functools.cache
-def _register():
-    """Has fsspec, and so etils.epath, Orbax and JAX, reach stores by `ObjectFiles`."""
-    import fsspec
-
-    for protocols in ("gs", "gcs"), ("s3",):
-        named = {"protocol": protocols, "scheme": protocols[0]}
-        files = type("Files", (ObjectFiles, fsspec.AbstractFileSystem), named)
-        for protocol in protocols:
-            fsspec.register_implementation(protocol, files, clobber=True)
-
-
-class _NewObject(io.BytesIO):
-    """An object that is written when it is closed, and not at all after an error."""
-
-    def __init__(self, write: Callable[[bytes], object]):
-        super().__init__()
-        self._write = write
-
-    def close(self):
-        if not self.closed:
-            self._write(self.getvalue())
-        super().close()
-
-    def __exit__(self, kind, *_):
-        super().close() if kind else self.close()
+    files = []
+    for name in names_in(directory):
+        path = directory / name
+        files += files_below(path) if path.is_dir() else [path]
+    return files
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a new file that replaces `path` when the block ends without an error, so readers never
     see half of it.
-
-    Raises:
-        InputError: object storage does not take it.
     """
-    if in_store(path):
+    if in_bucket(path):
         content = io.BytesIO()
         yield content
-        try:
-            path.write_bytes(content.getvalue())
-        except Exception as error:  # tensorstore raises many kinds
-            raise InputError(
-                f"cannot write {path}: {reason(error)}; what was saved before is intact. Check your"
-                " permission to write there, then run the same command to resume"
-            ) from error
+        path.write_bytes(content.getvalue())
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: only their owner can read its files, and a cache may be shared.
@@ -283,16 +122,13 @@ def new_directory(path: Path) -> Iterator[Path]:
     when the block ends without an error.
 
     A block that fails leaves nothing. What a killed process left for the same `path` is removed
-    when it is a day old. In object storage, which renames nothing, the directory is `path` itself,
-    and what a killed process left stays.
+    when it is a day old.
+
+    Raises:
+        InputError: a path in a bucket.
     """
-    if in_store(path):
-        try:
-            yield path
-        except BaseException:
-            path.rmtree(missing_ok=True)
-            raise
-        return
+    if in_bucket(path):
+        raise InputError(f"{path} must be a directory on a disk: write it there, then copy it")
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
@@ -348,8 +184,7 @@ def _sha256_of_each(paths):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    # Objects are read whole, into memory.
-    with ThreadPoolExecutor(AT_ONCE if any(map(in_store, paths)) else os.cpu_count()) as threads:
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(sha256, paths))
 
 

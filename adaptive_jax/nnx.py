@@ -114,5 +114,5 @@ class AdaptiveSoftmax(nnx.bridge.ToNNX):
 
 
 def _is_variable(name):
-    """Whether an attribute of a bridge holds variables, not what the bridge needs."""
+    """True if an attribute of a bridge holds variables, not what the bridge needs."""
     return not name.startswith(("to_nnx__", "_pytree__"))

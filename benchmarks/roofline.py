@@ -97,12 +97,17 @@ def flops(one: Instruction, operands: Mapping[str, Instruction], program: Progra
 
 def _terms(one, operands):
     """Products that a convolution adds up for each number of its result: a TPU's matrix product is
-    a convolution, with a window if it has several contracted dimensions.
+    a convolution, with a window if it has several contracted dimensions. A batch of products has a
+    window over the batch, too, with all but one entry of it between the dilated inputs.
     """
     kernel = re.search(r"dim_labels=\w+_(\w+)->", one.rest)[1]
     channels = _dimensions(operands[one.inputs[1]].shape)[kernel.index("i")]
-    window = re.search(r"window=\{size=([\dx]+)", one.rest)
-    return channels * (math.prod(int(size) for size in window[1].split("x")) if window else 1)
+    window = re.search(r"window=\{([^}]*)\}", one.rest)
+    settings = dict(pair.split("=") for pair in window[1].split()) if window else {}
+    sizes = [int(size) for size in settings.get("size", "1").split("x")]
+    dilations = [int(n) for n in settings.get("lhs_dilate", "x".join("1" * len(sizes))).split("x")]
+    hits = (max(1, size // dilation) for size, dilation in zip(sizes, dilations, strict=True))
+    return channels * math.prod(hits)
 
 
 def _dimensions(shape):

@@ -1,22 +1,26 @@
-"""A server that keeps objects in memory and speaks what tensorstore asks of Google Cloud
-Storage and of Amazon S3.
+"""A server that keeps objects in memory and speaks what tensorstore, gcsfs and google-cloud-storage
+ask of Google Cloud Storage.
 """
 
 import contextlib
+import hashlib
 import http.server
 import itertools
 import json
 import re
 import threading
 import urllib.parse
-from xml.sax.saxutils import escape
+from base64 import b64encode
 
 
 class Objects:
-    """What a server keeps: `{(bucket, key): (generation, content)}`.
+    """Kept objects: `{(bucket, key): (generation, content)}`.
 
     stop_at: a write whose name ends so is never answered, and sets `stopped`.
+    forbidden: the name of a bucket that nobody may read.
     """
+
+    forbidden = "private"
 
     def __init__(self):
         self.objects, self.stop_at, self.stopped = {}, None, threading.Event()
@@ -38,142 +42,119 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def answer(self, status, content=b"", **headers):
+        if isinstance(content, dict):
+            content, headers = json.dumps(content).encode(), {"Content_Type": "application/json"}
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), str(value))
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.wfile.write(content)
 
     def handle_any(self):
-        parts = urllib.parse.urlsplit(self.path)
+        store, parts = self.server.store, urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        store, name = self.server.store, query.get("name", urllib.parse.unquote(parts.path))
-        if self.command in ("POST", "PUT") and store.stop_at and name.endswith(store.stop_at):
+        pattern = r"(?:/upload|/download)?/storage/v1/b/([^/]+)(/o)?(?:/(.+))?"
+        bucket, objects, key = re.fullmatch(pattern, parts.path).groups()
+        key = urllib.parse.unquote(key or query.get("name", ""))
+        if query.get("uploadType") == "multipart":
+            key, body = parts_of(body, self.headers["Content-Type"])
+        if query.get("uploadType") == "resumable":  # then everything follows at once
+            place = f"{self.server.url}{self.path}".replace("=resumable", "=media")
+            return self.answer(200, Location=place)
+        if self.command == "POST" and store.stop_at and key.endswith(store.stop_at):
             store.stopped.set()
             self.close_connection = True
             return
         with store.lock:
-            if found := re.fullmatch(r"(/upload)?/storage/v1/b/([^/]+)/o(?:/(.+))?", parts.path):
-                self.google(
-                    *map(urllib.parse.unquote, (found[2], found[3] or query.get("name", ""))),
-                    query,
-                    body,
-                )
+            if bucket == store.forbidden:
+                self.answer(403, b"no permission")
+            elif objects is None:
+                self.answer(200, {"kind": "storage#bucket", "name": bucket})
+            elif key:
+                self.object(bucket, key, query, body)
             else:
-                bucket, _, key = urllib.parse.unquote(parts.path).lstrip("/").partition("/")
-                self.amazon(bucket, key, query, body)
+                self.list(bucket, query)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any
+    do_GET = do_POST = do_DELETE = handle_any
 
-    def google(self, bucket, key, query, body):
+    def list(self, bucket, query):
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        first, end = query.get("startOffset", ""), query.get("endOffset")
+        listed = {"kind": "storage#objects", "items": [], "prefixes": []}
+        for name in self.server.store.names(bucket):
+            if not name.startswith(prefix) or name < first or (end is not None and name >= end):
+                continue
+            folder, inside, _ = name.removeprefix(prefix).partition(delimiter or "\0")
+            if not inside:
+                listed["items"].append(self.about(bucket, name))
+            elif prefix + folder + inside not in listed["prefixes"]:
+                listed["prefixes"].append(prefix + folder + inside)
+        self.answer(200, listed)
+
+    def about(self, bucket, key):
+        generation, content = self.server.store.objects[bucket, key]
+        digest = b64encode(hashlib.md5(content).digest()).decode()
+        time = dict.fromkeys(("timeCreated", "updated"), "2026-01-01T00:00:00.000Z")
+        numbers = {"generation": str(generation), "size": str(len(content)), "md5Hash": digest}
+        return {"name": key, "bucket": bucket} | numbers | time
+
+    def object(self, bucket, key, query, body):
         store = self.server.store
-        if not key:
-            first, end = query.get("startOffset", ""), query.get("endOffset")
-            names = [
-                name
-                for name in store.names(bucket)
-                if name.startswith(query.get("prefix", "")) and name >= first
-            ]
-            items = [{"name": name, "size": "0"} for name in names if end is None or name < end]
-            return self.answer(
-                200, json.dumps({"items": items}).encode(), Content_Type="application/json"
-            )
         generation, content = store.objects.get((bucket, key), (0, b""))
         if int(query.get("ifGenerationMatch", generation)) != generation:
             return self.answer(412)
         if self.command == "POST":
             store.objects[bucket, key] = next(store.generations), body
-            made = {
-                "name": key,
-                "generation": str(store.objects[bucket, key][0]),
-                "size": str(len(body)),
-            }
-            return self.answer(200, json.dumps(made).encode(), Content_Type="application/json")
+            return self.answer(200, self.about(bucket, key))
         if not generation:
             return self.answer(404)
         if self.command == "DELETE":
             del store.objects[bucket, key]
             return self.answer(204)
+        if query.get("alt") != "media":
+            return self.answer(200, self.about(bucket, key))
         if int(query.get("ifGenerationNotMatch", -1)) == generation:
             return self.answer(304)
-        return self.content(content, x_goog_generation=generation)
-
-    def amazon(self, bucket, key, query, body):
-        store = self.server.store
-        if not key:
-            after = query.get("start-after", "")
-            names = [
-                name
-                for name in store.names(bucket)
-                if name.startswith(query.get("prefix", "")) and name > after
-            ]
-            listed = "".join(
-                f"<Contents><Key>{escape(name)}</Key><Size>0</Size></Contents>" for name in names
-            )
-            text = (
-                "<ListBucketResult><IsTruncated>false</IsTruncated>"
-                f"<KeyCount>{len(names)}</KeyCount>{listed}</ListBucketResult>"
-            )
-            return self.answer(
-                200, text.encode(), Content_Type="application/xml", x_amz_bucket_region="us-east-1"
-            )
-        generation, content = store.objects.get((bucket, key), (0, b""))
-        tag = f'"{generation}"'
-        if self.command != "PUT" and not generation:
-            return self.answer(404)
-        if self.headers.get("If-Match", tag) != tag or (
-            generation and self.headers.get("If-None-Match") == "*"
-        ):
-            return self.answer(412)
-        if self.command == "PUT":
-            store.objects[bucket, key] = next(store.generations), body
-            return self.answer(200, ETag=f'"{store.objects[bucket, key][0]}"')
-        if self.command == "DELETE":
-            del store.objects[bucket, key]
-            return self.answer(204)
-        if self.headers.get("If-None-Match") == tag:
-            return self.answer(304)
-        return self.content(content, ETag=tag)
-
-    def content(self, content, **headers):
-        found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if not found:
-            return self.answer(200, content, **headers)
+        span = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if not span:
+            return self.answer(200, content, x_goog_generation=generation)
         size = len(content)
-        first, last = (
-            (int(found[1]), int(found[2] or size - 1))
-            if found[1]
-            else (max(0, size - int(found[2])), size - 1)
-        )
-        last = min(last, size - 1)
+        first = int(span[1]) if span[1] else max(0, size - int(span[2]))
+        last = min(int(span[2]) if span[1] and span[2] else size - 1, size - 1)
         if first > last:
-            return self.answer(416, **headers)
-        return self.answer(
-            206, content[first : last + 1], Content_Range=f"bytes {first}-{last}/{size}", **headers
-        )
+            return self.answer(416, x_goog_generation=generation)
+        place = {"Content_Range": f"bytes {first}-{last}/{size}", "x_goog_generation": generation}
+        self.answer(206, content[first : last + 1], **place)
+
+
+def parts_of(body, content_type):
+    """Name and content of an upload of two parts, the first of which is JSON."""
+    boundary = b"--" + re.search(r'boundary="?([^";]+)', content_type)[1].encode()
+    end = b"\r\n" if boundary + b"\r\n" in body else b"\n"
+    about, rest = body.removeprefix(boundary).split(end + boundary, 1)
+    content = rest[: rest.rindex(end + boundary)].split(2 * end, 1)[1]
+    return json.loads(about.split(2 * end, 1)[1])["name"], content
 
 
 @contextlib.contextmanager
 def serving():
-    """Yields `Objects` and the variables by which tensorstore finds the server in place of the
-    stores.
-    """
+    """Yields `Objects` and the variables by which programs find the server in place of Google's."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         server.store, url = Objects(), f"http://127.0.0.1:{server.server_port}"
+        server.url = url
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield (
             server.store,
             {
                 "TENSORSTORE_GCS_HTTP_URL": url,
                 "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
-                "AWS_ENDPOINT_URL": url,
-                "AWS_ACCESS_KEY_ID": "id",
-                "AWS_SECRET_ACCESS_KEY": "key",
-                "AWS_REGION": "us-east-1",
-                "AWS_EC2_METADATA_DISABLED": "true",
+                "STORAGE_EMULATOR_HOST": url,
+                "GOOGLE_CLOUD_PROJECT": "project",
+                "NO_GCE_CHECK": "true",
+                # It would ask Google what kind of bucket this is.
+                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
             },
         )
         server.shutdown()

@@ -109,6 +109,7 @@ def test_a_wheel_has_the_package(clone):
             "layers and optimizers need no_such_package: pip install 'adaptive_jax[layers]'",
         ),
         ("train", "trained models need no_such_package: pip install 'adaptive_jax[train]'"),
+        ("gcs", "workdirs on gs:// need no_such_package: pip install 'adaptive_jax[gcs]'"),
     ],
 )
 def test_a_missing_package_is_an_error_of_one_line(extra, says):

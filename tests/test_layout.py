@@ -136,7 +136,7 @@ BASE = {"jax", "numpy", "ml_dtypes"}
 BROUGHT = {  # what the extra brings, and the rooms that then need nothing more
     "": (BASE, LOSSES),
     "layers": (
-        BASE | {"flax", "optax", "absl", "orbax", "etils", "rich", "tensorstore"},
+        BASE | {"flax", "optax", "absl", "orbax", "etils", "rich", "google"},
         LOSSES + LAYERS,
     ),
 }

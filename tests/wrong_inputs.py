@@ -157,7 +157,7 @@ PLACES = rows(  # found before the text is looked for
     ("--init_from={tmp}", "holds no run"),
     ("--workdir=~nosuchuser/x", "~nosuchuser/x", "must be a path"),
     (f"--workdir={300 * 'x'}", 300 * "x", "another place"),
-    ("--workdir=foo://b/x", "foo://b/x", "a path"),
+    ("--workdir=s3://b/x", "s3://b/x must be a path or gs://", "docs/runs.md"),
     ("--workdir='{tmp}/[x]'", "[x]", "another name"),
     ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
     ("--cache_dir=", "--cache_dir=''", "on a local disk"),
@@ -169,14 +169,13 @@ PLACES = rows(  # found before the text is looked for
         "Not a directory",
     ),
     ("--cache_dir=~nosuchuser", "~nosuchuser", "without the ~"),
-    ("--cache_dir=foo://b", "foo://b", "on a local disk"),
+    ("--cache_dir=gs://b", "gs://b", "on a local disk"),
     ("--config.data.path=/nowhere", "/nowhere", "does not exist"),
     ("--config.data.path=/proc", "/proc", "no train split"),
     ("--config.data.path=~nosuchuser", "~nosuchuser", "without the ~"),
     (f"--config.data.path={5000 * 'x'}", "xxx", "use a directory"),
-    ("--config.data.path=gs://", "gs://", "use a URL"),
-    ("--config.data.path=foo://x", "foo://x", "use a URL"),
-    ("--config.data.path=file:///nowhere", "file:///nowhere", "write it"),
+    ("--config.data.path=gs://b/x", "gs://b/x", "on a local disk"),
+    ("--config.data.path=gs://b/x --dry_run", "gs://b/x", "on a local disk"),
 )
 
 EVALUATE = rows(
@@ -196,9 +195,6 @@ EVALUATE = rows(
 
 PREPARE = rows(
     "{prepare}",
-    ("--to=/tmp/x --config.data.path={tmp}/none", "/tmp/x", "use a URL"),
-    ("--to=foo://x --config.data.path={tmp}/none", "foo://x", "use a URL"),
-    ("--to=file:///proc/x --config.data.path={tmp}/none", "file:///proc/x"),
     ("--config.data.threshold=0", "data.threshold=0", "or more"),
     ("--config.data.limit=2", "data.limit=2", "3 or more"),
     ("--config.data.tokeniser=mose", "'mose'", 'Did you mean "moses"'),

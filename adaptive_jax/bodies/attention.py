@@ -28,7 +28,7 @@ from adaptive_jax.numerics.products import added
 
 
 class Pairs(NamedTuple):
-    """What weighs a pair of tokens besides their query and key.
+    """Weights of pairs of tokens besides queries and keys.
 
     Attributes:
         segment_ids: int32 `[rows, time]`: a token sees only tokens of its own segment. None: every
@@ -123,7 +123,7 @@ def _check_weights(time, heads, pairs):
 
 
 def kernels_fit(shape: tuple[int, int, int], dtype) -> bool:
-    """Whether flash.py computes rows of `shape`, (time, heads, width), on the device that the code
+    """True if flash.py computes rows of `shape`, (time, heads, width), on the device that the code
     is traced for.
     """
     time, _, width = shape
@@ -133,8 +133,8 @@ def kernels_fit(shape: tuple[int, int, int], dtype) -> bool:
 
 
 def causal_mask(first, time: int, length: int) -> jax.Array:
-    """Which of `length` keys each of `time` queries may see, the first query at position
-    `first`: bool `[time, length]`.
+    """Mask, bool `[time, length]`, of the keys that each of `time` queries may see, the first
+    query at position `first`.
     """
     return jnp.arange(length)[None] <= (first + jnp.arange(time))[:, None]
 

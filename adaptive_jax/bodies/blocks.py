@@ -1,4 +1,4 @@
-"""What blocks are made of: affine maps, normalisation, which of their results the backward pass
+"""Parts of blocks: affine maps, normalisation, which of their results the backward pass
 reads, and the gathering of their parameters.
 
 A body whose parameters may be cut over devices has a field `gather`, which it calls on those of one
@@ -86,7 +86,7 @@ def gathered_twice(layer: Callable, gather: Callable, *, looped: bool = False) -
 
 
 def unrolled(x: jax.Array, train: bool) -> bool:
-    """Whether equal blocks compute these vectors one after the other instead of in a loop.
+    """True if equal blocks are unrolled for these vectors instead of run in a loop.
 
     A loop copies what the backward pass needs of each block into one array. On a GPU these copies
     are a third of what an update moves beside products; in bfloat16 on a CPU, XLA widens and

@@ -31,7 +31,7 @@ HIDDEN = -1e30  # the score of a key that a query does not see
 
 
 class Blocks(NamedTuple):
-    """How a kernel is cut: tokens of a program, tokens of a step of its loop, warps, and steps
+    """Sizes of a kernel: tokens of a program, tokens of a step of its loop, warps, and steps
     whose reads are in flight.
     """
 
@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """What is the same for all programs of both kernels."""
+    """Settings of all programs of both kernels."""
 
     dropout: float
     slopes: tuple[float, ...]
@@ -50,7 +50,7 @@ class _Settings(NamedTuple):
     backward: Blocks
 
     def kernel(self, blocks: Blocks, joint, segment_ids) -> "_Kernel":
-        """What the programs of one of the kernels have in common."""
+        """Settings of the programs of one of the kernels."""
         return _Kernel(
             self.dropout, blocks, joint.shape[1], segment_ids is not None, bool(self.slopes)
         )
@@ -175,7 +175,7 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
 
 
 class _Given(NamedTuple):
-    """What weighs the pairs of a row and head besides queries and keys; None where not given."""
+    """Weights of the pairs of a row and head besides queries and keys; None where absent."""
 
     segments: jax.Array | None = None
     slope: jax.Array | None = None
@@ -183,9 +183,7 @@ class _Given(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """What the programs of a kernel have in common, and how they weigh a block of pairs of
-    tokens.
-    """
+    """Settings of the programs of a kernel, and the weights of a block of pairs of tokens."""
 
     dropout: float
     blocks: Blocks
@@ -194,7 +192,7 @@ class _Kernel(NamedTuple):
     sloped: bool
 
     def read(self, refs):
-        """What weighs the pairs of this row and head: `_Given`."""
+        """The weights of the pairs of this row and head."""
         refs, given = list(refs), _Given()
         if self.dropout:
             seeds, head = refs.pop(), pl.program_id(1).astype(jnp.uint32)
@@ -226,8 +224,8 @@ class _Kernel(NamedTuple):
         return jnp.where(seen, scores, HIDDEN)
 
     def stays(self, seeds, starts, shape):
-        """Which weights of queries from `starts[0]` and keys from `starts[1]` are not dropped:
-        bool `shape`.
+        """Mask, bool `shape`, of the weights that are not dropped, of queries from `starts[0]` and
+        keys from `starts[1]`.
         """
         queries, keys = (
             start.astype(jnp.uint32) + lax.broadcasted_iota(jnp.uint32, shape, axis)

@@ -105,7 +105,7 @@ def _windows(x, before, positions, kernel):
 
 
 class Activation(NamedTuple):
-    """What follows a convolution.
+    """Nonlinearity after a convolution.
 
     Attributes:
         function: from `maps` arrays of one shape to one of that shape.
@@ -131,7 +131,7 @@ ACTIVATIONS = {
 
 
 class Form(NamedTuple):
-    """What the paper leaves open.
+    """Choices that the paper leaves open.
 
     Attributes:
         entry: whether a linear layer brings the vectors to the width of the first convolution,
@@ -160,7 +160,7 @@ class Stage(NamedTuple):
 
     @property
     def projected(self) -> bool:
-        """Whether the input of the block needs a projection to be added to its output."""
+        """True if the input of the block needs a projection to be added to its output."""
         return self.width != self.layers[-1][1]
 
 
@@ -307,7 +307,7 @@ class GatedConv(nn.Module):
 
     @property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """What `gather` is called on: one block, or a linear layer at the start or end, at a time.
+        """Groups that `gather` takes: a block each, or a linear layer at the start or end.
         Norms of weights are taken in float32, so those are gathered in it.
         """
         dtype, linear = jnp.float32 if self.weight_norm else self.dtype, []

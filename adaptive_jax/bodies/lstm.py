@@ -43,7 +43,7 @@ class Weights(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a layer hands on from step to step.
+    """Recurrent state of a layer.
 
     Attributes:
         hidden: `[rows, H]` in the layer's dtype.
@@ -134,8 +134,8 @@ class LSTM(nn.Module):
 
     @property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """What `gather` is called on: one layer at a time. Its gradients are sums in float32, so it
-        is gathered in that.
+        """Groups that `gather` takes, a layer each. Its gradients are sums in float32, so it is
+        gathered in that.
         """
         kinds = "input", "recurrent", *("bias", "recurrent_bias")[: self.biases]
         return tuple(

@@ -70,8 +70,8 @@ def check_table(count: int, time: int) -> None:
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """How much a score of each head falls with each token of distance (Press et al. 2022, section
-    3).
+    """Slopes of ALiBi: the fall of each head's score with a token of distance (Press et al.
+    2022, section 3).
 
     8 heads have 1/2, 1/4 … 1/256, and any power of two has a geometric sequence that ends at 1/256.
     For another number the authors' code takes those of the next lower power of two and then every
@@ -86,8 +86,8 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 
 def biases(slopes: jax.Array, first, time: int, length: int) -> jax.Array:
-    """What ALiBi adds to the scores of `time` queries, the first at position `first`, with keys 0
-    to `length`.
+    """Biases that ALiBi adds to the scores of `time` queries, the first at position `first`, with
+    keys 0 to `length`.
 
     slopes: `[heads]`, see `alibi_slopes`. Returns float32 `[heads, time, length]`: minus slope
         times distance.

@@ -225,7 +225,7 @@ class Transformer(nn.Module):
 
     @property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """What `gather` is called on, block by block. Blocks cast their matrices to `dtype` anyway;
+        """Groups that `gather` takes, a block each. Blocks cast their matrices to `dtype` anyway;
         to gather first and then cast would move twice the bytes of bfloat16.
         """
         return (ParameterGroup((BLOCKS,), self.dtype, stacked=True),)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import in_store, path_of
+from adaptive_jax.files import path_of
 
 VARIABLE = "ADAPTIVE_JAX_CACHE"
 DEFAULT = "~/.cache/adaptive_jax"
@@ -35,6 +35,6 @@ def use(place: str) -> None:
 
 
 def _checked(place):
-    if not place or in_store(place):
+    if not place or "://" in place:
         raise InputError(f"--cache_dir={place!r} must be a directory on a local disk")
     return path_of(place)

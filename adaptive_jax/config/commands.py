@@ -19,7 +19,7 @@ from typing import NoReturn
 from adaptive_jax.config import cache, keys, signals
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.errors import InputError, of_extra, one_line
-from adaptive_jax.files import check_reachable, path_of
+from adaptive_jax.files import path_of
 
 with of_extra("train"):
     from absl import app, flags, logging
@@ -65,13 +65,12 @@ def workdir() -> tuple[Path, tuple]:
     command of one host.
 
     Raises:
-        InputError: no workdir, or one in a store that cannot be reached.
+        InputError: no workdir, or one that is no path.
     """
     given = flags.FLAGS
     if not given.workdir:
         raise InputError("--workdir is missing: pass --workdir=DIRECTORY")
     place = path_of(given.workdir)
-    check_reachable(place)
     return place, (given.coordinator, given.hosts, given.host) if "coordinator" in given else ()
 
 
@@ -220,6 +219,8 @@ def _guarded(call, stopped):
     except BrokenPipeError:
         os._exit(141)  # as others do whose reader, such as `head`, has read enough
     except OSError as error:
+        if str(error).startswith("Forbidden: "):  # of gcsfs, without a number
+            fail(one_line(error))
         name, reason = error.filename or "a file", os.strerror(error.errno or 0)
         if error.errno in FULL:
             fail(

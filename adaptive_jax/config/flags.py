@@ -32,7 +32,7 @@ _argv: list[str] = []  # the command line in the order that ml_collections asks 
 
 
 class _File(NamedTuple):
-    """What a config file holds for its row: what it states, and what `published` returns of it."""
+    """A config file's row: stated values, and the result of `published`."""
 
     stated: dict
     published: dict | None
@@ -101,7 +101,7 @@ def config() -> tuple[dict, list[str]]:
 
 
 def published() -> tuple[dict | None, list[str]]:
-    """What a paper prints of the row that --config names: `validation`, `test` (perplexities, or
+    """Published numbers of the row that --config names: `validation`, `test` (perplexities, or
     None), `table` and `row`; None where the file has no dict `ROWS`, or the row no such numbers.
     And the keys that flags changed.
     """
@@ -149,7 +149,7 @@ def _without_config(arguments):
 
 
 def _read(place):
-    """What a config file holds for its row."""
+    """Reads a config file for its row."""
     path, colon, row = place.partition(":")
     if not path:
         raise InputError(f"--config is empty: {CURE}")

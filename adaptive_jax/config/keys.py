@@ -121,7 +121,7 @@ class General:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """What is logged, besides metrics.jsonl.
+    """Logs besides metrics.jsonl.
 
     Attributes:
         tensorboard: whether to write files for TensorBoard.
@@ -192,7 +192,7 @@ def inner_groups(group: str, name: str | None = None) -> list[str]:
 
 
 def _is_key(parameter):
-    """Whether a value that JSON knows can be given for a parameter."""
+    """True if a value that JSON knows can be given for a parameter."""
     plain = bool | int | float | str | tuple | list | None
     named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return named and (parameter.default is parameter.empty or isinstance(parameter.default, plain))

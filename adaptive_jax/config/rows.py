@@ -1,4 +1,4 @@
-"""What a config file is made of: rows of a paper's table, each a model with published numbers.
+"""Rows of config files: those of a paper's table, each a model with published numbers.
 
 A config file states what differs from the defaults, by dotted keys, and has a row for each model:
 
@@ -118,7 +118,7 @@ def mean_window(window: int) -> float:
 
 
 def epochs(config: Mapping, updates: int, words: int) -> float:
-    """How often so many updates of a config read a text of so many words, `<eos>` included."""
+    """Number of times that a config's updates read a text of so many words, `<eos>` included."""
     tokens, window = config["tokens_per_update"], config["batches"]["sequence_length"]
     if config["batches"]["layout"] == "streams":
         tokens *= mean_window(window) / window

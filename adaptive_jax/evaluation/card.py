@@ -1,4 +1,4 @@
-"""What a result holds besides perplexity: bits a character, perplexity by frequency, published
+"""Parts of a result besides perplexity: bits a character, perplexity by frequency, published
 numbers, versions; and the lines that say so.
 """
 
@@ -91,7 +91,7 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
 
 
 def has_counts(vocabulary: Vocabulary) -> bool:
-    """Whether it is known how frequent words are; of a converted list of words it is not."""
+    """True if the words have counts, which those of a converted list have not."""
     return len(np.unique(vocabulary.counts[vocabulary.counts > 0])) > 1
 
 

@@ -47,7 +47,7 @@ SHARE = "Share of the words that keep their entries in a lexicon; default: that 
 
 
 class Request(NamedTuple):
-    """What to score. The fields with an `Option` are flags of the command.
+    """Evaluation to run. The fields with an `Option` are flags of the command.
 
     options: of the method, fields of `Cache`, `Neighbours` or `Dynamic`.
     """
@@ -261,7 +261,7 @@ def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:
 
 
 def _is_published(request, config, words):
-    """Whether a paper's number is of what is scored: the model's own scores, over its words and
+    """True if a paper's number is of what is scored: the model's own scores, over its words and
     with its whole lexicon, of the published text as its number of words tells it, or else of the
     run's own text.
     """

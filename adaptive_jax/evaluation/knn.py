@@ -30,7 +30,7 @@ from adaptive_jax.evaluation.nearest import nearest, none_yet
 from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Evaluation, Progress, ScoreOptions, scores
-from adaptive_jax.files import in_store, new_directory
+from adaptive_jax.files import in_bucket, new_directory
 from adaptive_jax.workdir.settings import write_json
 
 with of_extra("train"):
@@ -110,11 +110,11 @@ def open_datastore(
     ids: int32 `[tokens]` of the text. windows: how it is read.
 
     Raises:
-        InputError: the workdir is in object storage or cannot be written, several hosts, or hidden
+        InputError: the workdir is in a bucket or cannot be written, several hosts, or hidden
             states too large for float16.
     """
     folder = workdir / "eval" / name
-    if in_store(folder) or jax.process_count() > 1:
+    if in_bucket(folder) or jax.process_count() > 1:
         raise InputError(
             f"--method=knn keeps its datastore on one host's disk, in {folder}: copy the run there,"
             " and use one host"

@@ -43,7 +43,7 @@ STOPPED = "stopped: nothing was written"
 
 
 class Clustering(NamedTuple):
-    """What to do; the flags of the command."""
+    """Options of the command."""
 
     method: Annotated[str, Option("How words are put into clusters.", among=WAYS)] = "frequency"
     embeddings: Annotated[str, Option(VECTORS)] = ""

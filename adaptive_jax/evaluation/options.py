@@ -21,7 +21,7 @@ NUMBERS = {
 
 
 class Option(NamedTuple):
-    """What is said of a field.
+    """Help and range of a field.
 
     Attributes:
         help: a phrase for --help.

@@ -11,7 +11,7 @@ from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
-from adaptive_jax.files import in_store, replacing
+from adaptive_jax.files import replacing
 from adaptive_jax.parallel import hosts
 from adaptive_jax.workdir.settings import write_json
 
@@ -96,7 +96,7 @@ def _name(result):
     if settings["method"] != "plain" or others:
         name += f"-{settings['method']}-{_digest(json.dumps(others, sort_keys=True))}"
     if (given := settings["data_path"]) is not None:
-        name += f"-{_digest(given if in_store(given) else str(Path(given).resolve()))}"
+        name += f"-{_digest(str(Path(given).resolve()))}"
     return name
 
 

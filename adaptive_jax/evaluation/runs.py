@@ -66,12 +66,12 @@ class Run(NamedTuple):
 
     @property
     def predicts_new_words(self) -> bool:
-        """Whether the model gives probability to all words of the vocabulary."""
+        """True if the model gives probability to all words of the vocabulary."""
         return self.model.input.vocabulary_size == len(self.vocabulary)
 
 
 class SavedRun(NamedTuple):
-    """What a workdir says of a run before its parameters are read.
+    """Run as its workdir describes it, before its parameters are read.
 
     config: the config that the run was started with.
     """
@@ -150,7 +150,7 @@ class SavedRun(NamedTuple):
 
 
 def fits_any_vocabulary(config: dict, words: int) -> bool:
-    """Whether a config's model of so many words has the parameters of a model of more words, and
+    """True if a config's model of so many words has the parameters of a model of more words, and
     all bands but the last have the same words: not so where an output cuts all words evenly.
     """
 

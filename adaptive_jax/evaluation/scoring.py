@@ -39,7 +39,7 @@ class Scored(NamedTuple):
 
 
 class ScoreOptions(NamedTuple):
-    """What `scores` does besides.
+    """Options of `scores`.
 
     Attributes:
         hidden: return hidden states, too.
@@ -184,7 +184,7 @@ def score_split(
     options: ScoreOptions = PLAIN,
     composed_once: tuple | None = None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """What `scores` yields, in the order of the split; arguments as there.
+    """Results of `scores` in the order of the split; arguments as there.
 
     Returns:
         The nll, float32 `[tokens]` in nats, NaN for tokens of no example, the empty lines of
@@ -204,7 +204,7 @@ def score_split(
 
 
 class Evaluation(NamedTuple):
-    """What a way to score is given besides its options.
+    """Arguments of a scoring method besides its options.
 
     Attributes:
         workdir: of the run.
@@ -265,8 +265,8 @@ def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
 
 
 def scored_columns(batch: WindowBatch, columns: int) -> np.ndarray:
-    """Which of the `columns` from `batch.first` on hold targets that count: bool `[rows,
-    columns]`.
+    """Mask, bool `[rows, columns]`, of the targets that count among the `columns` from
+    `batch.first` on.
     """
     at = batch.first[:, None] + np.arange(columns)
     return np.take_along_axis(batch.batch.weights, at, axis=1) > 0

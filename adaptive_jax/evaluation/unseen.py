@@ -1,5 +1,5 @@
-"""How much of a text a model cannot know: words that are `<unk>`, and words that its training
-text lacks.
+"""Out-of-vocabulary statistics of a text: words that are `<unk>`, and words that the training text
+lacks.
 """
 
 import logging

@@ -102,7 +102,7 @@ class CharacterCNN(nn.Module):
 
     @property
     def lexicon_spec(self) -> dict:
-        """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"spelling": {"length": self.length, "marks": self.letters == "elmo"}}
 
     def lexicon_shapes(self, words: int) -> dict:

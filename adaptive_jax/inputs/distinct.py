@@ -85,7 +85,7 @@ _vectors.defvjp(_forward, _backward)
 
 
 def _look_up(static, axis_name, tokens, bands):
-    """What `partitioned.run` calls with the tokens of one device, forward."""
+    """Forward function of `partitioned.run`, for the tokens of one device."""
     dtype, ids = static.dtype, tokens[0][..., 0]
     words, place = _words(ids, sum(static.words))
 
@@ -102,7 +102,7 @@ def _look_up(static, axis_name, tokens, bands):
 
 
 def _add_up(static, axis_name, tokens, bands):
-    """What `partitioned.run` calls with the tokens of one device, backward."""
+    """Backward function of `partitioned.run`, for the tokens of one device."""
     dtype, (gradient, ids) = static.dtype, tokens
     words, place = _words(ids, sum(static.words))
     gradient = gradient.reshape(-1, gradient.shape[-1]).astype(sum_dtype(dtype))

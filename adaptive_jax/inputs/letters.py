@@ -26,7 +26,7 @@ MOST_KEPT = 2**30
 
 
 class Chunks(NamedTuple):
-    """How many words are read at a time.
+    """Numbers of words that are read at a time.
 
     Attributes:
         most: distinct words of a chunk at most.
@@ -46,7 +46,7 @@ class Chunks(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """How words are read; hashable.
+    """Settings of the reading of words; hashable.
 
     Attributes:
         strides: of each convolution, in letters.

@@ -112,8 +112,8 @@ def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: i
 
 
 def settings_of(state: Mapping[str, np.ndarray]) -> dict[str, object]:
-    """What a config needs to describe the model of a state dict, by dotted key; dropout and
-    penalties are not in it.
+    """Config values, by dotted key, that describe the model of a state dict, without dropout and
+    penalties.
 
     Raises:
         InputError: a matrix of an LSTM is missing.
@@ -184,7 +184,7 @@ def _by_path(state):
 
 
 def _state_of(module, prefix=""):
-    """What `module.state_dict()` gives, for a module that was saved as it was."""
+    """State dict of a module that was saved whole."""
     own = {**module._parameters, **getattr(module, "_buffers", {})}
     state = {f"{prefix}{name}": tensor for name, tensor in own.items() if tensor is not None}
     for name, inner in module._modules.items():

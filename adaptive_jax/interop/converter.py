@@ -1,4 +1,4 @@
-"""What converters of checkpoints have in common: each has one `Converter`, listed in `convert`.
+"""Interface of the converters of checkpoints: each has one `Converter`, listed in `convert`.
 
 A weight of torch is `[outputs, inputs]`; a kernel here is `[inputs, outputs]`.
 """
@@ -32,7 +32,7 @@ class Checkpoint(NamedTuple):
 
 
 class Converter(NamedTuple):
-    """How checkpoints of one kind are converted. Each function raises InputError for bad input.
+    """Functions that convert checkpoints of one kind. Each raises InputError for bad input.
 
     Attributes:
         name: what the checkpoints are, as a user would say it.

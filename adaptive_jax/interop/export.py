@@ -11,7 +11,7 @@ from flax import traverse_util
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, SavedRun
-from adaptive_jax.files import in_store, names_in, new_directory, path_of, replacing
+from adaptive_jax.files import names_in, new_directory, path_of, replacing
 from adaptive_jax.interop.stablehlo import Shape, make_scorer
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.workdir.parameters import write_tensors
@@ -28,7 +28,7 @@ def export(
     """Writes the model of a run into a new directory and prints what it holds.
 
     Args:
-        output: a path, or a place in object storage.
+        output: a new directory.
         checkpoint: "best" by validation, "latest", or a step.
         shape: of what a program of StableHLO scores at once; None: safetensors are written.
 
@@ -61,7 +61,7 @@ def export(
 def _new(output):
     """The path of a directory that does not exist yet, or is empty."""
     path = path_of(output)
-    if names_in(path) or (not in_store(path) and os.path.lexists(path) and not path.is_dir()):
+    if names_in(path) or (os.path.lexists(path) and not path.is_dir()):
         raise InputError(f"--output={output} already exists: use a new directory")
     check_name(path)
     return path

@@ -9,7 +9,7 @@ safetensors: the parameters with the config and the words, for programs that com
 stablehlo: a program that scores tokens, for anything that runs StableHLO, such as
 jax.export.deserialize; its arrays; the words.
 
---output is a new directory, or a place such as gs://BUCKET/NAME. docs/interop.md describes the
+--output is a new directory. docs/interop.md describes the
 files.
 """
 

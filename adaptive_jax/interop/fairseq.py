@@ -123,7 +123,7 @@ def read_content(content: object) -> Checkpoint | None:
 
 
 def is_fconv(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is of a `fconv_lm`."""
+    """True if a checkpoint is of a `fconv_lm`."""
     return str(checkpoint.options.get("arch")).startswith("fconv_lm")
 
 
@@ -248,7 +248,7 @@ def _width(options, side):
 
 
 def _positions_of(options, state):
-    """How tokens know their order; learned positions are as many as the table has, less the
+    """Kind of positions, and their number; learned ones are as many as the table has, less the
     first, see transformer.py.
     """
     if options["no_token_positional_embeddings"]:

@@ -27,8 +27,8 @@ PLATFORMS = "cpu", "cuda", "rocm", "tpu"
 
 
 class Shape(NamedTuple):
-    """What a program scores at once: so many rows of `window` tokens; None: the sequence length
-    of training.
+    """Batch that a program scores: so many rows of `window` tokens; None: the sequence length of
+    training.
     """
 
     rows: int = 1

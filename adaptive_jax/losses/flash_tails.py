@@ -30,7 +30,7 @@ WIDEST = 128  # where shared memory is small
 
 
 def fits(settings: Settings, band: Band, tails: int) -> bool:
-    """Whether the kernels compute a group of so many tails: one in bfloat16, without a bias,
+    """True if the kernels compute a group of so many tails: one in bfloat16, without a bias,
     whose words one NVIDIA GPU holds.
     """
     rows, width = band.table.shape

@@ -102,8 +102,8 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
 
 
 def present(axis_name: str | None, rows: Sequence[int], words: Sequence[int]) -> jax.Array | None:
-    """How many of each band's rows on this device are words, the others being padding; None if
-    all are.
+    """Numbers of words among each band's rows on this device, the others being padding; None if
+    all are words.
     """
     devices = 1 if axis_name is None else lax.axis_size(axis_name)
     if all(devices * some == all_ for some, all_ in zip(rows, words, strict=True)):
@@ -126,7 +126,7 @@ def columns_on_device(axis_name: str, position, band, rows):
 
 
 def is_first(axis_name: str):
-    """Whether this is device 0 of the axis, which counts what all devices hold."""
+    """True on device 0 of the axis, which counts what all devices hold."""
     return lax.axis_index(axis_name) == 0
 
 

@@ -45,7 +45,7 @@ class Compose(NamedTuple):
         return _part(tables, lambda path: path not in given)
 
     def reads(self, words, stored) -> bool:
-        """Whether the surface vector of every word is needed, so that `read` should run first."""
+        """True if the surface vector of every word is needed, so that `read` should run first."""
         model = self.model
         return (
             hasattr(model.input, "read")
@@ -129,7 +129,7 @@ def encoded(model: LanguageModel, tables: dict) -> dict:
 
 
 def encoders(model: LanguageModel, params: dict) -> dict:
-    """Which parameters serve nothing but `encoded`: a tree of booleans like `params`."""
+    """Mask, a tree of bools like `params`, of the parameters that serve `encoded` alone."""
     own, whole = hasattr(model.output.table, "lexicon_spec"), hasattr(model.input, "compose")
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(

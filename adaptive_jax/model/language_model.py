@@ -140,7 +140,7 @@ class LanguageModel(nn.Module):
         self.input.read(words)
 
     def composed_words(self) -> str:
-        """Which words' vectors `compose` must make: "none", those of the "inputs", or "all"."""
+        """The words whose vectors `compose` must make: "none", those of the "inputs", or "all"."""
         table = self.output.table
         if hasattr(table, "compose") or (
             hasattr(self.input, "compose") and getattr(table, "source", None) is self.input
@@ -156,7 +156,7 @@ class LanguageModel(nn.Module):
         return {
             (*path, name): words
             for path, layer in owners.items()
-            for name, words in layer.word_tables().items()
+            for name, words in getattr(layer, "word_tables", dict)().items()
         }
 
     def over_words(self, axes: Sequence[str]) -> "LanguageModel":
@@ -169,7 +169,7 @@ class LanguageModel(nn.Module):
         return self.clone(input=source, output=self.output.clone(table=table))
 
     def lexicon_spec(self) -> dict:
-        """What the layers read of each word, by layer: the second argument of
+        """The arrays that layers read of each word, by layer: the second argument of
         `adaptive_jax.data.vocabulary.lexicon.lexicon`.
         """
         return self._of_lexicon(lambda layer: layer.lexicon_spec)
@@ -179,7 +179,7 @@ class LanguageModel(nn.Module):
         return self._of_lexicon(lambda layer: layer.lexicon_shapes(self.input.vocabulary_size))
 
     def _of_lexicon(self, what):
-        """What each layer that reads the lexicon says."""
+        """Results of `what` for the layers that read the lexicon."""
         source, table, output = (
             what(layer) if hasattr(layer, "lexicon_spec") else {}
             for layer in (self.input, self.output.table, self.output)

@@ -69,7 +69,7 @@ def ids(what: str, values, count: int, *sizes, weights=None, ignored=None) -> ja
 
 
 def exists(array: jax.Array, count: int) -> jax.Array:
-    """Which ids of an array are from 0 to `count - 1`, as bools."""
+    """Mask of the ids from 0 to `count - 1`, as bools."""
     return (array >= 0) & (array < count)
 
 

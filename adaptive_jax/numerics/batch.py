@@ -1,4 +1,4 @@
-"""What a model is given: one batch of rows of tokens."""
+"""Input of a model: one batch of rows of tokens."""
 
 from typing import TYPE_CHECKING, NamedTuple
 

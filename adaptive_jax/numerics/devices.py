@@ -17,7 +17,7 @@ class Device(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """What XLA's compiler reads of an NVIDIA GPU besides."""
+    """Figures of an NVIDIA GPU that XLA's compiler reads besides."""
 
     kind: str  # as `jax.Device.device_kind`
     capability: tuple[int, int]

@@ -33,7 +33,7 @@ def _two_words(keys):
 
 
 def keep_mask(seeds: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
-    """Which entries stay: True with probability 1 - rate.
+    """Mask of the entries that stay: True with probability 1 - rate.
 
     Args:
         seeds: uint32 `[rows, 2]`, or `[2]` for one row.
@@ -100,7 +100,7 @@ masked.defvjp(
 
 
 class Mask(NamedTuple):
-    """What one call of `Dropout` keeps."""
+    """Dropout mask of one call of `Dropout`."""
 
     stays: jax.Array  # bool; it broadcasts to the array that drops entries
     zero: jax.Array  # what takes the place of the others, tied to the seeds

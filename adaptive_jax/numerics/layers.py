@@ -1,6 +1,6 @@
-"""What inputs, bodies and outputs share: dropout of hidden states, of words and of matrices as flax
-modules over `numerics.dropout`, weight normalisation, activations by name, an
-initializer, and what the lexicon says of words.
+"""Parts shared by inputs, bodies and outputs: dropout of hidden states, of words and of matrices as
+flax modules over `numerics.dropout`, weight normalisation, activations by name, an initializer, and
+the lexicon's arrays.
 
 The one file of this folder that needs flax.
 """
@@ -34,7 +34,7 @@ ACTIVATIONS = {
 
 
 def from_lexicon(layer: nn.Module, name: str, words: int):
-    """What the collection "lexicon" holds for a layer under `name`, in the shapes that
+    """Arrays of the collection "lexicon" for a layer under `name`, of the shapes that
     `layer.lexicon_shapes(words)` says; ones where there is none and parameters are made.
 
     Raises:
@@ -63,7 +63,7 @@ def from_lexicon(layer: nn.Module, name: str, words: int):
 
 
 def _sizes(name, arrays):
-    """What each array is, such as {"spelling lengths": "of shape [10]"}."""
+    """Shapes of the arrays in words, such as {"spelling lengths": "of shape [10]"}."""
     if not isinstance(arrays, Mapping):
         return {name: f"of shape {list(jnp.shape(arrays))}"}
     parts = [_sizes(f"{name} {inner}", array) for inner, array in sorted(arrays.items())]

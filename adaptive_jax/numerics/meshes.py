@@ -1,5 +1,5 @@
-"""How arrays lie on a mesh: over which axes of `jax.shard_map` they differ from device to device,
-and functions of tokens on axes that are Explicit, the default of `jax.make_mesh`.
+"""Arrays on a mesh: the axes of `jax.shard_map` over which they differ from device to device, and
+functions of tokens on axes that are Explicit, the default of `jax.make_mesh`.
 """
 
 import functools

@@ -28,7 +28,7 @@ def platform() -> str:
 
 
 def present() -> bool:
-    """Whether the device that this code is traced for is here, with its libraries."""
+    """True if the device that this code is traced for is present, with its libraries."""
     return device_kind() == _default_device().device_kind
 
 

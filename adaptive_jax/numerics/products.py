@@ -59,7 +59,7 @@ def wide(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def is_cpu_bfloat16(array: jax.Array) -> bool:
-    """Whether this is bfloat16 on a CPU."""
+    """True for bfloat16 on a CPU."""
     return array.dtype == jnp.bfloat16 and platform() == "cpu"
 
 
@@ -71,7 +71,7 @@ def bits_on_cpu(array: jax.Array) -> jax.Array:
 
 
 def of_bits(array: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """What `bits_on_cpu` had, of this dtype."""
+    """Inverse of `bits_on_cpu`, for this dtype."""
     return array if array.dtype == dtype else jax.lax.bitcast_convert_type(array, dtype)
 
 

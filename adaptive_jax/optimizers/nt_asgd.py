@@ -11,7 +11,7 @@ FORMS = ("paper", "torch")
 
 
 class TriggerState(NamedTuple):
-    """What decides when averages begin."""
+    """State that decides when averages begin."""
 
     switched: jax.Array  # whether averages are taken
     # The last `nonmono` validation losses before the switch; one if that is 0, which is never read

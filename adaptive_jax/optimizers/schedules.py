@@ -190,7 +190,7 @@ class Plateau:
 
 
 class PlateauState(NamedTuple):
-    """What `plateau` remembers."""
+    """State of `plateau`."""
 
     plateau: Plateau  # its settings; no array
     step: jax.Array  # updates done
@@ -214,12 +214,12 @@ class PlateauState(NamedTuple):
         )
 
     def ended(self):
-        """Whether the rate was divided as often as it may be."""
+        """True if the rate was divided as often as it may be."""
         return self.plateau.divisions > 0 and self.divided >= self.plateau.divisions
 
 
 class ScheduleState(NamedTuple):
-    """What a schedule that goes by updates alone remembers."""
+    """State of a schedule that depends on the number of updates alone."""
 
     step: jax.Array  # updates done
 

@@ -71,7 +71,7 @@ class Sampled(nn.Module):
 
     @property
     def lexicon_spec(self) -> dict:
-        """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"counts": {}} if self.proposal == "unigram" else {}
 
     def lexicon_shapes(self, words: int) -> dict:

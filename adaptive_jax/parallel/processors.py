@@ -1,4 +1,4 @@
-"""What training on a CPU needs and must be chosen before JAX starts: large pages of memory and two
+"""CPU settings that must be made before JAX starts: large pages of memory and two
 devices, which are faster, and collectives in one order, without which several hosts hang.
 
 If JAX_NUM_CPU_DEVICES or XLA_FLAGS sets the number of CPU devices, neither devices nor memory are
@@ -74,7 +74,7 @@ def _chosen():
 
 
 def may_have_accelerators() -> bool:
-    """Whether JAX, which is not imported yet, may find devices besides the CPU."""
+    """True if JAX, which is not imported yet, may find devices besides the CPU."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return not platforms.startswith("cpu")
     usable = any(map(importlib.util.find_spec, PLUGINS))
@@ -82,7 +82,7 @@ def may_have_accelerators() -> bool:
 
 
 def _large_pages_exist():
-    """Whether programs must ask for large pages, and glibc can: from 2.35 on."""
+    """True if programs must ask for large pages, and glibc can: from 2.35 on."""
     name, version = platform.libc_ver()
     asked = PAGES.exists() and "[madvise]" in PAGES.read_text()
     return asked and name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)

@@ -152,7 +152,7 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
 
 
 def is_stacked(path: tuple, model: Any) -> bool:
-    """Whether the first axis of the parameter at a tree's `path` stacks blocks of the body, which a
+    """True if the first axis of the parameter at a tree's `path` stacks blocks of the body, which a
     list of blocks, as `on_each_layer` has for optimizers, does not.
     """
     keys, name = _keys(path), _name_in_body(path)
@@ -219,14 +219,19 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
     params: the model's parameters or their shapes, not sharded.
     """
     body, cut = params.get("body", {}), model.word_tables() if model.shard_words else {}
+    dtypes = _table_dtypes(model)
     specs = jax.tree_util.tree_map_with_path(
         lambda path, spec: PartitionSpec() if _stays(spec, cut.get(_keys(path))) else spec,
         parameter_specs(params, mesh, model),
     )
 
     def size(tree, specs, dtype=jnp.float32):
-        sizes = jax.tree.map(
-            lambda a, spec: a.size * jnp.dtype(dtype).itemsize * bool(_names(spec)), tree, specs
+        sizes = jax.tree_util.tree_map_with_path(
+            lambda path, a, spec: (
+                a.size * jnp.dtype(dtypes.get(_keys(path), dtype)).itemsize * bool(_names(spec))
+            ),
+            tree,
+            specs,
         )
         return sum(jax.tree.leaves(sizes))
 
@@ -264,6 +269,7 @@ def gathering(
     if by_words and model.shard_words:
         model, cut = model.over_words(FSDP), model.word_tables()
     group_of = {name: group for group in groups for name in group.names}
+    dtypes = _table_dtypes(model)
 
     def gather_layer(name, shards):
         group, of_layer = group_of[name], specs["body"][name]
@@ -276,20 +282,30 @@ def gathering(
         return jax.tree.map(functools.partial(_gather, mesh, group.dtype), shards, of_layer)
 
     def gather(shards):
-        # Tables stay float32: a lookup adds the gradients of many tokens into one row.
         def whole(path, shard, spec):
             if words := cut.get(_keys(path)):
                 return _own_words(mesh, shard, spec, words)
             later = _name_in_body(path) in group_of
-            return shard if later else _gather(mesh, jnp.float32, shard, spec)
+            dtype = dtypes.get(_keys(path), jnp.float32)
+            return shard if later else _gather(mesh, dtype, shard, spec)
 
         return jax.tree_util.tree_map_with_path(whole, shards, specs)
 
     return (model.clone(body=model.body.clone(gather=gather_layer)) if groups else model), gather
 
 
+def _table_dtypes(model):
+    """Dtypes in which tables of words are gathered, by path: the one that multiplies them, as
+    lookups and losses sum a row's gradients in float32 whatever the table's dtype. Others are
+    gathered in float32: a table with weight normalisation is divided by its norms first.
+    """
+    if getattr(model.output.table, "weight_norm", False):
+        return {}
+    return dict.fromkeys(model.word_tables(), getattr(model.input, "dtype", jnp.float32))
+
+
 def _stays(spec, words):
-    """Whether devices get their rows of such a parameter without gathering it."""
+    """True if devices get their rows of such a parameter without gathering it."""
     return words is not None and len(words) == 1 and tuple(spec) in ((FSDP,), (None, FSDP))
 
 

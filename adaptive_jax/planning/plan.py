@@ -38,7 +38,7 @@ TABLES = "table", "characters", "symbols"  # of which tokens take rows; others a
 
 
 class Plan(NamedTuple):
-    """What one update of a config takes.
+    """Sizes and costs of one update of a config.
 
     Attributes:
         parameters: numbers in all ("total") and in each of "input", "body" and "output"; a tied
@@ -191,8 +191,8 @@ def training_flops(model: LanguageModel, length: int) -> float:
 
 
 def multiplied(model: LanguageModel, params: Mapping) -> int:
-    """How many numbers of parameters, or of their shapes, vectors are multiplied with: those of
-    matrices, without the tables from which vectors are taken.
+    """Number of parameters that vectors are multiplied with: those of matrices, without the
+    tables from which vectors are taken. params: arrays or shapes.
     """
     return sum(
         math.prod(a.shape)

@@ -31,7 +31,7 @@ PIECES = 512, 64, 8, 1
 
 
 class Sampling(NamedTuple):
-    """How the next token is drawn, as far as it needs a program of its own.
+    """Settings of drawing the next token that need a program of their own.
 
     Attributes:
         k: draw among the k most probable tokens; 0: among all.

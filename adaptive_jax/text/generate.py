@@ -46,7 +46,7 @@ class Continuation(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far texts are, `[rows]` each; those that have ended stay as they are.
+    """State of growing texts, `[rows]` each; those that have ended stay as they are.
 
     Attributes:
         log_probs: float64, the sums of the tokens' log-probabilities in nats.
@@ -362,7 +362,7 @@ def _banned(lines, words):
 
 
 def _beyond(shown, text):
-    """What follows the characters that both texts begin with."""
+    """Text behind the characters that both texts begin with."""
     return text[len(commonprefix([text, shown])) :]  # noqa: RUF071, of characters, not of paths
 
 

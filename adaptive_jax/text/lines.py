@@ -27,7 +27,7 @@ OPENING, CLOSING = "([{“‘", ",.;:?!)]}”’"
 
 
 class Lines(NamedTuple):
-    """How the text of a run becomes tokens and becomes text again.
+    """Conversion of a run's text to tokens and back.
 
     Attributes:
         vocabulary: of the run.

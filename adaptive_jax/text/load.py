@@ -165,7 +165,7 @@ def load(workdir: str | os.PathLike, checkpoint: str | int = "best") -> LoadedMo
     """Opens a run of train.py, or a converted model, for text.
 
     Args:
-        workdir: the run's directory, or its URL of gs:// or s3://.
+        workdir: the run's directory, or gs://BUCKET/NAME.
         checkpoint: "best" by validation, "latest", or a step.
 
     Raises:

@@ -20,7 +20,7 @@ def by_name(kind: type, given: Mapping[str, object]) -> tuple:
 
 
 class ScoreConfig(NamedTuple):
-    """What a line is read after, and how much the model reads at once.
+    """Context of a line, and sizes of what the model reads at once.
 
     Attributes:
         context_from: "none": each line stands alone. "previous": each follows the lines before it.
@@ -50,7 +50,7 @@ class ScoreConfig(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How text is written.
+    """Options of generation.
 
     Attributes:
         words: words to write at most; `<eos>`, the end of a line, is one. A text of sub-words ends

@@ -144,14 +144,14 @@ def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Co
 
 
 def _is_full(error):
-    """Whether the device's memory was too small. A kernel's shared memory is not meant."""
+    """True if the device's memory was too small. A kernel's shared memory is not meant."""
     text = str(error).lower()
     full = "resource_exhausted" in text or "out of memory" in text
     return full and "shared memory" not in text
 
 
 def counts(target: Target, compiled: jax.stages.Compiled) -> dict:
-    """What plan.json says of a target; bytes of one device."""
+    """Entry of plan.json for a target; bytes of one device."""
     state, temporary = memory_of(compiled)
     return {
         "name": target.name,

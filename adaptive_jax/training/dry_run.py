@@ -1,6 +1,4 @@
-"""What is checked before a run, and the dry run, which ends after it: it prints the plan and
-writes it down.
-"""
+"""Checks before a run, and the dry run, which ends after them: it prints the plan and writes it."""
 
 import logging
 from collections.abc import Mapping
@@ -10,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.config.keys import check_values, resolve
+from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import in_store, path_of
 from adaptive_jax.model.language_model import LanguageModel, build, variable_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
@@ -55,7 +53,7 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     """
     whole, config = checked(config, workdir, jax.device_count() if target is None else None)
     words, place = config["data"]["vocabulary_size"], config["data"]["path"]
-    if place and not in_store(place) and not path_of(place).exists():
+    if place and not home_of(place, "data.path").exists():
         hosts.log0(f"text         data.path={place} does not exist here: training needs it")
     if lines := coverage.describe(config, by_frequency=not whole["output"]["clusters"]):
         hosts.log0(lines)

@@ -9,14 +9,14 @@ from adaptive_jax.parallel import hosts, sharding
 
 
 def due(step: int, every: int, last: bool = False) -> bool:
-    """Whether something done every `every` updates is due after `step` updates; everything is
+    """True if something done every `every` updates is due after `step` updates; everything is
     due after the last one.
     """
     return last or (every > 0 and step % every == 0)
 
 
 def validates(config: Mapping, step: int, last: bool) -> tuple[bool, bool]:
-    """Whether a run is evaluated after `step` updates, and whether it is saved.
+    """Two bools: evaluate after `step` updates, and save.
 
     Every checkpoint is evaluated, so that the best one is known.
     """
@@ -48,7 +48,7 @@ class Clock:
         return max(0.0, 3600 * (self.limit - self.hours())) if self.limit else None
 
     def over(self, together: bool = True) -> bool:
-        """Whether the limit is reached, by the clock of host 0, so that all hosts end after the
+        """True if the limit is reached, by the clock of host 0, so that all hosts end after the
         same update.
 
         together: whether all hosts call this after this update. If not, a run of several hosts

@@ -171,7 +171,7 @@ def finetuned(
 
 
 def _entries(vocabulary):
-    """What two vocabularies of a kind have in common: an id, whether it ends documents or not."""
+    """Entries by which two vocabularies of a kind compare: ids, or words."""
     return vocabulary.ids.tolist() if isinstance(vocabulary, TokenIds) else vocabulary.words
 
 
@@ -221,5 +221,5 @@ def _warn_of_other_settings(config, old):
 
 
 def _by_word(path):
-    """Whether a parameter has rows of words. Biases of bodies have none."""
+    """True if a parameter has rows of words. Biases of bodies have none."""
     return path[0] != "body" and bool(path[-1] in (*BY_WORD, HEAD) or BY_BAND.fullmatch(path[-1]))

@@ -60,7 +60,7 @@ MEET = 100  # updates after which several hosts ask for the hours, also where th
 
 
 class Job(NamedTuple):
-    """What a run works with."""
+    """Parts of a run in training."""
 
     config: dict
     plan: Plan
@@ -272,8 +272,8 @@ class Training:
         raise AssertionError("the last update ends the run")
 
     def _kind(self, step):
-        """What programs of updates differ in: whether one uses stored encodings of words, and the
-        shape of its batch.
+        """Key by which programs of updates differ: the use of stored encodings of words, and the
+        shape of the batch.
         """
         config = self.job.config
         stored = not sparse.composes(config["seed"], step, config["compose_share"])

@@ -1,4 +1,4 @@
-"""What a config with `own_text` takes from its text: splits of a single file, vocabulary, cutoffs.
+"""Settings of a config with `own_text` that its text gives: splits, vocabulary, cutoffs.
 configs/own_text.py has such configs.
 """
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from adaptive_jax.config import cache, rows
 from adaptive_jax.config.keys import at
+from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import count_words, load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.corpora.text import NAMES
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import in_store, path_of
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
@@ -53,8 +53,6 @@ def with_text(config: dict, workdir: Path) -> dict:
     if {"data.threshold", "data.codes"} <= {*_open_keys(config)} and not data["limit"]:
         if data["corpus"] == "ids":
             lines.append("words        the ids of the tokenizer, the most frequent first")
-        elif in_store(data["path"]):
-            lines.append("words        those that the corpus was prepared with")
         else:
             held_out = count_words(data, "validation")
             everything = load(data | {"threshold": 1}, splits=()).vocabulary
@@ -136,8 +134,7 @@ def _split(data: dict) -> list[str]:
         )
     file = single_file(data["path"])
     if file is None:
-        if not in_store(data["path"]):
-            _check_place(path_of(data["path"]))
+        _check_place(home_of(data["path"], "data.path"))
         return []
     directory, (train, validation, test) = split_lines(file, cache.directory())
     data["path"] = str(directory)

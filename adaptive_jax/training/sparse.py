@@ -28,7 +28,7 @@ class SparseState(NamedTuple):
 
 
 def composes(seed: int, step: int, share: float) -> bool:
-    """Whether update `step`, counted from 1, encodes the words anew; drawn from seed and step,
+    """True if update `step`, counted from 1, encodes the words anew; drawn from seed and step,
     and true of the first.
     """
     return step == 1 or share >= 1 or int(philox(seed, step, STREAM).random_raw()) < share * 2**64
@@ -88,8 +88,8 @@ def sparse(
 
 
 def _moments(optimizer, state, encoder):
-    """Which arrays of a state are moments of the encoder: all that it keeps for a parameter, except
-    averages, which take in the encoder as it stands.
+    """Mask of the arrays of a state that are moments of the encoder: all that it keeps for a
+    parameter, except averages, which take in the encoder as it stands.
     """
     found = tree_utils.tree_map_params(
         optimizer, lambda _, e: e, state, encoder, transform_non_params=lambda _: False

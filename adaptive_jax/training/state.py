@@ -1,4 +1,4 @@
-"""What training changes and checkpoints keep."""
+"""State of training, which checkpoints keep."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from adaptive_jax.parallel import sharding
 
 
 class State(NamedTuple):
-    """What an update changes."""
+    """Arrays that an update changes."""
 
     step: jax.Array  # updates done, a scalar
     params: dict
@@ -30,7 +30,7 @@ class State(NamedTuple):
     tables: dict = {}
 
     def items(self) -> dict:
-        """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it
+        """Items of a checkpoint besides the step: the carry `[rows, ...]` by row id, so that it
         fits any microbatches.
 
         The averages of an optimizer are an item of their own, for evaluation to read them alone.

@@ -18,7 +18,7 @@ from adaptive_jax.training.state import State
 
 
 class UpdateOptions(NamedTuple):
-    """What an update does besides.
+    """Options of an update.
 
     Attributes:
         skip_from: leave the update out if its loss is this many nats a token or more, or anything

@@ -10,21 +10,18 @@ import io
 import json
 import logging
 import math
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.files import SCHEMES, in_store, path_of, replacing
+from adaptive_jax.files import in_bucket, replacing
 from adaptive_jax.workdir.settings import to_json
 
 NAME = "metrics.jsonl"
 PROJECT = "adaptive_jax"  # in Weights & Biases
-MINUTE = 60  # seconds between two writings of a file in object storage
-
-logger = logging.getLogger(__name__)
+SECONDS = 5  # between two flushes of TensorBoard's file
 
 
 def check(settings: Mapping) -> None:
@@ -90,53 +87,35 @@ class JsonLines:
     """metrics.jsonl, an object a line: `{"step": 20, "train/nll": 6.1}`. Numbers that are not
     finite are null.
 
-    In object storage the file is written after every evaluation, so before the checkpoint that
-    follows, and otherwise once a minute.
+    In a bucket, where nothing can be appended, the file is written whole after every evaluation, so
+    before the checkpoint that follows, and at the end.
     """
 
     def __init__(self, workdir: Path, before: list[dict]):
-        path, self.written = workdir / NAME, time.monotonic()
+        self.path = workdir / NAME
         lines = "".join(to_json(line) + "\n" for line in before).encode()
-        with replacing(path) as file:
+        with replacing(self.path) as file:
             file.write(lines)
-        self.stored = in_store(path)
-        self.file = _Rewritten(path) if self.stored else path.open("ab")
-        if self.stored:
+        self.file = io.BytesIO() if in_bucket(workdir) else self.path.open("ab")
+        if in_bucket(workdir):
             self.file.write(lines)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a line."""
         self.file.write((to_json({"step": step} | dict(metrics)) + "\n").encode())
-        late = time.monotonic() - self.written > MINUTE
-        if late or not self.stored or "validation/nll" in metrics:
-            self.file.flush()
-            self.written = time.monotonic()
+        self.file.flush()
+        if "validation/nll" in metrics:
+            self._upload()
 
     def close(self) -> None:
         """Closes the file."""
+        self._upload()
         self.file.close()
 
-
-class _Rewritten:
-    """A log in a store: nothing can be appended there, so every `flush` writes all of it.
-
-    If the store does not take it, `flush` warns and the next one tries again: only a log is lost.
-    """
-
-    def __init__(self, path: Path):
-        self.path, self.content = path, io.BytesIO()
-
-    def write(self, content: bytes) -> None:
-        self.content.write(content)
-
-    def flush(self) -> None:
-        try:
+    def _upload(self):
+        if isinstance(self.file, io.BytesIO):
             with replacing(self.path) as file:
-                file.write(self.content.getvalue())
-        except InputError as error:
-            logger.warning("%s", error)
-
-    close = flush
+                file.write(self.file.getvalue())
 
 
 class TensorBoard:
@@ -155,12 +134,8 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
-        from tensorboardX.record_writer import register_writer_factory
 
-        for scheme in SCHEMES:  # its own need other packages
-            register_writer_factory(scheme, _Stores)
-        self.event, self.summary = Event, Summary
-        self.every, self.flushed = (MINUTE if in_store(workdir) else 5), 0.0
+        self.event, self.summary, self.flushed = Event, Summary, 0.0
         self.file = EventsWriter(f"{workdir}/events")
         if resumed:  # TensorBoard drops what earlier files have from this step on
             start = SessionLog(status=SessionLog.START)
@@ -176,7 +151,7 @@ class TensorBoard:
         ]
         summary = self.summary(value=points)
         self.file.write_event(self.event(wall_time=time.time(), step=step, summary=summary))
-        if time.monotonic() - self.flushed > self.every:
+        if time.monotonic() - self.flushed > SECONDS:
             self.file.flush()
             self.flushed = time.monotonic()
 
@@ -189,14 +164,6 @@ def _finite(metrics):
     return {
         name: value for name, value in metrics.items() if value is not None and math.isfinite(value)
     }
-
-
-class _Stores:
-    """Files in object storage, as tensorboardX opens them."""
-
-    @staticmethod
-    def open(url):
-        return _Rewritten(path_of(url))
 
 
 class WeightsAndBiases:
@@ -214,7 +181,6 @@ class WeightsAndBiases:
             with replacing(file) as new:
                 new.write(uuid.uuid4().hex[:12].encode())
         logging.getLogger("wandb").setLevel(logging.ERROR)
-        self.own = tempfile.TemporaryDirectory() if in_store(workdir) else None
         try:
             self.run = wandb.init(
                 project=PROJECT,
@@ -222,7 +188,7 @@ class WeightsAndBiases:
                 id=file.read_text(),
                 resume="allow",
                 config=json.loads(to_json(config)),
-                dir=self.own.name if self.own else str(workdir),
+                dir=None if in_bucket(workdir) else str(workdir),  # None: ./wandb
                 # It would take over stdout, and break the bar.
                 settings=wandb.Settings(console="off", silent=True),
             )
@@ -239,5 +205,3 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Sends pending points and ends the run."""
         self.run.finish()
-        if self.own:
-            self.own.cleanup()

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: config, vocabulary, checkpoints."""
+"""Files of a run: config, vocabulary, checkpoints."""
 
 from adaptive_jax.errors import of_extra
 

@@ -1,37 +1,32 @@
 """Checkpoints of a run, by Orbax: items that are saved together and read one by one.
 
 Each checkpoint lists the checksums of its files before it counts as saved, and files are compared
-with the list before their arrays are used, on a disk and in object storage.
+with the list before their arrays are used, on a disk and in a bucket.
 """
 
 import asyncio
 import contextlib
 import errno
-import functools
-import itertools
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import (
     absolute,
     add_checksum,
     changed_file,
     files_below,
-    in_store,
-    kvstore,
+    in_bucket,
     names_in,
-    path_of,
-    reason,
     replacing,
     write_checksums,
 )
@@ -41,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 CHECKSUMS, LOSS = "checksums.sha256", "metrics/metrics"
-LISTINGS = 10  # training deletes one checkpoint at a time, far more slowly than they are listed
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -50,20 +44,31 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def last_intact(directory: Path, enough: int) -> int:
-    """The latest intact step, 0 if there is none. A latest step of at most `enough`, or one in
-    object storage, is returned unchecked.
+    """The latest intact step, 0 if there is none. A latest step of at most `enough` is returned
+    unchecked.
     """
     steps = steps_in(directory)
-    if in_store(directory) or max(steps, default=0) <= enough:
+    if max(steps, default=0) <= enough:
         return max(steps, default=0)
     return next((step for step in steps if not _problem(directory / str(step), ITEMS)), 0)
 
 
 class _WithChecksums:
-    """A directory that Orbax is about to finish; STEP with checksums of its items."""
+    """A directory that Orbax is about to finish; STEP with checksums of its items.
+
+    damaged: names of steps that Orbax is not to see, so that it neither counts nor deletes them.
+    """
+
+    damaged: Collection[str] = ()
+
+    @classmethod
+    async def validate_final(cls, final_path):
+        if final_path.name in cls.damaged:
+            raise ocp.path.atomicity.ValidationError(f"{final_path} is damaged")
+        await super().validate_final(final_path)
 
     async def finalize(self):
-        directory = path_of(os.fspath(self.get()))
+        directory = self.get()
         if self.get_final().name.isdecimal():  # not of an item in it
             files = [path for path in files_below(directory) if path.parent != directory]
             await asyncio.to_thread(write_checksums, directory / CHECKSUMS, files)
@@ -74,16 +79,16 @@ class _OnDisk(_WithChecksums, ocp.path.atomicity.AtomicRenameTemporaryPath):
     """Renamed once it holds everything."""
 
 
-class _InStore(_WithChecksums, ocp.path.atomicity.CommitFileTemporaryPath):
+class _InBucket(_WithChecksums, ocp.path.atomicity.CommitFileTemporaryPath):
     """Given an object that says so once it holds everything."""
 
 
 class Checkpoints:
     """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
-    Items are those of `ITEMS` that have arrays in them. Opening a run to resume it renames damaged
-    checkpoints that are newer than the last intact one, and older ones whose loss is damaged, to
-    STEP.damaged, with a warning.
+    Items are those of `ITEMS` that have arrays in them. A run that resumes leaves damaged
+    checkpoints that are newer than the last intact one, and older ones whose loss is damaged, where
+    they are, with a warning, and does not see them.
 
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
@@ -94,8 +99,6 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, keep: int = 1, *, read_only: bool = False):
         self.directory = absolute(workdir / "checkpoints")
-        if in_store(self.directory):
-            _teach_orbax()
         if read_only and not self.directory.is_dir():
             raise InputError(
                 f"{self.directory} does not exist: train.py has saved no checkpoint yet"
@@ -103,9 +106,11 @@ class Checkpoints:
         if not read_only:  # `_writing` reports once what cannot be written
             logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self._intact = None  # the step whose files were compared when the run was opened
-        if not read_only and not in_store(self.directory):
-            self._rename_damaged()
+        self._damaged = {}  # why, by the name of a step
+        if not read_only:
+            self._find_damaged()
         best = BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
+        temporary = _InBucket if in_bucket(self.directory) else _OnDisk
         options = ocp.CheckpointManagerOptions(
             best_fn=_loss,
             best_mode="min",
@@ -114,18 +119,16 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             preservation_policy=AnyPreservationPolicy([LatestN(n=keep), best]),
-            temporary_path_class=_InStore if in_store(self.directory) else _OnDisk,
+            temporary_path_class=type("Temporary", (temporary,), {"damaged": self._damaged}),
         )
         # Without item names, Orbax takes a directory without metrics for one of a single item.
         try:
-            self.manager = _listed(
-                lambda: ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
-            )
+            self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
         except ValueError as error:  # it reads the validation losses
-            cure = f"delete the folder of the step whose {LOSS} is no JSON"
-            if not in_store(self.directory):
-                cure = "resume the run with train.py, which renames damaged checkpoints"
-            raise InputError(f"{self.directory} cannot be read ({error}): {cure}") from error
+            raise InputError(
+                f"{self.directory} cannot be read ({error}): delete the folder of the step whose"
+                f" {LOSS} is no JSON"
+            ) from error
 
     def save(self, step: int, items: dict, nll: float | None, hours: float = 0.0) -> None:
         """Saves items after `step` updates, in the background.
@@ -140,13 +143,8 @@ class Checkpoints:
         items = {name: item for name, item in items.items() if jax.tree.leaves(item)}
         with self._writing():
             self.manager.wait_until_finished()
-            # Checked beforehand, because a disk that fills up during a save causes tracebacks from
-            # many threads.
-            full = not in_store(self.directory) and shutil.disk_usage(self.directory).free < sum(
-                a.nbytes for a in jax.tree.leaves(items)
-            )
-            if sharding.sum_over_hosts(full):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
+            if self._damaged.pop(str(step), None):
+                _remove(self.directory / str(step))
             saved = {name: ocp.args.StandardSave(item) for name, item in items.items()}
             self.manager.save(
                 step,
@@ -176,7 +174,7 @@ class Checkpoints:
 
     def reload(self) -> None:
         """Looks again at what another process has saved and deleted."""
-        _listed(self.manager.reload)
+        self.manager.reload()
 
     def evaluated(self, step: int) -> bool:
         """Whether the checkpoint has a validation loss."""
@@ -254,8 +252,8 @@ class Checkpoints:
         if hosts.first() and step != self._intact:
             try:
                 why = _problem(directory, tuple(wanted))
-            except (OSError, ValueError) as error:  # a store that does not answer
-                why = reason(error)
+            except OSError as error:  # of this host alone
+                why = one_line(error)
         if sharding.sum_over_hosts(why is not None):
             raise self._unreadable(step, why or "see the first host")
         try:
@@ -268,28 +266,28 @@ class Checkpoints:
             raise self._unreadable(step, _mismatch(line) or line[:200]) from error
         return like | dict(found.items())
 
-    def _rename_damaged(self):
-        steps, damaged = [], {}
-        if hosts.first():
-            steps = steps_in(self.directory)
-            problems = ((step, _problem(self.directory / str(step), ITEMS)) for step in steps)
-            damaged = dict(itertools.takewhile(lambda each: each[1], problems))
+    def _find_damaged(self):
+        """Finds, on the first host, the newest intact step and damaged ones, which stay where they
+        are. Removes what deletions that were cut off left of older ones.
+        """
+        for step in steps_in(self.directory) if hosts.first() else ():
+            directory = self.directory / str(step)
+            if self._intact and not (directory / CHECKSUMS).exists():
+                _remove(directory)
             # Orbax reads the losses of all, to find the best.
-            older = ((step, self.directory / str(step)) for step in steps[len(damaged) + 1 :])
-            damaged |= {step: why for step, path in older if (why := _problem(path, ()))}
-        if sharding.sum_over_hosts(bool(damaged) and len(damaged) == len(steps)):
+            elif why := _problem(directory, () if self._intact else ITEMS):
+                self._damaged[str(step)] = why
+            else:
+                self._intact = self._intact or step
+        if sharding.sum_over_hosts(bool(self._damaged) and self._intact is None):
             raise InputError(
                 f"no checkpoint in {self.directory} can be read"
-                f" ({'; '.join(f'{step}: {why}' for step, why in damaged.items())}): restore one"
-                " from a copy, or train anew in another --workdir"
+                f" ({'; '.join(f'{step}: {why}' for step, why in self._damaged.items())}): restore"
+                " one from a copy, or train anew in another --workdir"
             )
-        for step, why in damaged.items():
-            aside = self.directory / f"{step}.damaged"
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(self.directory / str(step), aside)
-            logger.warning("checkpoint %d is damaged (%s): it is now %s", step, why, aside)
-        self._intact = next((step for step in steps if step not in damaged), None)
-        hosts.barrier("damaged checkpoints")
+        for step, why in self._damaged.items():
+            text = "checkpoint %s is damaged (%s): the run goes on without it"
+            logger.warning(text, self.directory / step, why)
 
     def _unreadable(self, step, why):
         others = [other for other in sorted(self.manager.all_steps()) if other != step]
@@ -306,6 +304,11 @@ class Checkpoints:
             if "RESOURCE_EXHAUSTED" in str(error) or full in str(error):
                 raise OSError(errno.ENOSPC, full, str(self.directory)) from error
             raise
+
+
+def _remove(directory: Path) -> None:
+    """Removes a checkpoint."""
+    directory.rmtree() if in_bucket(directory) else shutil.rmtree(directory)
 
 
 def _problem(directory: Path, items: Sequence[str]) -> str | None:
@@ -339,43 +342,5 @@ def _mismatch(error):
     )
 
 
-def _listed(read):
-    """What `read` returns; again where training deletes a checkpoint while Orbax lists them."""
-    for _ in range(LISTINGS - 1):
-        with contextlib.suppress(FileNotFoundError):
-            return read()
-    return read()
-
-
 def _loss(metrics):
     return metrics["nll"]
-
-
-@functools.cache
-def _teach_orbax() -> None:
-    """Has Orbax write arrays to s3:// as it does to gs://, and delete in both without the package
-    google-cloud-storage, which would tell it of buckets with real folders.
-    """
-    # Here, because other versions of Orbax may have these private parts elsewhere, and runs on a
-    # disk need none of them.
-    from orbax.checkpoint._src.path import gcs_utils
-    from orbax.checkpoint._src.serialization import tensorstore_utils
-
-    build = tensorstore_utils.build_kvstore_tspec
-
-    def build_for_any(directory, *arguments, **named):
-        if not directory.startswith("s3:"):
-            return build(directory, *arguments, **named)
-        return _on_s3(build("gs:" + directory.removeprefix("s3:"), *arguments, **named))
-
-    tensorstore_utils.build_kvstore_tspec = build_for_any
-    gcs_utils.is_hierarchical_namespace_enabled = lambda _: False
-
-
-def _on_s3(spec):
-    """A specification for gs:// as one for s3://."""
-    if not isinstance(spec, dict):
-        return spec
-    if str(spec.get("driver")).startswith("gcs"):
-        return kvstore(f"s3://{spec['bucket']}/{spec['path']}")
-    return {key: _on_s3(value) for key, value in spec.items()}

@@ -20,7 +20,7 @@ import numpy as np
 from flax import traverse_util
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import changed_file, in_store, replacing, write_checksums
+from adaptive_jax.files import changed_file, in_bucket, write_checksums
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import EXPORTED, is_exported
 
@@ -28,7 +28,7 @@ MOST_HEADER = 100 << 20  # bytes that the names and shapes of a file of safetens
 
 
 class Parameters(NamedTuple):
-    """What `read_parameters` reads.
+    """Result of `read_parameters`.
 
     step: updates that made the parameters; values: the parameters; identity: see `identity_of`.
     """
@@ -104,16 +104,11 @@ def write_tensors(
     Raises:
         InputError: the package safetensors is missing.
     """
-    save, save_file = _safetensors().save, _safetensors().save_file
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    if in_store(path):
-        with replacing(path) as file:
-            file.write(save(arrays, dict(metadata)))
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, path, dict(metadata))  # without a second copy in memory
-        os.umask(mask := os.umask(0))
-        path.chmod(0o666 & ~mask)  # the package makes files for their owner alone
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _safetensors().save_file(arrays, path, dict(metadata))
+    os.umask(mask := os.umask(0))
+    path.chmod(0o666 & ~mask)  # the package makes files for their owner alone
     write_checksums(path.with_suffix(".sha256"), [path])
 
 
@@ -140,7 +135,7 @@ def _read_exported(workdir, like):
     if changed_file(path.with_suffix(".sha256")):
         raise _damaged(path)
     try:
-        arrays = library.load(path.read_bytes()) if in_store(path) else library.load_file(path)
+        arrays = library.load(path.read_bytes()) if in_bucket(path) else library.load_file(path)
     except Exception as error:  # the library raises many kinds
         raise _damaged(path) from error
     wanted = traverse_util.flatten_dict(like, sep=".")

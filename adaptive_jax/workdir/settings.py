@@ -24,7 +24,7 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.files import absolute, in_store, names_in, path_of, replacing
+from adaptive_jax.files import absolute, in_bucket, names_in, path_of, replacing
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import hosts, sharding
 
@@ -249,7 +249,7 @@ def check_place(workdir: Path) -> None:
 
     Raises:
         InputError: see `check_name`; or it holds an exported model, or checkpoints without a
-            config; or a store that does not let this user write.
+            config; or a bucket that cannot be written.
         OSError: the directory cannot be made or written.
     """
     check_name(workdir)
@@ -273,11 +273,15 @@ def check_place(workdir: Path) -> None:
 
 
 def _check_writable(workdir):
-    if in_store(workdir):
+    if in_bucket(workdir):
         probe = workdir / ".writable"
-        with replacing(probe):
-            pass
-        probe.unlink()
+        try:
+            probe.write_bytes(b"")
+            probe.unlink()
+        except Exception as error:  # gcsfs raises many kinds
+            raise InputError(
+                f"cannot write {workdir} ({one_line(error)}): check its name and your credentials"
+            ) from error
         return
     exists = next(
         place for place in (workdir.absolute(), *workdir.absolute().parents) if place.exists()
@@ -398,7 +402,7 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
     check_same_run(workdir, config)
     check_same_corpus(workdir, corpus)
     hosts.barrier("before the workdir")  # all have checked for another run there
-    if hosts.first() and not in_store(workdir):
+    if hosts.first():
         workdir.mkdir(parents=True, exist_ok=True)
     _check_shared(workdir)
     if hosts.first():
@@ -436,7 +440,7 @@ def _check_shared(workdir):
     if missing:
         raise InputError(
             f"{workdir} is not the same on all hosts: use a --workdir on a disk that they share, or"
-            " a URL of gs:// or s3://"
+            " gs://BUCKET/NAME"
         )
 
 

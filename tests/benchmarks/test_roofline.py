@@ -9,7 +9,8 @@ from benchmarks import roofline
 from benchmarks.roofline import Kernel, Rates
 
 # As XLA writes for a GPU and a TPU: a fusion with a product of 4 x 8 x 16 in a loop of 3 trips,
-# a call of a library for 2 batches of 4 x 8 x 4, a convolution of 4 x 8 x 16.
+# a call of a library for 2 batches of 4 x 8 x 4, a convolution of 4 x 8 x 16,
+# and one for 2 batches of 4 x 8 x 4, whose window has one entry between dilated inputs.
 TEXT = """\
 HloModule jit_step, is_scheduled=true
 
@@ -42,16 +43,25 @@ rhs_contracting_dims={0}
   ROOT %less = pred[] compare(%count.6, %end), direction=LT
 }
 
-ENTRY %main (x: bf16[4,8], y: bf16[8,16], z: bf16[2,4,8]) -> bf16[4,16] {
+%fused_batch (param_0.3: bf16[2,4,8], param_1.3: bf16[2,8,4]) -> bf16[2,4,4] {
+  %param_0.3 = bf16[2,4,8]{2,1,0} parameter(0)
+  %param_1.3 = bf16[2,8,4]{2,1,0} parameter(1)
+  ROOT %convolution.2 = bf16[2,4,4]{2,1,0} convolution(%param_0.3, %param_1.3), \
+window={size=2 stride=1 lhs_dilate=2}, dim_labels=0bf_0io->0bf
+}
+
+ENTRY %main (x: bf16[4,8], y: bf16[8,16], z: bf16[2,4,8], w: bf16[2,8,4]) -> bf16[4,16] {
   %x = bf16[4,8]{1,0} parameter(0)
   %y = bf16[8,16]{1,0} parameter(1)
   %z = bf16[2,4,8]{2,1,0} parameter(2)
+  %w = bf16[2,8,4]{2,1,0} parameter(3)
   %start = s32[] constant(0)
   %tuple = (s32[], bf16[4,8]{1,0}, bf16[8,16]{1,0}) tuple(%start, %x, %y)
   %loop = (s32[], bf16[4,8]{1,0}, bf16[8,16]{1,0}) while(%tuple), condition=%cond, body=%body
   %call = (bf16[2,4,4]{2,1,0}, s8[64]{0}) custom-call(%z, %z), custom_call_target="__cublas$gemm", \
 backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
 {"lhs_contracting_dimensions":["2"]}}}
+  %batch = bf16[2,4,4]{2,1,0} fusion(%z, %w), kind=kOutput, calls=%fused_batch
   ROOT %last = bf16[4,16]{1,0} fusion(%x, %y), kind=kOutput, calls=%fused_convolution
 }
 """
@@ -60,7 +70,8 @@ backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
 def test_products_of_fusions_loops_calls_and_convolutions():
     """Each kind of product is counted, in a loop once a trip; without one the step looks free."""
     counts = [(kernel.times, kernel.flops) for kernel in roofline.kernels(TEXT) if kernel.flops]
-    assert counts == [(3, 2 * 4 * 8 * 16), (1, 2 * 2 * 4 * 8 * 4), (1, 2 * 4 * 8 * 16)]
+    batch = (1, 2 * 2 * 4 * 8 * 4)
+    assert counts == [(3, 2 * 4 * 8 * 16), batch, batch, (1, 2 * 4 * 8 * 16)]
 
 
 def test_products_of_a_scanned_loss():

@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 
 from adaptive_jax.config.cache import VARIABLE
 from adaptive_jax.data.corpora import load as corpora
-from adaptive_jax.data.corpora import stored
 from adaptive_jax.data.corpora.cached import read_ids
-from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
@@ -113,17 +111,6 @@ def read_shards(directory):
     assert Shards(directory).counts() == {"the": 2, "cat": 1, "hat": 1, "<eos>": 2}
 
 
-def write_copy(directory):
-    ids = {"train": np.arange(20, dtype=np.int32)}
-    stored.copy(Corpus(UNITS, ids, {"train": 0.25}), f"file://{directory}")
-
-
-def read_copy(directory):
-    found = stored.open(f"file://{directory}", ("train",))
-    assert np.array_equal(found.ids["train"][:], np.arange(20))
-    assert found.vocabulary.digest == UNITS.digest
-
-
 def read_words(directory):
     vocabulary = read_vocabulary(directory / "vocabulary.txt")
     assert len(vocabulary.digest) == 16 and len(vocabulary.unigram_probs) == len(vocabulary)
@@ -158,7 +145,6 @@ KINDS = {  # functions that write the files of a kind to a directory, and that r
         check_ids,
     ),
     "shards": (write_shards, read_shards),
-    "copy": (write_copy, read_copy),
     "zip": compressed("text.zip", zipped("w/wiki.{}.tokens")),
     "tar": compressed("text.tar.gz", tarred("w/wiki.{}.tokens")),
     "xz": compressed("train.txt.xz", lzma.compress(b"the cat\n" * 9), b"the cat\n" * 9),
@@ -215,48 +201,6 @@ def test_archives_write_nothing(make, name, tmp_path):
     with one_line_at_most(tmp_path):
         text = local_texts(place / name, (), PATTERNS)["test"]
         assert sum(len(chunk.data) for chunk in text.chunks()) == 100 << 20
-
-
-REST = f'"unseen": {{}}, "vocabulary": "{UNITS.digest}"'
-
-
-@pytest.mark.parametrize(
-    "marker",
-    [
-        "[]",
-        "3",
-        "null",
-        '{"format": 1}',
-        '{"format": 1, "tokens": {"train": 20}}',
-        f'{{"format": 1, "tokens": [], {REST}}}',
-        f'{{"format": 1, "tokens": {{"train": null}}, {REST}}}',
-        f'{{"format": 1, "tokens": {{"train": 21}}, {REST}}}',
-        f'{{"format": 1, "tokens": {{"train": 1e99}}, {REST}}}',
-        "[" * 100_000,
-        '{"format": 1, "tokens": {"train": 20}, "unseen": {}, "vocabulary": "0"}',
-        f'{{"format": 1, "tokens": {{"train": 20}}, {REST}, "unseen": 3}}',
-    ],
-)
-def test_markers(whole, marker, tmp_path):
-    """Well-formed JSON that is no marker of this corpus."""
-    place = shutil.copytree(whole / "copy", tmp_path / "copy")
-    (place / stored.MARKER).write_text(marker)
-    with pytest.raises(InputError, match="is damaged: .*; remove it and write it again"):
-        stored.open(f"file://{place}", ("train",))
-
-
-@pytest.mark.parametrize("kept", [None, 0, 0.5])
-def test_lost_and_cut_shards(whole, kept, tmp_path):
-    """Objects may be lost after the copy was complete; permissions would cure nothing."""
-    place = shutil.copytree(whole / "copy", tmp_path / "copy")
-    [shard] = (place / "train" / "c").iterdir()
-    if kept is None:
-        shard.unlink()
-    else:
-        shard.write_bytes(shard.read_bytes()[: int(kept * shard.stat().st_size)])
-    corpus = stored.open(f"file://{place}", ("train",))
-    with pytest.raises(InputError, match=r"cannot read .* shard.*; remove it and write it again"):
-        corpus.ids["train"][:4]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import pytest
 
 from adaptive_jax import InputError, count_ids, frequency_order
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.data.corpora import stored
 from adaptive_jax.data.corpora.corpus import LazyIds
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon
@@ -108,8 +107,8 @@ def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path, own_cache)
 
 
 def test_the_order_is_kept_with_its_checksum(data, tmp_path):
-    """A run's vocabulary.txt says which id each row is, with and without an end of documents, and
-    object storage keeps it, too: evaluation reads it instead of counting other text.
+    """A run's vocabulary.txt says which id each row is, with and without an end of documents:
+    evaluation reads it instead of counting other text.
     """
     corpus = load(data)
     for vocabulary in corpus.vocabulary, load(data | {"eos": -1}).vocabulary:
@@ -122,13 +121,6 @@ def test_the_order_is_kept_with_its_checksum(data, tmp_path):
     (tmp_path / "vocabulary.txt").write_text(text.replace("13 ", "14 "))
     with pytest.raises(InputError, match="is damaged"):
         read_with_checksums(tmp_path / "vocabulary.txt", "restore it")
-    url = f"memory://{tmp_path}/ids"
-    stored.copy(corpus, url)
-    with pytest.raises(InputError, match="holds ids of a tokenizer, not words, and data.corpus"):
-        load({"corpus": "text_files", "path": url})
-    found = load({"corpus": "ids", "path": url})
-    assert np.array_equal(found.ids["train"][:], corpus.ids["train"][:])
-    assert found.vocabulary.digest == corpus.vocabulary.digest
 
 
 WRONG = (

@@ -235,7 +235,7 @@ def test_the_words_of_a_file(tmp_path, config):
     ):
         extended(Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, 3), "union", {}, "test")
     with pytest.raises(InputError, match="holds ids of one vocabulary"):
-        extended(own, "union", {"corpus": "text_files", "path": "gs://bucket/corpus"}, "test")
+        extended(own, "union", {"corpus": "ids", "path": "ids", "vocabulary_size": 9}, "test")
 
 
 def test_known_numbers():

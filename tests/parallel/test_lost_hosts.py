@@ -108,7 +108,7 @@ def test_a_workdir_that_is_not_shared(start_hosts, flags, tmp_path):
     """Both end at once, and one says why."""
     processes = start_hosts("train.py", *flags(f"{tmp_path}/run{{host}}", **LONG), devices=4)
     errors = [said(process, host) for host, process in enumerate(processes)]
-    cure = "use a --workdir on a disk that they share, or a URL of gs:// or s3://"
+    cure = "use a --workdir on a disk that they share, or gs://BUCKET/NAME"
     assert errors == [f"error: {tmp_path}/run0 is not the same on all hosts: {cure}\n", ""]
     assert [process.returncode for process in processes] == [2, 2]
     assert not [path for path in tmp_path.glob("run?/*") if "vocabulary" in path.name]

@@ -413,19 +413,20 @@ def test_momentum_lies_where_its_parameter_does(on_grids):
     assert momentum == params
 
 
-def test_blocks_are_gathered_in_the_compute_dtype(on_grids):
-    """A bfloat16 model moves half the bytes of its blocks, in both passes, and sums all gradients
-    over devices in float32.
+def test_matrices_are_gathered_in_the_compute_dtype(on_grids):
+    """A bfloat16 model moves half the bytes of its blocks, in both passes, and of its tables, and
+    sums all gradients over devices in float32. Projections of bands are gathered in float32.
 
     Checked in the program as lowered: a CPU computes bfloat16 in float32, so its compiler casts
         before a gather.
     """
     program = on_grids("adp_t")[0]["bfloat16"]
     gathered = re.findall(r"all_gather.*-> tensor<(\d+x\d+)x(\w+)>", program)
-    blocks = ["16x16", "16x24", "16x48", "24x16"]
-    assert sorted(shape for shape, dtype in gathered if dtype == "bf16") == sorted(2 * blocks)
-    tables = [shape for shape, dtype in gathered if dtype == "f32"]
-    assert tables and {shape for shape, _ in gathered} == {*blocks, *tables}
+    blocks, tables = ["16x16", "16x24", "16x48", "24x16"], ["16x16", "32x8", "55x4"]
+    halves = [shape for shape, dtype in gathered if dtype == "bf16"]
+    assert sorted(halves) == sorted(2 * blocks + tables)
+    projections = sorted(shape for shape, dtype in gathered if dtype == "f32")
+    assert projections == ["16x16", "2x16", "4x16", "8x16"]
     # The region of a sum follows its line; the result's type ends it.
     sums = re.findall(
         r'"stablehlo.(?:reduce_scatter|all_reduce)".*?-> tensor<(?:\d+x)*(\w+)>', program, re.DOTALL

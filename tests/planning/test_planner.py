@@ -231,7 +231,7 @@ def test_a_dry_run_covers_a_prepared_corpus(dry_run_lines, text):
         )
 
 
-def test_what_a_dry_run_leaves_out(dry_run_lines, config, text, tmp_path):
+def test_what_a_dry_run_leaves_out(dry_run_lines, config, text):
     """Coverage of sub-words, which spell every word, and cutoffs where bands are clusters."""
     assert dry_run_lines(**{"data.codes": 30}) == []
     dry_run_lines()

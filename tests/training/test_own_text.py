@@ -105,7 +105,7 @@ def test_what_is_no_single_file(text, tmp_path):
         with_text(request(**{"data.path": str(tmp_path / "empty")}), tmp_path)
     with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
         with_text(request(**{"data.path": str(tmp_path / "two")}), tmp_path)
-    with pytest.raises(InputError, match="two holds no complete copy of a corpus"):
+    with pytest.raises(InputError, match="two' must be a directory on a local disk"):
         with_text(request(**{"data.path": f"file://{tmp_path}/two"}), tmp_path)
     with pytest.raises(InputError, match="nowhere does not exist; use .*, or one text file"):
         with_text(request(**{"data.path": str(tmp_path / "nowhere")}), tmp_path)
@@ -185,9 +185,9 @@ def test_own_text_in_one_line(text, tmp_path, capsys, own_cache):
 def test_cutoffs_are_the_cheapest(text, tmp_path, monkeypatch):
     """Of the vocabulary that the text has, for the width of the model."""
     monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
-    places = {"data.path": str(text)}
     for width in 192, 1_024:
-        config = with_text(request(**places, **{"body.features": width}), tmp_path / "run")
+        changes = {"data.path": str(text), "body.features": width}
+        config = with_text(request(**changes), tmp_path / "run")
         counts = load(config["data"]).vocabulary.counts
         cutoffs, _ = propose(counts, 3, Workload(width))
         assert len(counts) > 100 and config["input"]["cutoffs"] == cutoffs

@@ -14,7 +14,7 @@ from adaptive_jax.numerics.batch import Batch
 
 
 class Layout(NamedTuple):
-    """How a split becomes rows: the group `batches` of a config.
+    """Layout of a split in rows: the group `batches` of a config.
 
     sequence_length: tokens of a row, and the most that an example has; of layout "streams" the
         usual length of a window.

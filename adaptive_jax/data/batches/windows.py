@@ -18,7 +18,7 @@ ALONE = ("complete_doc", "eos")  # break modes whose examples see nothing before
 
 
 class Windows(NamedTuple):
-    """How a split is scored.
+    """Windows in which a split is scored.
 
     window: tokens of a row, the first `context` of which are only read.
     context: with layout "streams", tokens that every row of the split but the first reads before
@@ -89,9 +89,7 @@ def check_windows(settings: Windows) -> None:
 
 
 def ends_example(ids: np.ndarray, before: np.ndarray, eos: int, break_mode: str) -> np.ndarray:
-    """Whether tokens, each with the one before it, end an example of training that sees nothing
-    else.
-    """
+    """Mask of the tokens that end an example of training; each is given with the one before it."""
     ends = (ids == eos) & (break_mode in ALONE)
     return ends & ((break_mode != "complete_doc") | (before == eos))
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adaptive_jax.errors import InputError, of_extra, one_line
-from adaptive_jax.files import in_store, path_of
+from adaptive_jax.files import path_of
 
 with of_extra("train"):
     import filelock
@@ -25,7 +25,7 @@ def home_of(path: str, key: str) -> Path:
     Raises:
         InputError: the path is empty, a URL, or an unknown user's.
     """
-    if not path or in_store(path):
+    if not path or "://" in path:
         raise InputError(f"{key}={path!r} must be a directory on a local disk")
     return path_of(path)
 

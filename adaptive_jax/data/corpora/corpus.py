@@ -1,4 +1,4 @@
-"""What a prepared corpus is: a vocabulary, and ids for each split."""
+"""Prepared corpus: a vocabulary, and ids for each split."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple

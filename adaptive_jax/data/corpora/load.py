@@ -11,8 +11,6 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from adaptive_jax.config import cache
 from adaptive_jax.data.corpora import token_files
 from adaptive_jax.data.corpora.cached import (
@@ -23,7 +21,7 @@ from adaptive_jax.data.corpora.cached import (
     make_once,
     read_ids,
 )
-from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, renumbered
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
@@ -34,7 +32,6 @@ from adaptive_jax.data.vocabulary.on_disk import (
     read_with_checksums,
     write_with_checksums,
 )
-from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.files import replacing
@@ -49,9 +46,7 @@ class Settings(NamedTuple):
     """The group `data` of a config.
 
     corpus: one of `CORPORA`.
-    path: a local copy (see docs/own_data.md, also for ids); empty for the published copy; or the
-        URL of a prepared corpus (see docs/corpora.md). Then the settings below must be those that
-        it was prepared with: they read lines that the trained model scores.
+    path: a local copy (see docs/own_data.md, also for ids); empty for the published copy.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
         become `<unk>`.
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
@@ -93,13 +88,11 @@ def load(
             split is needed then.
 
     Raises:
-        InputError: an unknown name, a missing or unreadable file, a word that the vocabulary cannot
-            encode, a URL that holds another vocabulary.
+        InputError: an unknown name, a missing or unreadable file, or a word that the vocabulary
+            cannot encode.
     """
     settings = checked_settings(data)
     splits = [split for split in SPLITS if split in splits]
-    if "://" in settings.path:
-        return _stored(settings, vocabulary, splits)
     if settings.corpus == "ids":
         directory, place = home_of(settings.path, "data.path"), cache.directory()
         files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
@@ -123,7 +116,7 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
         InputError: as `load`, and for ids, which have no words but those of their vocabulary.
     """
     settings = checked_settings(data)
-    if "://" in settings.path or settings.corpus == "ids":
+    if settings.corpus == "ids":
         raise InputError(
             f"{settings.path} holds ids of one vocabulary: for the words of a text use the text"
             " itself as --data_path=DIR"
@@ -178,7 +171,7 @@ def checked_settings(data: Mapping) -> Settings:
                 f"data.{key}={value!r} does not fit data.corpus={settings.corpus}: leave it"
                 f" {default!r}"
             )
-    if ids and "://" not in settings.path and settings.vocabulary_size < 2:
+    if ids and settings.vocabulary_size < 2:
         raise InputError(
             f"data.vocabulary_size={settings.vocabulary_size} must be 2 or more for"
             " data.corpus=ids: use the size of the tokenizer's whole vocabulary"
@@ -322,29 +315,6 @@ class PreparedText:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise damaged(numbers, error) from error
         return read_ids(path, len(vocabulary)), words, unseen
-
-
-def _stored(settings, vocabulary, splits):
-    from adaptive_jax.data.corpora import stored  # tensorstore, which text on a disk does not need
-
-    url = settings.path
-    corpus = stored.open(url, splits)
-    if isinstance(corpus.vocabulary, TokenIds) != (settings.corpus == "ids"):
-        kind = "words, not ids" if settings.corpus == "ids" else "ids of a tokenizer, not words"
-        raise InputError(
-            f"data.path={url} holds {kind}, and data.corpus={settings.corpus}: use the corpus that"
-            " it was prepared from"
-        )
-    if vocabulary is None or vocabulary.digest == corpus.vocabulary.digest:
-        return corpus
-    if not vocabulary.same_words(corpus.vocabulary):
-        raise InputError(
-            f"{url} holds ids of another vocabulary, of {len(corpus.vocabulary):,} words, not of"
-            f" this one of {len(vocabulary):,}: use the text itself as data.path=DIR"
-        )
-    new = np.array([vocabulary.index[word] for word in corpus.vocabulary.words], np.int32)
-    ids = {split: renumbered(each, new) for split, each in corpus.ids.items()}
-    return corpus._replace(vocabulary=vocabulary, ids=ids)
 
 
 def _local_texts(corpus: str, path: str, needed: Collection[str]) -> Mapping[str, Text]:

@@ -1,11 +1,8 @@
 """Prepares the corpus of a config ahead of a run; otherwise train.py does it at its start.
 
     python -m adaptive_jax prepare --config=configs/billion_word.py --config.data.path=DIR
-    python -m adaptive_jax prepare --config=configs/billion_word.py --to=gs://my-bucket/billion_word
 
-Parallel processes count and encode. After an interruption the same command resumes. --to also
-copies vocabulary and ids to object storage, where runs read them with
---config.data.path=gs://my-bucket/billion_word.
+Parallel processes count and encode. After an interruption the same command resumes.
 """
 
 import time
@@ -18,16 +15,12 @@ from adaptive_jax.errors import InputError
 config_flags.define()
 flags.adopt_module_key_flags(config_flags)
 STOPPED = "stopped: the same command resumes the preparation"
-TO = flags.DEFINE_string(
-    "to", None, "URL to copy vocabulary and ids to: gs://..., s3://..., file:///..."
-)
 
 
 def main():
     """Prepares the corpus and prints its sizes."""
     config, _ = config_flags.config()
-    from adaptive_jax.data.corpora import stored  # after the flags: their errors should not wait
-    from adaptive_jax.data.corpora.load import load
+    from adaptive_jax.data.corpora.load import load  # after the flags: their errors should not wait
 
     if config["own_text"]:
         raise InputError(
@@ -35,8 +28,6 @@ def main():
             " train.py, which prepares the text"
         )
     data = config["data"]
-    if TO.value:
-        stored.check_destination(TO.value)
     start = time.perf_counter()
     corpus = load(data)
     tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in corpus.ids.items())
@@ -44,6 +35,3 @@ def main():
         f"{data['corpus']}: vocabulary {len(corpus.vocabulary):,}; tokens {tokens};"
         f" {time.perf_counter() - start:.1f} s"
     )
-    if TO.value:
-        stored.copy(corpus, TO.value)
-        print(f"copied to {TO.value}")

@@ -20,7 +20,7 @@ ITERATIONS = 300  # at most, of k-means; a third, of a mixture
 
 
 class Way(NamedTuple):
-    """How words are put into clusters.
+    """Method of clustering words.
 
     function: maps the vectors `[n, width]`, the counts `[n]`, the number of clusters and the seed
         to the cluster of each word, int `[n]`; or, where the order is cut, to a score `[n]`, the
@@ -82,7 +82,7 @@ WAYS = {
 def run_way(
     method: str, vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int
 ) -> np.ndarray:
-    """What the function of a way returns for `vectors [n, width]`.
+    """Clusters that a method returns for `vectors [n, width]`.
 
     Raises:
         InputError: scikit-learn is missing, fewer vectors than clusters, vectors that an

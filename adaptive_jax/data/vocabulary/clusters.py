@@ -165,5 +165,5 @@ def in_order(vocabulary: Vocabulary, path: str | Path) -> Vocabulary:
 
 
 def _cut_by_input(config):
-    """Whether the output shares a table that the input's cutoffs cut."""
+    """True if the output shares a table that the input's cutoffs cut."""
     return config["output"]["table"]["name"] == "tied" and "cutoffs" in config["input"]

@@ -1,5 +1,5 @@
-"""What layers read about words: arrays that a model is given as its collection "lexicon", beside
-its parameters. Related words and definitions come from a lexicon.
+"""Arrays that layers read about words: a model's collection "lexicon", beside its
+parameters. Related words and definitions come from a lexicon.
 
 A lexicon is a directory of WordNet, read by NLTK, or a file of JSON lines, for any language:
 
@@ -35,7 +35,7 @@ NO_NLTK = "NLTK reads WordNet: run `pip install nltk`, or use input.lexicon as a
 
 
 class Entry(NamedTuple):
-    """What a lexicon says of a word.
+    """Entry of a lexicon for one word.
 
     synonyms, hyponyms: those that are words of the vocabulary, exactly as they are written there.
     definitions: texts, one for each sense.
@@ -249,8 +249,8 @@ def _open_wordnet(directory):
 
 
 def counts(vocabulary: Vocabulary) -> np.ndarray:
-    """How often each word occurs, float32 `[words]`; 1 for a word that never does, so that every
-    word can be drawn.
+    """Counts of the words, float32 `[words]`; 1 for a word that never occurs, so that every word
+    can be drawn.
     """
     return np.maximum(vocabulary.counts, 1).astype(np.float32)
 

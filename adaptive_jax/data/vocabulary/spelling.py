@@ -1,4 +1,4 @@
-"""How the words of a vocabulary are spelt, for layers that read characters."""
+"""Spelling of the words of a vocabulary, for layers that read characters."""
 
 import functools
 

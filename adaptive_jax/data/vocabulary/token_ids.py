@@ -95,7 +95,7 @@ class TokenIds(Vocabulary):
 
 
 def holds_ids(names: Mapping[str, int]) -> bool:
-    """Whether the entries of a file are every id from 0 on, each once."""
+    """True if the entries of a file are every id from 0 on, each once."""
     if not all(ENTRY.fullmatch(name) for name in names):  # which ends at the second word
         return False
     found = [ENTRY.fullmatch(name) for name in names]

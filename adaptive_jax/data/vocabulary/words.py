@@ -177,7 +177,7 @@ class Vocabulary:
         return ranks
 
     def same_words(self, other: "Vocabulary") -> bool:
-        """Whether both have the same words with the same counts, in whatever order."""
+        """True if both have the same words with the same counts, in any order."""
         mine, others = (dict(zip(v.words, v.counts.tolist(), strict=True)) for v in (self, other))
         return mine == others
 

@@ -63,19 +63,19 @@ class Chart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What figures are drawn from. edges: largest frequencies of the bins but the last."""
+    """Data of the figures. edges: largest frequencies of the bins but the last."""
 
     runs: Sequence[RunReport]
     edges: Sequence[int]
 
     @property
     def unit(self) -> str:
-        """What losses are per, "word" or "token"."""
+        """Unit of the losses, "word" or "token"."""
         return self.runs[0].vocabulary.unit
 
     @property
     def nats(self) -> str:
-        """What an axis of losses has."""
+        """Label of an axis of losses."""
         return f"loss, nats a {self.unit}"
 
     @functools.cached_property

@@ -49,7 +49,7 @@ def check_matplotlib() -> None:
 
 
 def look(number: int) -> dict[str, str]:
-    """How the line of a run is drawn: no two of the first eighty have the same marker and colour.
+    """Style of the line of a run: no two of the first eighty have the same marker and colour.
 
     number: of the run in the report.
     """

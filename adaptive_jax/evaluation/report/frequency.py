@@ -113,8 +113,8 @@ def words_of(
         ids, nll: `[tokens]`; nll is NaN for tokens that are not scored.
         data: the group `data` of the run's config; the training text is counted for sub-word units
             only.
-        other: the same with the text of --data_path, which is counted where `data` has no words:
-            ids in object storage, or a text that is not on this machine.
+        other: the same with the text of --data_path, which is counted where the text of `data` is
+            not on this machine.
 
     Raises:
         InputError: as `count_words`.
@@ -187,8 +187,8 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
 
 @functools.lru_cache(maxsize=8)
 def _draws(blocks):
-    """How often each part of the text is in each bootstrap sample: float32 `[draws, parts]`,
-    the same for all bins and runs.
+    """Counts of each part of the text in each bootstrap sample: float32 `[draws, parts]`, the
+    same for all bins and runs.
     """
     bits = np.random.Generator(np.random.Philox(0))
     return bits.multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.float32)

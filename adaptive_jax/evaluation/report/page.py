@@ -85,8 +85,8 @@ def figures(drawn: Sequence[tuple[Chart, str]]) -> str:
 
 
 def runs_table(lines: Sequence[Mapping], split: str, unit: str) -> str:
-    """What Table 3 of Baevski & Auli (2019) says of each model, ours in rows; the best
-    perplexities stand out. The table scrolls sideways where the page is too narrow.
+    """Columns of Table 3 of Baevski & Auli (2019), a row for each run; the best perplexities
+    stand out. The table scrolls sideways where the page is too narrow.
 
     lines: `RunReport.about` of each run. unit: what perplexity is per, "word" or "token".
     """

@@ -89,7 +89,7 @@ def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
 
 
 def _distributions(run, opened, begin, end):
-    """What the model expects at the tokens from begin to end that count, which are "at"."""
+    """Distributions at the tokens from begin to end that count, which are "at"."""
     settings, batches = run.result["settings"], run.config["batches"]
     window, context = settings["window"], settings["context"]
     rows = settings.get("rows") or rows_to_score(run.config, window) * opened.mesh.size

@@ -19,7 +19,7 @@ from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
 from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report.passage import Token, read_passage
 from adaptive_jax.evaluation.report.runs import RunReport, check_comparable, read_run
-from adaptive_jax.files import in_store, path_of, replacing
+from adaptive_jax.files import path_of, replacing
 
 OUTPUT = "The page to write; its files go to NAME_files beside it, report_files."
 NAMES = "What to call the runs; default: the names of their directories."
@@ -30,7 +30,7 @@ SAMPLE = (
 
 
 class Job(NamedTuple):
-    """What to report; its fields are flags of the command.
+    """Options of the command; its fields are flags.
 
     Figures and numbers go to a directory beside the page, `report_files` of `report.html`.
     """
@@ -64,8 +64,6 @@ def report(
         raise InputError(
             f"sample_from={job.sample_from} has no effect with sample_words=0: leave one out"
         )
-    if in_store(job.output):
-        raise InputError(f"output={job.output} must be on a disk: write it there, then copy it")
     output = path_of(job.output)
     names = names_of(workdirs, job.names)
     if output.suffix not in (".html", ".htm"):
@@ -104,8 +102,8 @@ def report(
 
 
 def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
-    """What to call the runs: the names given, or those of their directories, or, where two have
-    one name, their paths.
+    """Names of the runs: those given, or those of their directories, or, where two have one
+    name, their paths.
     """
     if given and (len(given) != len(workdirs) or len(set(given)) != len(given)):
         raise InputError(
@@ -120,7 +118,7 @@ def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
 
 
 def _changes(lines):
-    """What the runs change in rows whose published numbers stand beside theirs."""
+    """Changes of the runs in rows whose published numbers stand beside theirs."""
     return " ".join(
         f"{line['run']} differs from the paper's row in {line['changed_keys']}."
         for line in lines
@@ -141,7 +139,7 @@ def _title(runs, request):
     """The title of the page and the line below it."""
     data = runs[0].config["data"]
     place = request.data_path or (data["path"] if data["corpus"] == "text_files" else "")
-    path = path_of(place).resolve() if place and not in_store(place) else Path(place)
+    path = path_of(place).resolve() if place else Path()
     words = runs[0].result["words"]
     corpus = "text of one file" if path.parent.name == SPLIT else path.name or data["corpus"]
     names = ", ".join(run.name for run in runs)

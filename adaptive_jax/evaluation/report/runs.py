@@ -1,4 +1,4 @@
-"""What a report reads of a run: its scores, which evaluate.py keeps, and its logs."""
+"""Runs as a report reads them: their scores, which evaluate.py keeps, and their logs."""
 
 import contextlib
 import io
