@@ -31,7 +31,7 @@ ARCHIVES = ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"
 
 
 def in_bucket(path: str | os.PathLike) -> bool:
-    """Whether a path or a text names a place in Google Cloud Storage."""
+    """True if a path or a text names a place in Google Cloud Storage."""
     return os.fspath(path).startswith(BUCKETS)
 
 

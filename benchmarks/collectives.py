@@ -124,7 +124,7 @@ def size(shape: str) -> int:
 
 
 def trips(loop: Instruction, computations: dict[str, list[Instruction]]) -> int:
-    """How often a loop that counts from 0 runs; 1 if only the device knows, or if it is none."""
+    """Trips of a loop that counts from 0; 1 if only the device knows, or if it is none."""
     if loop.opcode != "while":
         return 1
     if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest):

@@ -223,7 +223,7 @@ def exact(words: int, dtype: str):
 
 
 def errors(name: str, words: int, dtype: str) -> tuple[float, float]:
-    """How far the loss of a peer is from float64, in nats, and its gradients, relative."""
+    """Errors of a peer against float64: of the loss, in nats, and of the gradients, relative."""
     values, loss, gradients = exact(words, dtype)
     ours, mine = prepared(name, values)[0]()
     mine = [np.asarray(a if name in JAX else a.float().cpu(), np.float64) for a in mine]

@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` runs beside the other benchmarks: is it right, the output layer band by
+"""Parts of `benchmarks.gpu` beside the other benchmarks: correctness, the output layer band by
 band, and a run that is killed.
 
     python -m benchmarks.gpu_parts PART [--tiny] [--json=FILE]

@@ -72,7 +72,7 @@ class Line(NamedTuple):
 
     @property
     def scored(self) -> str:
-        """Which of the scores of its run a line has: the context, the share, or the target and
+        """Kind of a line's score: the context, the share, or the target and
         the cache.
         """
         if self.share is not None:
@@ -80,7 +80,7 @@ class Line(NamedTuple):
         return f"{self.target} {self.cache}".strip() if self.target else str(self.context)
 
     def request(self, directory: str | None) -> Request:
-        """What is scored. directory: that of the target's text; None: the text that the model
+        """Text that is scored. directory: that of the target's text; None: the text that the model
         was trained on.
         """
         if not self.target:
@@ -160,7 +160,7 @@ def config_of(table: Table, line: Line, size: str) -> dict:
 
 
 def tuning(table: Table, line: Line, size: str) -> dict:
-    """What finetuning changes in the config of a line's model."""
+    """Changes of finetuning in the config of a line's model."""
     if not line.tuned:
         return {}
     settings = table.settings.get(size)

@@ -132,7 +132,7 @@ _TABLE_5_1 = {
 
 
 def _clusters(row):
-    """How a row of the thesis clusters words: the method and the vectors, or ()."""
+    """Clustering of a row of the thesis: the method and the vectors, or ()."""
     method, _, vectors = row.removeprefix("hsm_").rpartition("_")
     if row.endswith("_autoencoder"):
         return "autoencoder", "pretrained"

@@ -73,7 +73,7 @@ class Target:
 
     @property
     def log(self) -> Path:
-        """What train.py printed, over all its starts."""
+        """Output of train.py, over all its starts."""
         return self.home / f"{self.name}.log"
 
     @property
@@ -93,7 +93,7 @@ class Target:
         return importlib.import_module(f"configs.{self.row.partition(':')[0]}").WORDS
 
     def result(self) -> dict:
-        """What is kept of it; empty before its first evaluation."""
+        """Results that are kept; empty before the first evaluation."""
         path = KEPT / self.name / "result.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -103,7 +103,7 @@ class Target:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def ended(self) -> bool:
-        """Whether training came to its end."""
+        """True if training came to its end."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return any(line.startswith(("finished", "stopped early")) for line in lines)
 

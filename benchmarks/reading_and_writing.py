@@ -1,4 +1,4 @@
-"""How fast text is scored and written: `--of=evaluate` and `--of=generate` of
+"""Speed of scoring and writing text: `--of=evaluate` and `--of=generate` of
 `benchmarks.throughput`.
 
 `evaluate` scores random words, as frequent as words are by Zipf's law, with random parameters:

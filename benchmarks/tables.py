@@ -94,7 +94,7 @@ def measure(name: str, line: Line, settings) -> dict:
 
 
 def earlier_numbers(workdir: Path) -> dict:
-    """What `measure` returned of a finished run before; {} if it did not. A table may have got
+    """Earlier result of `measure` for a finished run; {} if it did not. A table may have got
     new lines since, to score.
     """
     result = workdir / "row.json"

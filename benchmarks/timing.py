@@ -1,5 +1,5 @@
-"""What the benchmarks share: times of several peers in one process and their errors, the machine,
-torch's name of JAX's device, its memory, the file of numbers.
+"""Shared parts of the benchmarks: times of several peers in one process and their errors, the
+machine, torch's name of JAX's device, its memory, the file of numbers.
 """
 
 import importlib.util
@@ -18,8 +18,8 @@ REST = 0.3  # seconds on a CPU: the threads of a peer that ran may spin that lon
 
 
 def launches() -> int:
-    """How often work of milliseconds is launched before its end is waited for: on a GPU, 20 times,
-    as a launch and a wait take as long as a kernel.
+    """Number of launches of work of milliseconds before its end is waited for: 20 on a GPU, as
+    a launch and a wait take as long as a kernel.
     """
     return 1 if jax.default_backend() == "cpu" else 20
 
@@ -87,7 +87,7 @@ def machine() -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of somebody else's package says, in a line; its type if it says nothing."""
+    """Message of an error in a line; its type if it has none."""
     return next(iter(str(error).splitlines()), "")[:120] or type(error).__name__
 
 

@@ -150,7 +150,7 @@ def _parts(shape):
 
 
 def _lies(shape):
-    """Whether an array lies in memory."""
+    """True if an array lies in memory."""
     return bool(in_memory(shape))
 
 

@@ -1,6 +1,4 @@
-"""How commands start and end: they parse flags, and print one line for an error that a user can
-fix.
-"""
+"""Start and end of commands: flags are parsed, and an error that a user can fix is one line."""
 
 import errno
 import importlib

@@ -168,7 +168,7 @@ def optimizers_of_optax() -> dict[str, Callable[..., optax.GradientTransformatio
 
 
 def is_of_optax(name: str) -> bool:
-    """Whether `optimizer.name` means an optimizer of optax."""
+    """True if `optimizer.name` means an optimizer of optax."""
     return name not in OPTIMIZERS and ":" not in name
 
 
@@ -270,7 +270,7 @@ def is_field(path: tuple, value: Any) -> bool:
 
 
 def ended(state: Any) -> bool:
-    """Whether training should end after this evaluation."""
+    """True if training should end after this evaluation."""
     return any(bool(part.ended()) for part in _waiting(state) if hasattr(part, "ended"))
 
 

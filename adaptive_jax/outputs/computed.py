@@ -256,7 +256,7 @@ class ComposedTable(ComputedTable):
 
     @property
     def lexicon_spec(self) -> dict:
-        """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"cnn": self.cnn.lexicon_spec}
 
     def lexicon_shapes(self, words: int) -> dict:

@@ -119,7 +119,7 @@ def _by_mpi():
 
 
 def _on_tpus(environment):
-    """Whether jax should look for other hosts of a TPU; jax sets some of these variables when
+    """True if jax should look for other hosts of a TPU; jax sets some of these variables when
     it is imported.
     """
     if "tpu" not in environment.get("JAX_PLATFORMS", "tpu") or "TPU_ML_PLATFORM" not in environment:
@@ -198,7 +198,7 @@ def _wait_for_others(joined: Future, who: str, where: str) -> None:
 
 
 def first() -> bool:
-    """Whether this is host 0, which writes files and prints."""
+    """True on host 0, which writes files and prints."""
     return jax.process_index() == 0
 
 
@@ -222,15 +222,15 @@ def barrier(name: str, seconds: float = WAITING) -> None:
 
 
 class Stop:
-    """Whether to stop, see `stopping`. `asked` is true as soon as a single process has been
-    asked to.
+    """Request to stop, see `stopping`. `asked` is true as soon as a single process has been
+    asked.
     """
 
     def __init__(self, reached: Callable[[int], bool] | None = None):
         self.asked, self.reached = False, reached
 
     def __call__(self, step: int) -> bool:
-        """Whether to stop after this update."""
+        """True if training stops after this update."""
         return self.asked if self.reached is None else self.reached(step)
 
 

@@ -31,7 +31,7 @@ class Folded(NamedTuple):
 def fold(
     words: Vocabulary, splits: Mapping[str, np.ndarray], threshold: int, limit: int = 0
 ) -> Folded:
-    """What `words.cut(threshold, limit)` keeps, without building it.
+    """Vocabulary that `words.cut(threshold, limit)` keeps, without building it.
 
     words: all words of the train split, with `<unk>`. splits: counts of these words in each split,
         train among them, `[words]`.

@@ -177,11 +177,11 @@ class Checkpoints:
         self.manager.reload()
 
     def evaluated(self, step: int) -> bool:
-        """Whether the checkpoint has a validation loss."""
+        """True if the checkpoint has a validation loss."""
         return self.manager.metrics(step) is not None
 
     def holds(self, step: int, item: str) -> bool:
-        """Whether the checkpoint has an item of `ITEMS`."""
+        """True if the checkpoint has an item of `ITEMS`."""
         return (self.directory / str(step) / item).is_dir()
 
     def hours(self, step: int) -> float:
@@ -312,7 +312,7 @@ def _remove(directory: Path) -> None:
 
 
 def _problem(directory: Path, items: Sequence[str]) -> str | None:
-    """What is wrong with the loss, or the files of these items, of a checkpoint, or None."""
+    """Fault in the loss, or in the files of these items, of a checkpoint, or None."""
     sums = directory / CHECKSUMS
     if not sums.exists():
         return f"{CHECKSUMS} is missing"

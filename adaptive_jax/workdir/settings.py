@@ -1,5 +1,5 @@
-"""What a run is: config.json, plan.json, text.json, the vocabulary and the lexicon of its words in
-its workdir.
+"""Settings of a run: config.json, plan.json, text.json, the vocabulary and the lexicon of its words
+in its workdir.
 """
 
 import json
@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_exported(workdir: Path) -> bool:
-    """Whether a workdir holds an exported model."""
+    """True if a workdir holds an exported model."""
     return (workdir / EXPORTED).exists()
 
 
@@ -223,7 +223,7 @@ def with_origin(config: dict, workdir: Path) -> dict:
 
 
 def has_checkpoints(workdir: Path) -> bool:
-    """Whether something has been saved there, damaged or not."""
+    """True if a workdir holds checkpoints, damaged or not."""
     return any(name[0].isdigit() for name in names_in(workdir / "checkpoints"))
 
 
@@ -331,7 +331,7 @@ def _free(config):
 
 
 def text_of(corpus: Corpus) -> dict[str, dict]:
-    """What tells the text of each split from others: its tokens, and a checksum of those at its
+    """Identity of the text of each split: its number of tokens, and a checksum of those at its
     ends.
     """
 

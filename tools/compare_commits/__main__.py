@@ -47,7 +47,7 @@ TOLERANCE = 1e-6
 
 
 def difference(old: Mapping, new: Mapping, tolerance: float = 0.0) -> str | None:
-    """What differs first between two dicts of arrays by name, and by how much; None: nothing.
+    """First difference between two dicts of arrays by name, and its size; None: none.
 
     tolerance: share of the largest entry of an array by which its entries may differ. NaN equals
     NaN.
@@ -62,7 +62,7 @@ def difference(old: Mapping, new: Mapping, tolerance: float = 0.0) -> str | None
 
 
 def _apart(name, old, new, tolerance):
-    """How the arrays of a name differ, or None."""
+    """Difference of the arrays of a name, or None."""
     if name not in new or name not in old:
         return "missing in NEW" if name in old else "only in NEW"
     a, b = np.asarray(old[name]), np.asarray(new[name])
@@ -86,7 +86,7 @@ def _apart(name, old, new, tolerance):
 
 
 def exact(case: dict) -> bool:
-    """Whether all of a case runs on one device."""
+    """True if all of a case runs on one device."""
     return all(step["devices"] == step["hosts"] == 1 for step in case["steps"])
 
 
@@ -132,7 +132,7 @@ def _said(command):
 
 
 def _key(case):
-    """What results depend on besides the commit: commands, how they are read, the machine."""
+    """Key of results besides the commit: commands, how they are read, the machine."""
     libraries = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")]
     where = platform.node(), platform.python_version(), libraries
     how = inspect.getsource(write_texts), (HERE / "worker.py").read_text()

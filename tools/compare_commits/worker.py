@@ -162,7 +162,7 @@ def run_script(request: dict, argv: list[str], devices: int, log: Path) -> None:
 
 
 def read(step: dict, log: Path) -> dict:
-    """What a command has made: arrays by name."""
+    """Results of a command: arrays by name."""
     place = Path(step["place"])
     return {
         "run": lambda: metrics(place) | parameters(place),

@@ -24,7 +24,7 @@ TEXT = 2  # increase it when a `write` below makes another text of the same pack
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """What is known of a corpus.
+    """Figures of a published corpus.
 
     aliases: other names in use, for suggestions.
     files: of the published copy, by address: one archive, or a file for each split.

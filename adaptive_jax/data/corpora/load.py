@@ -107,8 +107,7 @@ def load(
 
 
 def count_words(data: Mapping, split: str) -> dict[str, int]:
-    """How often each word of a split occurs, whether or not a vocabulary has it; `<eos>` once a
-    line.
+    """Counts of the words of a split, whether or not a vocabulary has them; `<eos>` once a line.
 
     data: as of `load`.
 
@@ -127,8 +126,8 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
 
 
 def count_prepared(data: Mapping) -> dict[str, dict[str, int]]:
-    """How often each word of each split occurs, train first and `<eos>` once a line; {} unless all
-    splits of the text are prepared on this machine.
+    """Counts of the words of each split, train first and `<eos>` once a line; {} unless all splits
+    of the text are prepared on this machine.
 
     data: as of `load`, which raises InputError.
     """
@@ -241,7 +240,7 @@ class PreparedText:
             return counts | {split: self.count_words(split) for split in splits if split != "train"}
 
     def count_words(self, split: str) -> dict[str, int]:
-        """How often each word of a split occurs, `<eos>` once a line."""
+        """Counts of the words of a split, `<eos>` once a line."""
         shards = self.shards(split)
         with bar("counting words") as show:
             return shards.counts(show)

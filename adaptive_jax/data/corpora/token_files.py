@@ -102,7 +102,7 @@ class Files(NamedTuple):
         return ids
 
     def counts(self, path: Path, cache: Path) -> np.ndarray:
-        """How often each id occurs in a file, int64 `[vocabulary_size]`; counted once, and cached.
+        """Counts of the ids of a file, int64 `[vocabulary_size]`; counted once, and cached.
 
         Raises:
             InputError: as `ids`, and an id that is not below the size of the vocabulary.
