@@ -172,8 +172,8 @@ def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
     if not lines or any(len(digest) != 64 for digest, _, _ in lines):
         return path.name
     listed = {name: digest for digest, _, name in lines if name.startswith(tuple(below))}
-    found = _sha256_of_each([path.parent / name for name in listed])
-    pairs = zip(listed.items(), found, strict=True)
+    sums = _sha256_of_each([path.parent / name for name in listed])
+    pairs = zip(listed.items(), sums, strict=True)
     return next((name for (name, digest), now in pairs if now != digest), None)
 
 

@@ -193,16 +193,16 @@ class _Kernel(NamedTuple):
 
     def read(self, refs):
         """The weights of the pairs of this row and head."""
-        refs, given = list(refs), _Given()
+        refs, weights = list(refs), _Given()
         if self.dropout:
             seeds, head = refs.pop(), pl.program_id(1).astype(jnp.uint32)
-            given = given._replace(
+            weights = weights._replace(
                 seeds=(seeds[0], seeds[1], head * jnp.uint32(self.time**2 % 2**32))
             )
         segments = refs.pop() if self.segmented else None
-        return given._replace(segments=segments, slope=refs.pop()[0] if self.sloped else None)
+        return weights._replace(segments=segments, slope=refs.pop()[0] if self.sloped else None)
 
-    def scores(self, queries, keys, starts, given):
+    def scores(self, queries, keys, starts, weights):
         """Scores in powers of 2 of queries from `starts[0]` with keys from `starts[1]`: float32
         `[queries, keys]`.
         """
@@ -213,11 +213,13 @@ class _Kernel(NamedTuple):
             for axis, start in enumerate(starts)
         ]
         seen = places[0] >= places[1]
-        if given.slope is not None:
-            scores -= given.slope * math.log2(math.e) * (places[0] - places[1]).astype(jnp.float32)
-        if given.segments is not None:
+        if weights.slope is not None:
+            scores -= (
+                weights.slope * math.log2(math.e) * (places[0] - places[1]).astype(jnp.float32)
+            )
+        if weights.segments is not None:
             own, other = (
-                given.segments[pl.ds(start, size)]
+                weights.segments[pl.ds(start, size)]
                 for start, size in zip(starts, scores.shape, strict=True)
             )
             seen &= own[:, None] == other[None]

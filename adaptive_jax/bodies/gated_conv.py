@@ -168,17 +168,17 @@ def stages(width: int, blocks: tuple[tuple[int, ...], ...]) -> list[Stage]:
     """`GatedConv.blocks` as stages, given the width of the first block's input; a block that
     changes the width runs alone.
     """
-    found = []
+    groups = []
     for repeat, *sizes in blocks:
         layers = tuple(zip(sizes[::2], sizes[1::2], strict=True))
         alone = int(width != layers[-1][1])
-        found += [
+        groups += [
             Stage(count, layers, at)
             for count, at in ((alone, width), (repeat - alone, layers[-1][1]))
             if count
         ]
         width = layers[-1][1]
-    return found
+    return groups
 
 
 class Block(nn.Module):

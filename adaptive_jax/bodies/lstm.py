@@ -215,8 +215,8 @@ class LSTM(nn.Module):
         names = self.parameter_groups[i].names
 
         def gather(params):
-            whole = {name: self.gather(name, params[name]) for name in names}
-            return dict(params) | whole
+            matrices = {name: self.gather(name, params[name]) for name in names}
+            return dict(params) | matrices
 
         return gathered_twice(layer, gather)
 
@@ -245,8 +245,8 @@ class LSTM(nn.Module):
             )
         keep = jnp.ones((rows, 1), bool) if reset is None else ~reset[:, None]
 
-        def checked(given, zero):
-            return jnp.where(keep, floats("carry", given, *zero.shape).astype(zero.dtype), 0)
+        def checked(array, zero):
+            return jnp.where(keep, floats("carry", array, *zero.shape).astype(zero.dtype), 0)
 
         return [State(*map(checked, *pair)) for pair in zip(carry, zeros, strict=True)]
 

@@ -13,7 +13,7 @@ class ExternalClassError(InputError):
     """A config names code of another package, which cannot or may not be imported."""
 
 
-def find(group: str, known: Mapping[str, Callable], name: str) -> Callable:
+def find(group: str, classes: Mapping[str, Callable], name: str) -> Callable:
     """The class or function that `name` chooses: a key of `known`, or "package.module:Class" of
     somebody else's package, which is imported.
 
@@ -26,18 +26,18 @@ def find(group: str, known: Mapping[str, Callable], name: str) -> Callable:
     what = f"config.{group}.name={name!r}"
     module, colon, inner = str(name).partition(":")
     if not colon:
-        check_known(what, name, known)
-        return known[name]
+        check_known(what, name, classes)
+        return classes[name]
     try:
-        found = getattr(importlib.import_module(module), inner)
+        kind = getattr(importlib.import_module(module), inner)
     except Exception as error:
         raise ExternalClassError(
             f"{what} cannot be imported ({type(error).__name__}: {one_line(error)}): put the"
             " directory of its package on PYTHONPATH"
         ) from None
-    if not callable(found):
-        raise InputError(f"{what} is {found!r}: name a class, or a function that makes an object")
-    return found
+    if not callable(kind):
+        raise InputError(f"{what} is {kind!r}: name a class, or a function that makes an object")
+    return kind
 
 
 def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
@@ -48,7 +48,7 @@ def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(function).parameters
 
 
-def make(group: str, known: Mapping[str, Callable], settings: Mapping, **given):
+def make(group: str, classes: Mapping[str, Callable], settings: Mapping, **arguments):
     """An object of the class that `settings["name"]` chooses, see `find`, with the other settings
     as its arguments, and with those of `given` that it takes.
 
@@ -60,11 +60,11 @@ def make(group: str, known: Mapping[str, Callable], settings: Mapping, **given):
     """
     settings = {key: _tuples(value) for key, value in settings.items()}
     name = settings.pop("name")
-    maker = find(group, known, name)
+    maker = find(group, classes, name)
     parameters = inspect.signature(maker).parameters
     for key in settings:
         check_known(f"config.{group}.{key}, for {name!r},", key, parameters)
-    settings |= {key: value for key, value in given.items() if key in parameters}
+    settings |= {key: value for key, value in arguments.items() if key in parameters}
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in settings:
             raise InputError(f"config.{group}.{key} is missing, and {name!r} has no default for it")

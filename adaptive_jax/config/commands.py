@@ -65,11 +65,11 @@ def workdir() -> tuple[Path, tuple]:
     Raises:
         InputError: no workdir, or one that is no path.
     """
-    given = flags.FLAGS
-    if not given.workdir:
+    values = flags.FLAGS
+    if not values.workdir:
         raise InputError("--workdir is missing: pass --workdir=DIRECTORY")
-    place = path_of(given.workdir)
-    return place, (given.coordinator, given.hosts, given.host) if "coordinator" in given else ()
+    place = path_of(values.workdir)
+    return place, (values.coordinator, values.hosts, values.host) if "coordinator" in values else ()
 
 
 def run_module(name: str) -> None:

@@ -43,11 +43,11 @@ def config(settings: Mapping) -> str:
         lines += [f"{group or 'config'}: {TITLES[group]}"]
         lines += [f"{prefix}name={name!r}"] if name else []
         for key, (default, *_) in keys_of(group, name).items():
-            said = "no default" if default is inspect.Parameter.empty else f"default {default!r}"
-            other = "" if stated[key] == default else f"  ({said})"
+            text = "no default" if default is inspect.Parameter.empty else f"default {default!r}"
+            other = "" if stated[key] == default else f"  ({text})"
             lines.append(f"{prefix}{key}={stated[key]!r}{other}")
-        said = [*_of_others(group, name), *meanings(group, name)]
-        lines += ["", *(f"    {line}".rstrip() for line in said), ""]
+        text = [*_of_others(group, name), *meanings(group, name)]
+        lines += ["", *(f"    {line}".rstrip() for line in text), ""]
     return "\n".join(lines).rstrip()
 
 
@@ -56,8 +56,8 @@ def page() -> str:
     lines = [HEAD]
     for group in ALL_GROUPS:
         lines.append(f"## {f'`{group}`: ' * bool(group)}{TITLES[group]}\n")
-        if said := _of_others(group):
-            lines += ["```text", *said[:-1], "```\n"]
+        if paragraphs := _of_others(group):
+            lines += ["```text", *paragraphs[:-1], "```\n"]
         for name in home(group) if group in NAMES else [None]:
             if name:
                 default = " (the default)" * (name == NAMES[group])

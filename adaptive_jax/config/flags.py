@@ -63,10 +63,10 @@ def parse(argv: Sequence[str]) -> list[str]:
         flags.Error: another flag is wrong.
     """
     pattern = re.compile(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", re.DOTALL)
-    found = [match.groups() for argument in argv if (match := pattern.fullmatch(argument))]
-    changed = [key for key, _ in found]
+    pairs = [match.groups() for argument in argv if (match := pattern.fullmatch(argument))]
+    changed = [key for key, _ in pairs]
     _typed.clear()
-    _typed.update((key, text) for key, text in found if text is not None)
+    _typed.update((key, text) for key, text in pairs if text is not None)
     for key in changed:
         _check_group(key)
     place, others = _without_config(argv[1:])

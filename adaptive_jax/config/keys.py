@@ -158,13 +158,15 @@ def maker(group: str, name: str | None = None) -> Callable:
         InputError: a name that does not exist.
     """
     if group not in NAMES:
-        own = {"": General, "metrics": Metrics}
-        return own.get(group) or home(group)
+        classes = {"": General, "metrics": Metrics}
+        return classes.get(group) or home(group)
     name = name or NAMES[group]
-    found = home("optimizer.name")(name) if group == "optimizer" else find(group, home(group), name)
+    function = (
+        home("optimizer.name")(name) if group == "optimizer" else find(group, home(group), name)
+    )
     if ":" in name:
         _allowed.add(name.partition(":")[0])
-    return found
+    return function
 
 
 def keys_of(group: str, name: str | None = None) -> dict[str, Key]:
@@ -174,8 +176,8 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Key]:
         parameters = home("optimizer.arguments")(name or NAMES[group])
     else:
         parameters = parameters_of(made)
-    taken = GIVEN.get(group, set()) | {"parent", "name"}
-    keys = {key: _key(p) for key, p in parameters.items() if key not in taken and _is_key(p)}
+    reserved = GIVEN.get(group, set()) | {"parent", "name"}
+    keys = {key: _key(p) for key, p in parameters.items() if key not in reserved and _is_key(p)}
     if group == "output":
         keys = {"clusters": Key("", str, False)} | keys  # whose file adaptive_jax.data reads
     return keys
@@ -276,15 +278,15 @@ def _value(path, value, key):
         return value
     if key.kind is tuple:
         return _tuple(path, value, key.default)
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
     finite = key.optional or not isinstance(value, float) or math.isfinite(value)
-    number = whole or (isinstance(value, float) and not math.isnan(value) and finite)
+    number = is_integer or (isinstance(value, float) and not math.isnan(value) and finite)
     fits, what = {
-        bool: (isinstance(value, bool) or (whole and value in (0, 1)), "True or False"),
-        int: (whole, "a whole number"),
+        bool: (isinstance(value, bool) or (is_integer and value in (0, 1)), "True or False"),
+        int: (is_integer, "a whole number"),
         float: (number, "a number" if finite else "a finite number"),
         # A flag's value that is digits is text, too, such as a directory called 2007.
-        str: (isinstance(value, str) or whole, "text"),
+        str: (isinstance(value, str) or is_integer, "text"),
     }[key.kind]
     if fits:
         return key.kind(value)
@@ -296,8 +298,8 @@ def _value(path, value, key):
 def _tuple(path, value, default):
     """A tuple of whole numbers, or of such tuples if its default is one."""
     nested = any(isinstance(item, tuple) for item in default or ())
-    found = value if isinstance(value, list | tuple) else (value,)
-    rows = found if nested else [found]
+    items = value if isinstance(value, list | tuple) else (value,)
+    rows = items if nested else [items]
     right = all(isinstance(row, list | tuple) for row in rows) and all(
         isinstance(item, int) and not isinstance(item, bool) for row in rows for item in row
     )
@@ -305,7 +307,7 @@ def _tuple(path, value, default):
         parts = "pairs" if nested and len(default[0]) == 2 else "tuples"
         what = f"a tuple {f'of {parts} ' if nested else ''}of whole numbers, such as {default!r}"
         raise InputError(f"{path}={_short(value)} must be {what}")
-    return tuple(map(tuple, found)) if nested else tuple(found)
+    return tuple(map(tuple, items)) if nested else tuple(items)
 
 
 def _check_size(path, value):
@@ -339,16 +341,16 @@ def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str
         inner = {each.rpartition(".")[2] for each in inner_groups(group, name)}
         known = {*keys_of(group, name), *inner, "name"}
         drops = [key for key in settings if key not in known and settings[key] != {}]
-        given = {key for key in known if f"{group}.{key}" in flags}
-        kept = known - given - inner - {"name"}
+        flagged = {key for key in known if f"{group}.{key}" in flags}
+        kept = known - flagged - inner - {"name"}
         keeps = [f"{key}={value}" for key, value in settings.items() if key in kept]
         for key in drops:
             del settings[key]
         if name == "softmax" and settings.get("table", {}).pop("cutoffs", ()):
             drops.append("table.cutoffs")
         parts = [("keeps", keeps), ("drops", drops)]
-        said = "; ".join(f"{verb} {', '.join(keys)}" for verb, keys in parts if keys)
-        lines.append(f"config.{group}.name={name}" + (f": {said}" if said else ""))
+        notes = "; ".join(f"{verb} {', '.join(keys)}" for verb, keys in parts if keys)
+        lines.append(f"config.{group}.name={name}" + (f": {notes}" if notes else ""))
     for key, value in flags.items():
         rows.put(config, key, value)
     return config, lines

@@ -70,11 +70,11 @@ def score(job: Evaluation, options: Cache) -> Iterator[tuple[dict, np.ndarray]]:
     counts = ~np.isnan(nll)
     entries = hidden if hidden is None or counts.all() else hidden[counts]  # a copy
     del hidden
-    found = log_probs(
+    of_cache = log_probs(
         options, entries, job.ids[:][counts], len(job.run.vocabulary), job.progress("cache")
     )
     thetas = {"theta": options.theta} if options.cache == "local" else {}
-    yield from interpolations(nll, found, options.model_weight, thetas)
+    yield from interpolations(nll, of_cache, options.model_weight, thetas)
 
 
 def interpolations(
@@ -128,12 +128,12 @@ def log_probs(
         have one row.
     """
     if cache.cache == "unigram":
-        found = occurrences(targets, cache.size())
+        of_cache = occurrences(targets, cache.size())
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.log(found / np.minimum(np.arange(len(targets)), cache.size()))[None]
+            return np.log(of_cache / np.minimum(np.arange(len(targets)), cache.size()))[None]
     if cache.cache == "unigram_softmax":
-        found = occurrences(targets, cache.size())
-        return (found - _log_sums(targets, words, cache.size(), progress))[None]
+        of_cache = occurrences(targets, cache.size())
+        return (of_cache - _log_sums(targets, words, cache.size(), progress))[None]
     return _compare(cache, hidden, targets, progress)
 
 
@@ -191,17 +191,17 @@ def _compare(cache, hidden, targets, progress):
     thetas = jnp.asarray(cache.theta, jnp.float32)
     look_up = _look_up(cache.cache, size, min(cache.neighbours, size))
     store = jnp.zeros((slots, hidden.shape[1]), hidden.dtype), jnp.zeros(slots, jnp.int32)
-    found = []
+    results = []
     for begin in progress(range(0, tokens, QUERIES), -(-tokens // QUERIES)):
         part = slice(begin, begin + QUERIES)
         rest = QUERIES - len(targets[part])
-        given = (
+        arguments = (
             np.pad(hidden[part], [(0, rest), (0, 0)]),
             np.pad(targets[part], (0, rest), constant_values=-1),
         )
-        store, log_probs = look_up(store, given, jnp.int32(begin), thetas)
-        found.append(log_probs)  # not fetched yet, so that the device goes on
-    return np.concatenate(jax.device_get(found), axis=1)[:, :tokens].astype(np.float64)
+        store, log_probs = look_up(store, arguments, jnp.int32(begin), thetas)
+        results.append(log_probs)  # not fetched yet, so that the device goes on
+    return np.concatenate(jax.device_get(results), axis=1)[:, :tokens].astype(np.float64)
 
 
 @functools.lru_cache(maxsize=8)
@@ -274,9 +274,9 @@ def _sums_of_nearest(hidden, blocks, read, neighbours):
     each.
     """
 
-    def visit(number, found):
+    def visit(number, sums):
         keys, seen, hit = read(number)
-        return nearest(found, hidden, keys, seen, hit)
+        return nearest(sums, hidden, keys, seen, hit)
 
     nearness, hit = lax.fori_loop(0, blocks, visit, none_yet(len(hidden), neighbours))
     valid = nearness > -jnp.inf

@@ -170,9 +170,9 @@ def lines(result: Mapping) -> Iterator[str]:
 
 
 def _versions():
-    found = {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
+    versions = {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
     for name in PACKAGES:
         # Not found: this package, where it runs from a clone.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions

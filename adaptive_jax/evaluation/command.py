@@ -53,11 +53,11 @@ def define_flags() -> None:
 
 def options_of_methods() -> dict[str, dict[str, type]]:
     """Returns, for each option, the methods that have it and their classes of options."""
-    found = {}
+    options = {}
     for method, each in METHODS.items():
         for name in options_of(each.options):
-            found.setdefault(name, {})[method] = each.options
-    return found
+            options.setdefault(name, {})[method] = each.options
+    return options
 
 
 def main():

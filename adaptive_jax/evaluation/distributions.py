@@ -80,5 +80,5 @@ def _describer(model: LanguageModel, mesh: Mesh, k: int):
         )
         return PredictiveStats(words, best, rank, entropy)
 
-    whole = PartitionSpec()
-    return jax.jit(on_devices(model, mesh, describe, (whole,) * 4, whole))
+    replicated = PartitionSpec()
+    return jax.jit(on_devices(model, mesh, describe, (replicated,) * 4, replicated))

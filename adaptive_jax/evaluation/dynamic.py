@@ -90,9 +90,9 @@ def dynamic(
     count, batches = windows(ids, run.vocabulary.eos, settings)
     for batch, at in progress(batches, count):
         carry = _first_carry(run, settings, batch) if carry is None else carry
-        given = sharding.put_batch(run.mesh, batch)
+        on_devices = sharding.put_batch(run.mesh, batch)
         losses, params, carry = step(
-            params, (run.params, squares, numbers), run.lexicon, given, carry
+            params, (run.params, squares, numbers), run.lexicon, on_devices, carry
         )
         losses = jax.device_get(losses)
         nll[at] = finite(losses[scored_columns(batch, losses.shape[1])])
@@ -108,8 +108,8 @@ def mean_squares(run: Run, ids: np.ndarray, settings: Windows, progress: Progres
     total = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like))(run.params)
     for batch, _ in progress(batches, count):
         carry = _first_carry(run, settings, batch) if carry is None else carry
-        given = sharding.put_batch(run.mesh, batch)
-        total, carry = add(run.params, total, run.lexicon, given, carry)
+        on_devices = sharding.put_batch(run.mesh, batch)
+        total, carry = add(run.params, total, run.lexicon, on_devices, carry)
         # Collectives of hundreds of waiting programs block each other on several CPU devices.
         jax.block_until_ready(total)
     return jax.jit(lambda total: jax.tree.map(lambda a: a / count, total))(total)
@@ -122,8 +122,8 @@ def _make_sum(model, mesh):
     """
     gradients = make_gradients(model, mesh, 0, train=False)
 
-    def add(params, total, lexicon, given, carry):
-        gradient, carry = _mean_gradient(gradients, params, lexicon, given, carry)
+    def add(params, total, lexicon, batch, carry):
+        gradient, carry = _mean_gradient(gradients, params, lexicon, batch, carry)
         return jax.tree.map(lambda total, g: total + jnp.square(g), total, gradient), carry
 
     return jax.jit(add, donate_argnums=1)
@@ -139,11 +139,11 @@ def _make_step(model, mesh, unscored):
     scorer = make_scorer(model, mesh, unscored, (words, words, PLAIN))
     gradients = make_gradients(model, mesh, 0, train=False)
 
-    def step(params, rule, lexicon, given, carry):
+    def step(params, rule, lexicon, batch, carry):
         trained, squares, numbers = rule
         rate, decay, epsilon = (numbers[name] for name in ("rate", "decay", "epsilon"))
-        (nll, _), after = scorer(params, lexicon, {}, given, carry)
-        gradient, _ = _mean_gradient(gradients, params, lexicon, given, carry)
+        (nll, _), after = scorer(params, lexicon, {}, batch, carry)
+        gradient, _ = _mean_gradient(gradients, params, lexicon, batch, carry)
 
         def sgd(p, t, g):
             return p - rate * g + decay * (t - p)

@@ -128,8 +128,8 @@ def evaluate_contexts(
         _check_no_new_words(request)
 
     def train(directory):
-        own = config["data"]
-        if not directory and own["corpus"] == "text_files" and not own["path"]:
+        data = config["data"]
+        if not directory and data["corpus"] == "text_files" and not data["path"]:
             directory = request.data_path  # of a converted model
         try:
             text = data_of(workdir, config, directory, "train")
@@ -223,12 +223,12 @@ def _best(score, job):
     """
     best, tried = None, []
     for label, nll in score(job):
-        found = summary(nll, job.ids, job.run.vocabulary)
-        tried.append(label | {key: found[key] for key in MEASURED})
-        if best is None or found["nll"] < best[1]["nll"]:
-            best = label, label | found, nll
-    label, found, nll = best
-    return label, found | ({"grid": tried} if len(tried) > 1 else {}), nll
+        result = summary(nll, job.ids, job.run.vocabulary)
+        tried.append(label | {key: result[key] for key in MEASURED})
+        if best is None or result["nll"] < best[1]["nll"]:
+            best = label, label | result, nll
+    label, result, nll = best
+    return label, result | ({"grid": tried} if len(tried) > 1 else {}), nll
 
 
 def _settings(request, windows, config, lexicon):

@@ -96,9 +96,11 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
     counts = ~np.isnan(nll)
     states = hidden if counts.all() else hidden[counts]  # a copy
     del hidden
-    found = log_probs(store, states, job.ids[:][counts], options, job.progress("neighbours"))
+    of_neighbours = log_probs(
+        store, states, job.ids[:][counts], options, job.progress("neighbours")
+    )
     temperatures = {"temperature": options.temperature}
-    yield from interpolations(nll, found, options.model_weight, temperatures)
+    yield from interpolations(nll, of_neighbours, options.model_weight, temperatures)
 
 
 def open_datastore(
@@ -209,20 +211,25 @@ def log_probs(
     group, block = -(-min(GROUP, tokens) // QUERIES) * QUERIES, min(BLOCK, entries)
     neighbours, temperatures = min(options.neighbours, entries), np.float32(options.temperature)
     visits = [(t, i) for t in range(0, tokens, group) for i in range(0, entries, block)]
-    found, queries, best = [], None, None
+    parts, queries, best = [], None, None
     for t, i in progress(visits, len(visits)):
         if i == 0:
             part = slice(t, t + group)
-            given = _padded(hidden[part] - store.origin, group), _padded(targets[part], group)
-            queries = tuple(jnp.asarray(a.reshape(-1, QUERIES, *a.shape[1:])) for a in given)
+            queries_and_targets = (
+                _padded(hidden[part] - store.origin, group),
+                _padded(targets[part], group),
+            )
+            queries = tuple(
+                jnp.asarray(a.reshape(-1, QUERIES, *a.shape[1:])) for a in queries_and_targets
+            )
             best = none_yet(*queries[1].shape, neighbours)
         part = slice(i, min(i + block, entries))
         keys, words = _padded(store.keys[part], block), _padded(store.words[part], block)
         best = _visit(best, (keys, words, part.stop - i), queries)
         if part.stop == entries:
             shares = jax.device_get(_log_shares(best, temperatures))
-            found.append(shares.reshape(len(temperatures), -1))
-    return np.concatenate(found, axis=1)[:, :tokens].astype(np.float64)
+            parts.append(shares.reshape(len(temperatures), -1))
+    return np.concatenate(parts, axis=1)[:, :tokens].astype(np.float64)
 
 
 def _padded(array, length):

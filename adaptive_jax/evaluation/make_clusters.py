@@ -96,12 +96,12 @@ def make_clusters(
         sizes = band_sizes(len(ids), cutoffs)
     if way.needs_vectors:
         known, vectors, lines = _embeddings(vocabulary, options.embeddings)
-        found = run_way(options.method, vectors, counts[known], options.clusters, options.seed)
-        found = found[nearest_known(known, len(ids))]
+        clusters = run_way(options.method, vectors, counts[known], options.clusters, options.seed)
+        clusters = clusters[nearest_known(known, len(ids))]
         if way.cuts:
-            ids = np.argsort(-found, kind="stable")
+            ids = np.argsort(-clusters, kind="stable")
         else:
-            ids, sizes = by_label(found, counts)
+            ids, sizes = by_label(clusters, counts)
     shares = np.add.reduceat(counts[ids], np.cumsum([0, *sizes[:-1]])) / max(counts.sum(), 1)
     said = ", ".join(
         f"{size:,} words with {share:.1%} of the tokens"
@@ -186,13 +186,13 @@ def _vocabulary(path):
 
 def main() -> None:
     """Writes the clusters that the flags ask for."""
-    given = flags.FLAGS
-    output = given.output
-    if not output and given.config:
+    values = flags.FLAGS
+    output = values.output
+    if not output and values.config:
         output = config_flags.config()[0]["output"]["clusters"]
     if not output:
         raise InputError("--output is missing: pass --output=FILE")
-    if given.config and given.vocabulary and given.output:
+    if values.config and values.vocabulary and values.output:
         raise InputError(
             "--config has no effect with --vocabulary and --output: leave it, or one of these, out"
         )
@@ -200,7 +200,7 @@ def main() -> None:
     if path.exists():
         raise InputError(f"--output={output} already exists: use another file, or remove it")
     options = Clustering(**flag_values(Clustering))
-    vocabulary = _vocabulary(given.vocabulary)
+    vocabulary = _vocabulary(values.vocabulary)
     header, ids, lines = make_clusters(vocabulary, options)
     write_clusters(path, header, [vocabulary.words[i] for i in ids])
     print("\n".join([*lines, f"written to {output}: train with --config.output.clusters={output}"]))

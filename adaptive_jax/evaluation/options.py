@@ -93,7 +93,7 @@ def flag_value(name: str, hint: Any) -> Any:
     raise InputError(f"--{name} must be {NUMBERS[kind]}, got {','.join(flag.value)}")
 
 
-def check_options(given: NamedTuple, named: Collection[str] = ()) -> None:
+def check_options(options: NamedTuple, named: Collection[str] = ()) -> None:
     """Checks the values of a NamedTuple of options; None stands for a default and is not checked.
 
     named: the fields that were given, whatever their values.
@@ -101,9 +101,9 @@ def check_options(given: NamedTuple, named: Collection[str] = ()) -> None:
     Raises:
         InputError: a value out of range, or an option that has no meaning beside the others.
     """
-    for name, (_, option) in options_of(type(given)).items():
-        value = getattr(given, name)
-        if isinstance(given._field_defaults[name], tuple) and not isinstance(value, tuple):
+    for name, (_, option) in options_of(type(options)).items():
+        value = getattr(options, name)
+        if isinstance(options._field_defaults[name], tuple) and not isinstance(value, tuple):
             raise InputError(f"{name}={value!r} must be a tuple, such as ({value!r},)")
         if option.among:
             check_known(f"{name}={value!r}", value, option.among)
@@ -114,7 +114,7 @@ def check_options(given: NamedTuple, named: Collection[str] = ()) -> None:
                 raise InputError(f"--{name} must be in {option.within}, got {got}")
         if option.only and name in named:
             key, needed = option.only
-            if (other := getattr(given, key)) != needed:
+            if (other := getattr(options, key)) != needed:
                 raise InputError(
                     f"--{name} has no meaning with --{key}={other}: leave it out, or use"
                     f" --{key}={needed}"

@@ -47,8 +47,8 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
         f" {context}",
     ]
     if method != "plain":
-        given = result["settings"].get("options", {})
-        one = {key: v[0] if isinstance(v, list | tuple) else v for key, v in given.items()}
+        options = result["settings"].get("options", {})
+        one = {key: v[0] if isinstance(v, list | tuple) else v for key, v in options.items()}
         parts.append(", ".join([f"method {method}", *_labels(one | chosen)]))
     hosts.log0("; ".join(parts))
     for line in card.lines(result):
@@ -95,8 +95,8 @@ def _name(result):
     others = {key: settings[key] for key in keys if key in settings}
     if settings["method"] != "plain" or others:
         name += f"-{settings['method']}-{_digest(json.dumps(others, sort_keys=True))}"
-    if (given := settings["data_path"]) is not None:
-        name += f"-{_digest(str(Path(given).resolve()))}"
+    if (path := settings["data_path"]) is not None:
+        name += f"-{_digest(str(Path(path).resolve()))}"
     return name
 
 

@@ -119,11 +119,11 @@ class SavedRun(NamedTuple):
             and fits_any_vocabulary(config, len(words))
         ):
             words, config = vocabulary, with_own_files(self.config, self.workdir, other_words=True)
-            if (there := lexicon_of(self.config)) != lexicon_of(config):
-                logger.warning("input.lexicon=%r is not here: new words have no entries", there)
-            elif there:
+            if (lexicon := lexicon_of(self.config)) != lexicon_of(config):
+                logger.warning("input.lexicon=%r is not here: new words have no entries", lexicon)
+            elif lexicon:
                 kept = lexicon_of(with_own_files(self.config, self.workdir))
-                check_same_entries(self.vocabulary, there, kept)
+                check_same_entries(self.vocabulary, lexicon, kept)
         if share is not None:
             if "share" not in config["input"]:
                 raise InputError(
@@ -173,8 +173,8 @@ def put_lexicon(
 
     show: called with a line that says how many words have entries in a lexicon, if there is one.
     """
-    arrays, whole = lexicon(vocabulary, model.lexicon_spec()), sharding.replicated(mesh)
+    arrays, replicated = lexicon(vocabulary, model.lexicon_spec()), sharding.replicated(mesh)
     if shares := coverage(arrays):
         said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
         show(f"lexicon      of {len(vocabulary):,} words, {said}")
-    return jax.tree.map(lambda a: sharding.put(a, whole), arrays)
+    return jax.tree.map(lambda a: sharding.put(a, replicated), arrays)

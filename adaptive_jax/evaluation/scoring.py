@@ -381,8 +381,8 @@ def make_scorer(
             )
         return (nll, hidden if options.hidden else ()), carry
 
-    whole, rows = PartitionSpec(), sharding.batch_spec(0)
-    mapped = on_devices(model, mesh, local, (whole, whole, rows, rows), rows)
+    replicated, rows = PartitionSpec(), sharding.batch_spec(0)
+    mapped = on_devices(model, mesh, local, (replicated, replicated, rows, rows), rows)
     # Results are replicated, so that every host can read all of them.
     return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
 

@@ -57,8 +57,8 @@ def vectors(
         tokens = lax.all_gather(tokens, axes, tiled=True)
     tokens, bands = vary_alike((tokens, bands))
     (tokens,), bands = partitioned.aligned((tokens[..., None],), bands, _by_words(bands))
-    found = _vectors(static, tokens, bands)
-    return lax.psum_scatter(found, axes, tiled=True) if axes else found
+    result = _vectors(static, tokens, bands)
+    return lax.psum_scatter(result, axes, tiled=True) if axes else result
 
 
 def _by_words(bands):
@@ -89,16 +89,16 @@ def _look_up(static, axis_name, tokens, bands):
     dtype, ids = static.dtype, tokens[0][..., 0]
     words, place = _words(ids, sum(static.words))
 
-    def visit(found, band, at, rows):
+    def visit(table, band, at, rows):
         vectors = product(_rows(band.table, rows, dtype), band.projection)
-        return lax.dynamic_update_slice_in_dim(found, bits_on_cpu(vectors), at, 0)
+        return lax.dynamic_update_slice_in_dim(table, bits_on_cpu(vectors), at, 0)
 
     shape = len(words) + _chunk(words), bands[0].projection.shape[1]
-    found = pvary(bits_on_cpu(jnp.zeros(shape, dtype)), axes_of((ids, bands)))
+    table = pvary(bits_on_cpu(jnp.zeros(shape, dtype)), axes_of((ids, bands)))
     for band, spans in zip(bands, _spans(words, static, bands, axis_name), strict=True):
-        found = _each_chunk(words, spans, functools.partial(visit, band=band), found)
-    found = of_bits(found[place], dtype).reshape(*ids.shape, -1)
-    return found if axis_name is None else lax.psum(found, axis_name), None, None
+        table = _each_chunk(words, spans, functools.partial(visit, band=band), table)
+    table = of_bits(table[place], dtype).reshape(*ids.shape, -1)
+    return table if axis_name is None else lax.psum(table, axis_name), None, None
 
 
 def _add_up(static, axis_name, tokens, bands):
@@ -111,9 +111,13 @@ def _add_up(static, axis_name, tokens, bands):
     of_words = of_words.at[place].add(gradient)
 
     def visit(sums, band, at, rows):
-        own, lowering = lifted(lax.dynamic_slice_in_dim(of_words, at, len(rows)), dtype)
+        gradient_of_rows, lowering = lifted(
+            lax.dynamic_slice_in_dim(of_words, at, len(rows)), dtype
+        )
         _, pull = jax.vjp(product, _rows(band.table, rows, dtype), band.projection)
-        of_rows, of_projection = (a.astype(of_words.dtype) * lowering for a in pull(own))
+        of_rows, of_projection = (
+            a.astype(of_words.dtype) * lowering for a in pull(gradient_of_rows)
+        )
         table = sums.table.at[rows].set(
             of_rows.astype(band.table.dtype),
             mode="drop",
@@ -149,10 +153,10 @@ def _spans(words, static, bands, axis_name):
     cut = static.axes if axis_name is None else axis_name
     part, first = lax.axis_index(cut) if cut else 0, 0
     for size, band in zip(static.words, bands, strict=True):
-        here = first + part * len(band.table)
-        edges = jnp.asarray([here, here + len(band.table)], words.dtype)
+        first_row = first + part * len(band.table)
+        edges = jnp.asarray([first_row, first_row + len(band.table)], words.dtype)
         edges = jnp.minimum(edges, first + size)  # rows behind are padding
-        yield here, *jnp.searchsorted(words, edges)
+        yield first_row, *jnp.searchsorted(words, edges)
         first += size
 
 

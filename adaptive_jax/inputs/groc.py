@@ -172,8 +172,8 @@ class GroC(CharacterCNN):
                 places = start + jnp.arange(others.size).reshape(others.shape)
                 lists[i] = jnp.where(others < 0, -1, places)
                 start += others.size
-            known = exists(words, self.vocabulary_size)
-            words = jnp.where(known, jnp.arange(len(words)), len(surfaces))
+            valid = exists(words, self.vocabulary_size)
+            words = jnp.where(valid, jnp.arange(len(words)), len(surfaces))
         parts = [look_up(surfaces, words, missing=0)]
         for places in lists:
             count = places.shape[1]

@@ -75,12 +75,12 @@ def read_words(reader: Reader, weights: Mapping, words: jax.Array, spelling: Map
     """
     weights, spelling = jax.tree.map(jnp.asarray, (weights, dict(spelling)))
     weights, words, spelling = vary_alike((weights, words, spelling))
-    known = len(spelling["lengths"])
+    count = len(spelling["lengths"])
     rows = spelling["row_of_word"].at[words]
-    rows = rows.get(mode="fill", fill_value=known, wrap_negative_indices=False)
-    found, index = distinct(rows, known, reader.chunk)
-    vectors = look_up(_of_sorted(reader, weights, found, spelling), index)
-    return jnp.where((rows < known)[:, None], vectors, jnp.nan)
+    rows = rows.get(mode="fill", fill_value=count, wrap_negative_indices=False)
+    distinct_rows, index = distinct(rows, count, reader.chunk)
+    vectors = look_up(_of_sorted(reader, weights, distinct_rows, spelling), index)
+    return jnp.where((rows < count)[:, None], vectors, jnp.nan)
 
 
 def distinct(places: jax.Array, known: int, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -216,8 +216,10 @@ def read_letters(
         pooled.append(activation(responses.max(axis=1).astype(bias.dtype) + bias[None]))
     x, products = jnp.concatenate(pooled, axis=1), []
     for i, (kernel, bias) in enumerate(weights["highways"]):
-        given = x.astype(reader.dtype), kernel
-        products.append(product(*given) if kept is None else _known_product(*given, kept[i]))
+        arguments = x.astype(reader.dtype), kernel
+        products.append(
+            product(*arguments) if kept is None else _known_product(*arguments, kept[i])
+        )
         new, gate = jnp.split(products[-1].astype(bias.dtype) + bias[None], 2, axis=1)
         gate = nn.sigmoid(gate)
         x = gate * x + (1 - gate) * activation(new)

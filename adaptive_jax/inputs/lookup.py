@@ -94,8 +94,8 @@ class Lookup(nn.Module):
         """Vectors of tokens from the devices that hold them; 0 for one that does not exist."""
         rows = lax.all_gather(tokens, self.word_axes, tiled=True)
         rows -= lax.axis_index(self.word_axes) * len(self.table)
-        own = self.table.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-        return lax.psum_scatter(own.astype(self.dtype), self.word_axes, tiled=True)
+        vectors = self.table.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        return lax.psum_scatter(vectors.astype(self.dtype), self.word_axes, tiled=True)
 
     def words(self) -> list[int]:
         """Words of each band."""

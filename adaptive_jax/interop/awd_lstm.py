@@ -185,8 +185,8 @@ def _by_path(state):
 
 def _state_of(module, prefix=""):
     """State dict of a module that was saved whole."""
-    own = {**module._parameters, **getattr(module, "_buffers", {})}
-    state = {f"{prefix}{name}": tensor for name, tensor in own.items() if tensor is not None}
+    tensors = {**module._parameters, **getattr(module, "_buffers", {})}
+    state = {f"{prefix}{name}": tensor for name, tensor in tensors.items() if tensor is not None}
     for name, inner in module._modules.items():
         state |= _state_of(inner, f"{prefix}{name}.")
     return state

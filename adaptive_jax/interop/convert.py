@@ -48,9 +48,9 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise InputError(f"{workdir} already exists: use a new directory")
     try:
-        converter, found = read_checkpoint(Path(checkpoint))
-        vocabulary, state = converter.words(Path(words), found.state)
-        config = converter.config(found.options, state, len(vocabulary))
+        converter, foreign = read_checkpoint(Path(checkpoint))
+        vocabulary, state = converter.words(Path(words), foreign.state)
+        config = converter.config(foreign.options, state, len(vocabulary))
         params = jax.tree.map(jnp.asarray, converter.parameters(state, config))
     except InputError:
         raise
@@ -66,16 +66,16 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
             )
     with new_directory(workdir) as directory:
         write_json(directory / "config.json", config)
-        write_json(directory / "trained.json", _json_values(found.options))
+        write_json(directory / "trained.json", _json_values(foreign.options))
         write_with_checksums(vocabulary, directory / "vocabulary.txt")
         checkpoints = Checkpoints(directory)
-        checkpoints.save(found.updates, {"params": params}, found.nll)
+        checkpoints.save(foreign.updates, {"params": params}, foreign.nll)
         checkpoints.close()
     place = f"--workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY"
     print(
         f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters,"
         f" {len(vocabulary):,} words"
-        + (f", after {found.updates:,} updates" if found.updates else "")
+        + (f", after {foreign.updates:,} updates" if foreign.updates else "")
         + f"\npython -m adaptive_jax evaluate {place}    # that holds test.txt",
         flush=True,
     )

@@ -79,13 +79,13 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
         for path, a in jax.tree.leaves_with_path(variables)
     }
     function, carry = _function(model, variables, shape.rows)
-    given = carry, *[jax.ShapeDtypeStruct((shape.rows, window), jnp.int32)] * 2
+    shapes = carry, *[jax.ShapeDtypeStruct((shape.rows, window), jnp.int32)] * 2
     stored = {
         name: a.astype(np.float32) if a.dtype == jnp.bfloat16 else a for name, a in arrays.items()
     }
     names = sorted(stored)  # in the order of the program's arguments
     read = [
-        names[i] for i in _exported(function, stored, *given).module_kept_var_idx if i < len(names)
+        names[i] for i in _exported(function, stored, *shapes).module_kept_var_idx if i < len(names)
     ]
     stored = {name: stored[name] for name in read}
     about = {
@@ -94,15 +94,15 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
         "carry": [{"shape": a.shape, "dtype": a.dtype.name} for a in carry],
     }
     try:
-        return Scorer(bytes(_exported(function, stored, *given).serialize()), stored, about)
+        return Scorer(bytes(_exported(function, stored, *shapes).serialize()), stored, about)
     except ImportError:
         raise InputError(
             "--format=stablehlo needs a package that is not installed: pip install flatbuffers"
         ) from None
 
 
-def _exported(function, *given):
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), given)
+def _exported(function, *arguments):
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
     with tracing_for("cpu", "cpu"):  # kernels of one platform would run on no other
         return jax.export.export(jax.jit(function), platforms=PLATFORMS)(*shapes)
 

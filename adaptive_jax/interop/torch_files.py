@@ -167,7 +167,7 @@ class _Unpickler(pickle._Unpickler):
         if module in ("torch", "torch.cuda") and name in DTYPES:
             return name
         path = f"{module}.{name}"
-        known = KNOWN | {
+        classes = KNOWN | {
             "torch._utils._rebuild_tensor": self.tensor,
             "torch._utils._rebuild_tensor_v2": self.tensor,
             "torch._utils._rebuild_parameter": lambda data, *_: data,
@@ -175,26 +175,26 @@ class _Unpickler(pickle._Unpickler):
         }
         if path.startswith(CLASSES):
             return types.SimpleNamespace
-        if path not in known:
+        if path not in classes:
             raise InputError(
                 f"it names {path[:100]!r}, which is not part of a checkpoint's weights and options,"
                 " so none of it was read: get the file from a source you trust, or save it again"
                 " with only plain dicts and tensors, as model.state_dict()"
             )
-        return known[path]
+        return classes[path]
 
     def persistent_load(self, pid):
-        tag, *given = pid
-        if tag == "module" and len(given) == 3 and given[0] is types.SimpleNamespace:
-            return given[0]  # until 2020, classes came with their source
+        tag, *fields = pid
+        if tag == "module" and len(fields) == 3 and fields[0] is types.SimpleNamespace:
+            return fields[0]  # until 2020, classes came with their source
         if (
             tag != "storage"
-            or len(given) < 4
-            or not isinstance(given[0], str)
-            or not isinstance(given[1], str | int)
+            or len(fields) < 4
+            or not isinstance(fields[0], str)
+            or not isinstance(fields[1], str | int)
         ):
             raise ValueError("a reference to something that is not a storage")
-        type_name, key, _, length, *view = given
+        type_name, key, _, length, *view = fields
         key, dtype, length = str(key), DTYPES[type_name], int(length)
         if key not in self.storages:
             self.storages[key] = self.make_storage(key, dtype, length)

@@ -283,10 +283,10 @@ def _refuse(message, primals, tangents):
 
 def by_words(softmax) -> tuple[bool, ...]:
     """For each array of `(bands, clusters, numbers)`, whether it has a row for each word."""
-    bands, *others = softmax
+    bands, *rest = softmax
     fields = [pair for band in bands for pair in zip(Band._fields, band, strict=True)]
     rows = [name != "projection" for name, array in fields if array is not None]
-    return (*rows, *[False] * len(jax.tree.leaves(others)))
+    return (*rows, *[False] * len(jax.tree.leaves(rest)))
 
 
 def validate_bands(

@@ -180,21 +180,21 @@ def _d_table(x, table, by_token, limits):
 
     by_token: `(logsumexp, weight, factor, column)`, each `[tokens]`.
     """
-    (tokens, width), whole = x.shape, ((len(x),), lambda i: (0,))
-    [found] = _call(
+    (tokens, width), all_rows = x.shape, ((len(x),), lambda i: (0,))
+    [gradient] = _call(
         _add_tokens,
         (len(table) // WORDS,),
         [
             ((3,), lambda i: (0,)),
             ((tokens, width), lambda i: (0, 0)),
             ((WORDS, width), lambda i: (i, 0)),
-            *[whole] * 4,
+            *[all_rows] * 4,
         ],
         [((WORDS, width), lambda i: (i, 0))],
         [jax.ShapeDtypeStruct(table.shape, jnp.float32)],
         warps=4 if width <= 128 else 8,  # 4 lack registers for the sums
     )(limits, x, table, *by_token)
-    return found
+    return gradient
 
 
 def _add_tokens(pl, limits, x_ref, table_ref, *refs):

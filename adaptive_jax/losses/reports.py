@@ -176,6 +176,6 @@ def _best_of(values, columns, count):
 def _everywhere(axis, values):
     """`[tokens, k]` of all devices, one behind another, the same on each."""
     devices = lax.axis_size(axis)
-    own = jnp.arange(devices)[None, :, None] == lax.axis_index(axis)
-    spread = jnp.where(own, values[:, None], jnp.zeros((), values.dtype))
+    is_local = jnp.arange(devices)[None, :, None] == lax.axis_index(axis)
+    spread = jnp.where(is_local, values[:, None], jnp.zeros((), values.dtype))
     return lax.psum(spread, axis).reshape(len(values), -1)

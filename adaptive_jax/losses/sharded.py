@@ -57,8 +57,8 @@ def for_all(function: Callable, axes: str | Sequence[str], tokens, softmax, dim:
     tokens: a tree of arrays, whose axis `dim` the devices cut evenly.
     """
     count = jax.tree.leaves(tokens)[0].shape[dim]
-    whole = jax.tree.map(lambda a: lax.all_gather(a, axes, axis=dim, tiled=True), tokens)
-    results, d_tokens, d_softmax = function(whole, softmax)
+    gathered = jax.tree.map(lambda a: lax.all_gather(a, axes, axis=dim, tiled=True), tokens)
+    results, d_tokens, d_softmax = function(gathered, softmax)
     first = lax.axis_index(axes) * count
 
     def own(array):

@@ -39,10 +39,10 @@ class Compose(NamedTuple):
 
     def __call__(self, params, lexicon, words, key=None, stored=None, read=None):
         """See the class; read: what `read` returned for all words, or None."""
-        given = joined(jax.tree.map(lambda a: a[words], stored or {}), read or {})
-        tables = self._run("compose", params, lexicon, words, given, key)
-        given = traverse_util.flatten_dict(given)
-        return _part(tables, lambda path: path not in given)
+        encodings = joined(jax.tree.map(lambda a: a[words], stored or {}), read or {})
+        tables = self._run("compose", params, lexicon, words, encodings, key)
+        encodings = traverse_util.flatten_dict(encodings)
+        return _part(tables, lambda path: path not in encodings)
 
     def reads(self, words, stored) -> bool:
         """True if the surface vector of every word is needed, so that `read` should run first."""
@@ -85,9 +85,11 @@ def compose_shared(compose: Compose, mesh) -> Callable:
     def shared(params, lexicon, words, key=None, stored=None):
         reads, share = compose.reads(words, stored), -(-len(words) // mesh.size)
         words = jnp.pad(words, (0, share * mesh.size - len(words)))
-        own = jax.lax.dynamic_slice_in_dim(words, jax.lax.axis_index(axes) * share, share)
-        read = gathered(compose.read(params, lexicon, own)) if reads else {}
-        return gathered(compose(params, lexicon, own, key, stored, read))
+        share_of_words = jax.lax.dynamic_slice_in_dim(
+            words, jax.lax.axis_index(axes) * share, share
+        )
+        read = gathered(compose.read(params, lexicon, share_of_words)) if reads else {}
+        return gathered(compose(params, lexicon, share_of_words, key, stored, read))
 
     return shared
 
@@ -124,19 +126,28 @@ def encoded(model: LanguageModel, tables: dict) -> dict:
 
     The rest, such as a map of the input's table or a predicted bias, is computed from it.
     """
-    own = hasattr(model.output.table, "lexicon_spec")
-    return _part(tables, lambda path: path[0] == "input" or (own and path[-1] == "vectors"))
+    composes_output = hasattr(model.output.table, "lexicon_spec")
+    return _part(
+        tables, lambda path: path[0] == "input" or (composes_output and path[-1] == "vectors")
+    )
 
 
 def encoders(model: LanguageModel, params: dict) -> dict:
     """Mask, a tree of bools like `params`, of the parameters that serve `encoded` alone."""
-    own, whole = hasattr(model.output.table, "lexicon_spec"), hasattr(model.input, "compose")
+    composes_output, composes_input = (
+        hasattr(model.output.table, "lexicon_spec"),
+        hasattr(model.input, "compose"),
+    )
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(
         {
             path: (
-                (whole and path[0] == "input")
-                or (own and path[:2] == ("output", "table") and not path[2].startswith("bias"))
+                (composes_input and path[0] == "input")
+                or (
+                    composes_output
+                    and path[:2] == ("output", "table")
+                    and not path[2].startswith("bias")
+                )
             )
             for path in flat
         }

@@ -92,7 +92,11 @@ def make_gradients(
         if tables:
             gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
         gradients, sums = sharding.sum_over_devices(
-            mesh, (gradients, sums), (specs, Sums(whole, whole, whole)), model, by_layer
+            mesh,
+            (gradients, sums),
+            (specs, Sums(replicated, replicated, replicated)),
+            model,
+            by_layer,
         )
         if shares_tables and not stored:  # without the rows that filled up the last device's share
             stored = jax.tree.map(
@@ -100,12 +104,12 @@ def make_gradients(
             )
         return gradients, carry, sums, stored
 
-    whole, by_rows = PartitionSpec(), sharding.batch_spec(1)
+    replicated, by_rows = PartitionSpec(), sharding.batch_spec(1)
     on_devices = jax.shard_map(
         full_precision(on_one_device, model.body),
         mesh=mesh,
-        in_specs=(specs, whole, whole, by_rows, by_rows, whole),
-        out_specs=(specs, by_rows, whole, whole),
+        in_specs=(specs, replicated, replicated, by_rows, by_rows, replicated),
+        out_specs=(specs, by_rows, replicated, replicated),
         check_vma=False,
     )
     return lambda params, lexicon, step, batch, carry, stored=None: on_devices(

@@ -185,7 +185,7 @@ class LanguageModel(nn.Module):
             for layer in (self.input, self.output.table, self.output)
         )
         tree = {"input": source, "output": ({"table": table} if table else {}) | output}
-        return {name: said for name, said in tree.items() if said}
+        return {name: entries for name, entries in tree.items() if entries}
 
 
 def build(config: Mapping, vocabulary_size: int) -> LanguageModel:

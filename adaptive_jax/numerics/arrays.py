@@ -52,18 +52,19 @@ def ids(what: str, values, count: int, *sizes, weights=None, ignored=None) -> ja
     Raises:
         InputError: as `whole_numbers`, and the first id that does not exist, with its place.
     """
-    known, weights = _known(values), np.ones(()) if weights is None else _known(weights)
+    concrete, weights = _known(values), np.ones(()) if weights is None else _known(weights)
     # Numbers beyond 32 bits are checked before JAX cuts them; of lists, it refuses them.
     array = whole_numbers(
-        what, known if isinstance(values, Sequence) and known is not None else values, *sizes
+        what, concrete if isinstance(values, Sequence) and concrete is not None else values, *sizes
     )
-    if known is not None and weights is not None and weights.shape in ((), known.shape):
-        wrong = ((known < 0) | (known >= count)) & (weights != 0)
-        wrong &= True if ignored is None else known != ignored
+    if concrete is not None and weights is not None and weights.shape in ((), concrete.shape):
+        wrong = ((concrete < 0) | (concrete >= count)) & (weights != 0)
+        wrong &= True if ignored is None else concrete != ignored
         if wrong.any():
             place = tuple(map(int, np.argwhere(wrong)[0]))
             raise InputError(
-                f"{what}{list(place)}={known[place]} does not exist: use ids from 0 to {count - 1}"
+                f"{what}{list(place)}={concrete[place]} does not exist: use ids from 0 to"
+                f" {count - 1}"
             )
     return array if array.dtype in (jnp.int32, jnp.int64) else array.astype(int)
 

@@ -213,6 +213,6 @@ def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":
     mesh, (rows, *others) = (cut := jax.typeof(array).sharding).mesh, (*cut.spec, None)
     names = (rows,) if isinstance(rows, str) else rows or ()
     if any(size % math.prod(mesh.shape[name] for name in names) for size in sizes):
-        whole = jax.sharding.PartitionSpec(None, *others[:-1])
-        array = jax.sharding.reshard(array, jax.sharding.NamedSharding(mesh, whole))
+        replicated = jax.sharding.PartitionSpec(None, *others[:-1])
+        array = jax.sharding.reshard(array, jax.sharding.NamedSharding(mesh, replicated))
     return jax.lax.split(array, sizes)

@@ -82,8 +82,8 @@ def tied(value: jax.Array, to: jax.Array) -> jax.Array:
     """
     to = jax.lax.stop_gradient(to)
     if any((cut := jax.typeof(to).sharding).spec):  # over Explicit axes, which allow no slice
-        whole = jax.sharding.NamedSharding(cut.mesh, jax.sharding.PartitionSpec())
-        to = jax.sharding.reshard(to, whole)
+        replicated = jax.sharding.NamedSharding(cut.mesh, jax.sharding.PartitionSpec())
+        to = jax.sharding.reshard(to, replicated)
     return jax.lax.optimization_barrier((value, to[(0,) * to.ndim]))[0]
 
 

@@ -50,16 +50,16 @@ def from_lexicon(layer: nn.Module, name: str, words: int):
             f"{type(layer).__name__} needs the {name} of its words: pass apply"
             ' {"params": ..., "lexicon": lexicon(...)}'
         )
-    found = layer.get_variable("lexicon", name)
-    sizes, there = _sizes(name, wanted), _sizes(name, found)
-    for part in sizes | there:
-        if sizes.get(part) != there.get(part):
-            wish, got = (each.get(part, "nothing") for each in (sizes, there))
+    arrays = layer.get_variable("lexicon", name)
+    sizes, sizes_of_arrays = _sizes(name, wanted), _sizes(name, arrays)
+    for part in sizes | sizes_of_arrays:
+        if sizes.get(part) != sizes_of_arrays.get(part):
+            wish, got = (each.get(part, "nothing") for each in (sizes, sizes_of_arrays))
             raise InputError(
                 f"the lexicon's {part} must be {wish}, got {got}: make it of the layer's {words:,}"
                 " words, by lexicon(vocabulary, layer.lexicon_spec)"
             )
-    return found
+    return arrays
 
 
 def _sizes(name, arrays):

@@ -87,8 +87,8 @@ def by_token(function: Callable, tokens, shared, *static) -> jax.Array:
     if mesh is None:
         return compiled_once(function, *static)(tokens, shared)
     first = jax.tree.leaves(tokens)[0]
-    own = jax.typeof(first).sharding
-    spec = P() if own.mesh.empty else own.spec
+    sharding = jax.typeof(first).sharding
+    spec = P() if sharding.mesh.empty else sharding.spec
     if jnp.issubdtype(first.dtype, jnp.floating):
         spec = P(*spec[: first.ndim - 1])
     return _mapped(function, static, mesh, spec, tokens, shared)

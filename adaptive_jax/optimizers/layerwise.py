@@ -33,9 +33,9 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
         InputError: as `optim.from_config`; an optimizer that treats arrays as layers, over stacked
             layers with sparse updates; one whose state no checkpoint can hold.
     """
-    found, name = optim.from_config(config), config["optimizer"]["name"]
+    optimizer, name = optim.from_config(config), config["optimizer"]["name"]
     if name in optim.OPTIMIZERS:
-        return found
+        return optimizer
     groups = getattr(model.body, "parameter_groups", ())
     stacks = [each for group in groups if group.stacked for each in group.names]
     if stacks and is_layerwise(name):
@@ -44,19 +44,19 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
                 f"compose_share={share:g} must be 1 with optimizer.name={name!r} and a body of"
                 " stacked layers: use another optimizer"
             )
-        found = on_each_layer(found, stacks)
-        if optim.params_to_evaluate(jax.eval_shape(found.init, parameter_shapes(model)), None):
+        optimizer = on_each_layer(optimizer, stacks)
+        if optim.params_to_evaluate(jax.eval_shape(optimizer.init, parameter_shapes(model)), None):
             raise InputError(
                 f"optimizer.name={name!r} must keep no averages if it treats arrays as layers: use"
                 " another"
             )
-    state = jax.eval_shape(found.init, parameter_shapes(model))
+    state = jax.eval_shape(optimizer.init, parameter_shapes(model))
     if any(a.size == 0 for a in jax.tree.leaves(state)):
         raise InputError(
             f"optimizer.name={name!r} keeps arrays without numbers for this model, which no"
             " checkpoint can hold: use another"
         )
-    return found
+    return optimizer
 
 
 def is_layerwise(name: str) -> bool:

@@ -156,9 +156,9 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     """
     if not is_of_optax(name):
         return find("optimizer", OPTIMIZERS, name)
-    known = optimizers_of_optax()
-    check_known(f"config.optimizer.name={name!r}", name, {**OPTIMIZERS, **known})
-    return known[name]
+    names = optimizers_of_optax()
+    check_known(f"config.optimizer.name={name!r}", name, {**OPTIMIZERS, **names})
+    return names[name]
 
 
 def optimizers_of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
@@ -199,7 +199,7 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
     """
     settings = dict(config["optimizer"])
     name = settings["name"]
-    known = {name: optimizer_named(name)}
+    classes = {name: optimizer_named(name)}
     if of_optax := is_of_optax(name):
         before = _clipped(settings.pop("clip_norm", None), settings.pop("l2_decay", 0.0))
     if "learning_rate" not in settings:
@@ -208,7 +208,7 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
     schedule = make("schedule", SCHEDULES, config["schedule"], learning_rate=rate)
 
     def optimizer_of(rate):
-        chosen = make("optimizer", known, settings, learning_rate=rate)
+        chosen = make("optimizer", classes, settings, learning_rate=rate)
         return optax.chain(*before, chosen) if of_optax else chosen
 
     optimizer = scheduled(optimizer_of, schedule)

@@ -53,11 +53,11 @@ def cosine_cycles(
     Raises:
         InputError: a rate out of range, no cycle, or a cycle of no length.
     """
-    given = f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}"
+    setting = f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}"
     if cycles < 1 or cycle_steps < 1:
-        raise InputError(f"{given}: both must be 1 or more")
+        raise InputError(f"{setting}: both must be 1 or more")
     if cycles > 30 or warmup_steps + cycle_steps * (2**cycles - 1) > LAST:
-        raise InputError(f"{given}: take fewer, at most {LAST:,} updates")
+        raise InputError(f"{setting}: take fewer, at most {LAST:,} updates")
     _check_warm_up(learning_rate, warmup_from, warmup_steps)
     check(
         0 <= min_learning_rate <= learning_rate,

@@ -124,8 +124,8 @@ def _logits(bands, hidden):
     ends = list(itertools.accumulate(band.table.shape[1] for band in bands))
     logits = []
     for (table, projection, bias), end in zip(bands, ends, strict=True):
-        whole = projection is not None or table.shape[1] == hidden.shape[1]
-        x = hidden if whole else hidden[:, end - table.shape[1] : end]
+        is_projected = projection is not None or table.shape[1] == hidden.shape[1]
+        x = hidden if is_projected else hidden[:, end - table.shape[1] : end]
         band_logits = scanned.product(scanned.project(x, projection), table, hidden.dtype)
         if bias is not None:
             band_logits += bias[None].astype(band_logits.dtype)

@@ -27,11 +27,11 @@ def use_large_pages() -> None:
     """Starts this process anew with memory in large pages, if it will compute on a CPU, and
     glibc can ask this system for them and does not yet.
     """
-    told = os.environ.get("GLIBC_TUNABLES", "")
-    chosen = _chosen() or "hugetlb" in told
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    chosen = _chosen() or "hugetlb" in tunables
     if chosen or may_have_accelerators() or not _large_pages_exist():
         return
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (told, LARGE_PAGES)))
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, LARGE_PAGES)))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -59,9 +59,9 @@ def order_collectives() -> None:
     """Makes the processes of a run on CPUs begin their collectives in the same order; otherwise
     each may wait for another one than its peers, for ever. Call it before JAX uses a device.
     """
-    told = os.environ.get("XLA_FLAGS", "")
-    if IN_ORDER not in told:
-        os.environ["XLA_FLAGS"] = f"{told} {IN_ORDER}=false".strip()
+    options = os.environ.get("XLA_FLAGS", "")
+    if IN_ORDER not in options:
+        os.environ["XLA_FLAGS"] = f"{options} {IN_ORDER}=false".strip()
 
 
 def cores() -> int:

@@ -321,14 +321,14 @@ def _own_words(mesh, shard, spec, words):
             return shard
         shard = jnp.pad(shard, [(0, -words[0] % devices), (0, 0)], **fill)
         return jax.lax.all_to_all(shard, FSDP, split_axis=0, concat_axis=1, tiled=True)
-    whole, own = _gather(mesh, jnp.float32, shard, spec), []
-    for band in jax.lax.split(whole, words):
+    table, bands = _gather(mesh, jnp.float32, shard, spec), []
+    for band in jax.lax.split(table, words):
         rows = -(-len(band) // devices)
         missing = [(0, rows * devices - len(band))] + [(0, 0)] * (band.ndim - 1)
         band = jnp.pad(band, missing, **fill)
         first = jax.lax.axis_index(FSDP) * rows
-        own.append(jax.lax.dynamic_slice_in_dim(band, first, rows))
-    return jnp.concatenate(own)
+        bands.append(jax.lax.dynamic_slice_in_dim(band, first, rows))
+    return jnp.concatenate(bands)
 
 
 def _gather(mesh, dtype, shard, spec):

@@ -117,11 +117,11 @@ def propose(
         total = np.where(wide, best[:, None] + tail, np.inf)
         choices.append(total.argmin(axis=0))
         best = total.min(axis=0)
-    at, found = len(ends) - 1, ()
+    at, cutoffs = len(ends) - 1, ()
     for choice in reversed(choices):
         at = choice[at]
-        found = int(ends[at]), *found
-    return found, cost(counts, found, workload)
+        cutoffs = int(ends[at]), *cutoffs
+    return cutoffs, cost(counts, cutoffs, workload)
 
 
 def equal_products(vocabulary_size: int, bands: int, workload: Workload) -> tuple[int, ...]:
@@ -132,11 +132,11 @@ def equal_products(vocabulary_size: int, bands: int, workload: Workload) -> tupl
         InputError: a band without width, or without words.
     """
     shares = 1 / np.array(workload.widths(bands))
-    found = tuple(
+    edges = tuple(
         np.rint(vocabulary_size * np.cumsum(shares)[:-1] / shares.sum()).astype(int).tolist()
     )
-    band_sizes(vocabulary_size, found)
-    return found
+    band_sizes(vocabulary_size, edges)
+    return edges
 
 
 def smallest_band(vocabulary_size: int) -> int:

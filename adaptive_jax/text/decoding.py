@@ -67,8 +67,8 @@ class Decoder:
             for size in ((2, 1), (2, 2), (3, 1))
         )
         self.limited = one != longer
-        whole = sharding.replicated(run.mesh)
-        self._cache = jax.jit(run.model.body.cache, static_argnums=(0, 1), out_shardings=whole)
+        replicated = sharding.replicated(run.mesh)
+        self._cache = jax.jit(run.model.body.cache, static_argnums=(0, 1), out_shardings=replicated)
         self._take = _taking(one, two)
 
     def cache(self, rows: int, length: int) -> object:
@@ -102,8 +102,8 @@ class Decoder:
             nucleus; see `next_token.draw`.
         """
 
-        def draw_and_read(apply, given, carry):
-            bands, hidden, (key, number, power, top_p) = given
+        def draw_and_read(apply, arguments, carry):
+            bands, hidden, (key, number, power, top_p) = arguments
             rows = jnp.arange(len(hidden))
             fold_in = jax.random.fold_in
             keys = jax.vmap(lambda row: fold_in(fold_in(key, row), number))(rows)
@@ -121,8 +121,8 @@ class Decoder:
             hidden, carry = apply(sample.id[:, None], carry, method="step")
             return sample, tails, hidden[:, 0], carry
 
-        given = self._bands, hidden, settings
-        return self._call(("draw", how), draw_and_read, given, carry, carries=True)
+        arguments = self._bands, hidden, settings
+        return self._call(("draw", how), draw_and_read, arguments, carry, carries=True)
 
     def top_k(
         self, hidden: jax.Array, k: int, scores: np.ndarray, banned: tuple[int, ...] = ()
@@ -134,8 +134,8 @@ class Decoder:
         banned: ids of tokens whose log-probability becomes -inf.
         """
 
-        def rank(apply, given):
-            bands, hidden, scores = given
+        def rank(apply, arguments):
+            bands, hidden, scores = arguments
 
             def least(values):
                 kth = jax.lax.top_k((values + scores[:, None]).ravel(), k)[0][-1]
@@ -189,19 +189,19 @@ class Decoder:
 
 
 def _program(function, model, mesh, carries):
-    shapes, whole = parameter_shapes(model), PartitionSpec()
+    shapes, replicated = parameter_shapes(model), PartitionSpec()
     local_model, gather = sharding.gathering(model, shapes, mesh)
 
     def local(params, lexicon, tables, arrays):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
         return function(functools.partial(local_model.apply, variables), *arrays)
 
-    specs = sharding.parameter_specs(shapes, mesh, model), whole, whole, whole
+    specs = sharding.parameter_specs(shapes, mesh, model), replicated, replicated, replicated
     local = jax.shard_map(
         full_precision(local, model.body),
         mesh=mesh,
         in_specs=specs,
-        out_specs=whole,
+        out_specs=replicated,
         check_vma=False,
     )
 

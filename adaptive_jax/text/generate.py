@@ -212,22 +212,22 @@ def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
         state: has read the prompt, in as many rows as there are beams.
         banned: ids of tokens that are never written.
     """
-    beams, kept = len(state.tokens), []
+    beams, survivors = len(state.tokens), []
     only_first = np.where(np.arange(beams) > 0, -np.inf, 0.0)
     state.progress = state.progress._replace(log_probs=only_first)
-    while len(kept) < beams or state.progress.log_probs[0] > kept[-1].log_prob:
+    while len(survivors) < beams or state.progress.log_probs[0] > survivors[-1].log_prob:
         best = state.top_k(2 * beams, banned)
         totals = state.progress.log_probs.astype(np.float32)[:, None] + best.log_probs
         order = np.argsort(-totals, axis=None, kind="stable")[: 2 * beams]
         rows, columns = np.divmod(order[totals.ravel()[order] > -np.inf], totals.shape[1])
         ids, log_probs = best.ids[rows, columns], best.log_probs[rows, columns]
-        found = state.progress_with(rows, ids, log_probs)
-        going = ~found.ended
+        ended = state.progress_with(rows, ids, log_probs)
+        going = ~ended.ended
         in_beam = np.cumsum(going) - going < beams  # fewer texts before it go on
-        for i in np.flatnonzero(found.ended & in_beam):
+        for i in np.flatnonzero(ended.ended & in_beam):
             tokens = np.append(state.text_of(rows[i]), ids[i])
-            kept.append(Text(tokens, float(found.log_probs[i])))
-        kept = sorted(kept, key=lambda text: -text.log_prob)[:beams]
+            survivors.append(Text(tokens, float(ended.log_probs[i])))
+        survivors = sorted(survivors, key=lambda text: -text.log_prob)[:beams]
         chosen = np.flatnonzero(going & in_beam)
         if not len(chosen):
             break
@@ -236,7 +236,7 @@ def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
         state.read(
             np.pad(ids[chosen], empty), np.pad(log_probs[chosen], empty, constant_values=-np.inf)
         )
-    return kept
+    return survivors
 
 
 class Writer:
@@ -297,11 +297,14 @@ class Writer:
 
     def _draws(self):
         """The next tokens of all rows, until all texts are complete."""
-        given = self._options
-        greedy, key = given.temperature == 0, jax.random.key(given.seed)
-        among = given.top_k if given.top_k < len(self._lines.vocabulary) else 0
-        how = Sampling(1 if greedy else among, given.top_p < 1, self._banned)
-        power, top_p = np.float32(1 if greedy else 1 / given.temperature), np.float32(given.top_p)
+        options = self._options
+        greedy, key = options.temperature == 0, jax.random.key(options.seed)
+        among = options.top_k if options.top_k < len(self._lines.vocabulary) else 0
+        how = Sampling(1 if greedy else among, options.top_p < 1, self._banned)
+        power, top_p = (
+            np.float32(1 if greedy else 1 / options.temperature),
+            np.float32(options.top_p),
+        )
         for number in itertools.count():
             yield self.state.draw(how, (key, np.int32(number), power, top_p))
             if self.state.progress.ended.all():

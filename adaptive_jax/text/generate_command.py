@@ -72,8 +72,8 @@ def main() -> None:
     options = Options(**{flag.name: flag.value for flag in OPTIONS})
     avoid = [word for word in options.avoid if word]
     if options.avoid[1:] and len(avoid) < len(options.avoid):
-        given = ",".join(options.avoid)
-        raise InputError(f"--avoid={given} has an empty word: write a comma as '\",\"'")
+        words = ",".join(options.avoid)
+        raise InputError(f"--avoid={words} has an empty word: write a comma as '\",\"'")
     options = options._replace(avoid=avoid)
     options.check()
     if PROMPT.value and PROMPTS.value:
@@ -93,14 +93,14 @@ def show(writer, prompt: str, samples: int) -> None:
     """Prints what is written after a prompt; a single text word by word."""
     if FORMAT.value == "jsonl":
         for one in writer.continuations():
-            found = {
+            columns = {
                 "prompt": prompt,
                 "text": one.text,
                 "log_prob": one.log_prob,
                 "tokens": len(one.tokens),
                 "tails_computed": writer.state.tails_computed,
             }
-            print(json.dumps(found, ensure_ascii=False), flush=True)
+            print(json.dumps(columns, ensure_ascii=False), flush=True)
     elif samples == 1:
         print(prompt, end="", flush=True)
         piece = ""

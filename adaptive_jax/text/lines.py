@@ -64,9 +64,9 @@ class Lines(NamedTuple):
             raise InputError(f"text must be a string, got {text!r:.40}")
         if NOT_TEXT.search(text):
             raise InputError(f"text must be UTF-8 without NUL bytes, got {text[:40]!r}")
-        first, *others = (self.split(line).split() for line in text.split("\n"))
+        first, *rest = (self.split(line).split() for line in text.split("\n"))
         words = first
-        for line in others:
+        for line in rest:
             words += [EOS, *line]
         return words
 

@@ -99,8 +99,8 @@ class LoadedModel:
         ids, lengths = self.lines.tokens(words)
         for word, token, length in zip(words, ids, lengths, strict=False):
             if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
-                known = f"not one of the {len(self.run.vocabulary):,} words"
-                what = f"is {'several units' if length > 1 else known} of this run"
+                vocabulary_text = f"not one of the {len(self.run.vocabulary):,} words"
+                what = f"is {'several units' if length > 1 else vocabulary_text} of this run"
                 raise InputError(f"{word[:60]!r} {what}, and so has no vector: leave it out")
         variables = {"params": self.run.params, "lexicon": self.run.lexicon, "tables": self.tables}
         vectors = self.run.model.apply(variables, ids[None], method="vectors")

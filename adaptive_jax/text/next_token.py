@@ -137,7 +137,7 @@ def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -
     least: from the best log-probabilities so far, `[rows, k]`, to the log-probability `[rows]` that
         a token needs to matter.
     """
-    found, seen = _best(token.ids, token.log_probs, k), jnp.zeros(len(token.sizes), bool)
+    best, seen = _best(token.ids, token.log_probs, k), jnp.zeros(len(token.sizes), bool)
 
     def pending(values, seen):
         return (token.cluster_log_probs >= least(values)[:, None]) & ~seen[None]
@@ -152,10 +152,10 @@ def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -
         return (-values[:, :k], ids[:, :k]), seen.at[tail].set(True)
 
     if token.sizes:
-        found, seen = lax.while_loop(
-            lambda state: pending(state[0][0], state[1]).any(), visit, (found, seen)
+        best, seen = lax.while_loop(
+            lambda state: pending(state[0][0], state[1]).any(), visit, (best, seen)
         )
-    return TopK(*found, seen.sum())
+    return TopK(*best, seen.sum())
 
 
 def draw_among(best: TopK, keys: jax.Array, power: jax.Array, top_p: jax.Array) -> Sample:

@@ -12,11 +12,11 @@ CONTEXTS = "none", "previous"
 COLDEST = 0.01  # below, numbers of float32 no longer tell words apart
 
 
-def by_name(kind: type, given: Mapping[str, object]) -> tuple:
+def by_name(kind: type, values: Mapping[str, object]) -> tuple:
     """`kind(**given)` of `ScoreConfig` or `Options`. Raises InputError for an unknown name."""
-    for name, value in given.items():
+    for name, value in values.items():
         check_known(f"option {name}={value!r}", name, kind._fields)
-    return kind(**given)
+    return kind(**values)
 
 
 class ScoreConfig(NamedTuple):

@@ -71,14 +71,14 @@ def main(*files: str) -> None:
     if not (follows or CONTEXT_FROM.value == STDIN or exists(expanduser(CONTEXT_FROM.value))):
         choices = "none", "previous", "a file that exists"
         check_known(f"--context_from={CONTEXT_FROM.value!r}", CONTEXT_FROM.value, choices)
-    given = "" if follows else TextFiles([CONTEXT_FROM.value]).read()
+    context = "" if follows else TextFiles([CONTEXT_FROM.value]).read()
     from adaptive_jax.text.load import load  # after the flags: their errors do not wait for jax
 
     model = load(workdir, CHECKPOINT.value)
     columns = columns_of(model.run.vocabulary)
     options = {
         "context_from": CONTEXT_FROM.value if follows else "none",
-        "given": given,
+        "given": context,
         "window": WINDOW.value,
         "context": CONTEXT.value,
         "rank_and_entropy": bool({"rank", "entropy"} & set(columns)),
@@ -102,15 +102,15 @@ def columns_of(vocabulary) -> tuple[str, ...]:
 
     if not WORDS.value and COLUMNS.value is None:
         return ()
-    known = NAMES[:1] if isinstance(vocabulary, Subwords) else NAMES
+    names = NAMES[:1] if isinstance(vocabulary, Subwords) else NAMES
     for column in COLUMNS.value or ():
-        if column in NAMES and column not in known:
+        if column in NAMES and column not in names:
             raise InputError(
                 f"--columns={column!r} is not for sub-word units, which this run has: use"
-                f" --columns={known[0]}"
+                f" --columns={names[0]}"
             )
-        check_known(f"--columns={column!r}", column, known)
-    return tuple(COLUMNS.value or known)
+        check_known(f"--columns={column!r}", column, names)
+    return tuple(COLUMNS.value or names)
 
 
 def shown(scored: Iterable, source: TextFiles) -> Iterator:

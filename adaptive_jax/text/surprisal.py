@@ -219,8 +219,8 @@ class LineScorer:
                 waiting.extend(block)
                 pending = np.concatenate([pending, *(line.ids for line in block)])
             starts, lengths, closed = self._examples(pending)
-            whole = block is None or self.config.eager
-            done = len(pending) if whole else closed
+            is_complete = block is None or self.config.eager
+            done = len(pending) if is_complete else closed
             ids, offset = np.concatenate([history, pending[:done]]), len(history)
             if self.carries:
                 batches = self._stream(ids, offset)
@@ -316,8 +316,8 @@ class LineScorer:
             unseen = unseen[counts]
         if self.config.rank_and_entropy:
             ranks, entropies = columns[1, counts].astype(np.int64), columns[2, counts]
-        kept = tuple(itertools.compress(words, counts))
-        return ScoredLine(line.text, kept, -nll[counts], unseen, frequencies, ranks, entropies)
+        counted = tuple(itertools.compress(words, counts))
+        return ScoredLine(line.text, counted, -nll[counts], unseen, frequencies, ranks, entropies)
 
 
 def _blocks(lines, eager):

@@ -71,8 +71,8 @@ def main():
     if EXPLAIN.value:
         from adaptive_jax.config import explain
 
-        given = flags.FLAGS["config"].value is not None
-        return print(explain.config(configured()[0]) if given else explain.page())
+        has_config = flags.FLAGS["config"].value is not None
+        return print(explain.config(configured()[0]) if has_config else explain.page())
     workdir, others = commands.workdir()
     if TARGET.value is not None:
         if not DRY_RUN.value:

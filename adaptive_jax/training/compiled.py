@@ -53,9 +53,9 @@ def compile_update(
     optimizer = sparse.optimizer(config, model)
     carried = (plan.accumulation, rows) if config["batches"]["layout"] == "streams" else None
     state = shape_of_state(model, optimizer, mesh, carried, sparse=config["compose_share"] < 1)
-    whole, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
+    replicated, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
     lexicon = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole),
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated),
         variable_shapes(model)["lexicon"],
     )
     layout = layout_class(config["batches"]["layout"], config["batches"]["break_mode"])

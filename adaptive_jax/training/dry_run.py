@@ -61,10 +61,12 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
         return hosts.log0(UNKNOWN)
     if target is not None:
         hosts.log0(f"compiling    for {target}: a large model takes minutes")
-        found, plan, program = compiled.compile_for(target, config)
-        counted = compiled.counts(found, program)
+        devices, plan, program = compiled.compile_for(target, config)
+        counted = compiled.counts(devices, program)
         written = plan._asdict() | {"target": counted}
-        hosts.log0(f"{describe(plan)}\n{describe_even(plan)}\n{compiled.describe(found, counted)}")
+        hosts.log0(
+            f"{describe(plan)}\n{describe_even(plan)}\n{compiled.describe(devices, counted)}"
+        )
     else:
         memory = accelerators.memory()
         plan = make_plan(config, words, jax.device_count(), memory, jax.process_count())
@@ -97,9 +99,9 @@ def checked(config: dict, workdir: Path, devices: int | None) -> tuple[dict, dic
         check_config(config, devices)
     config = at_clusters(with_text(config, workdir), workdir)
     check_same_run(workdir, config)
-    own = with_own_files(config, workdir)
-    check_fits(config, workdir, check_config(own, devices))
-    return config, own
+    config_of_run = with_own_files(config, workdir)
+    check_fits(config, workdir, check_config(config_of_run, devices))
+    return config, config_of_run
 
 
 def check_config(config: Mapping, devices: int | None) -> LanguageModel:

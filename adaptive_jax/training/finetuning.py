@@ -48,8 +48,8 @@ def check_origin(config: Mapping, workdir: Path) -> None:
         InputError: no run or checkpoint there, or a checkpoint of no run.
     """
     for key in "init_checkpoint", "init_words":
-        if not config["init_from"] and (given := config[key]) != getattr(General, key):
-            raise InputError(f"{key}={given} needs init_from: pass --init_from=RUN, too")
+        if not config["init_from"] and (value := config[key]) != getattr(General, key):
+            raise InputError(f"{key}={value} needs init_from: pass --init_from=RUN, too")
     if config["init_from"] and not has_checkpoints(workdir):
         origin = path_of(config["init_from"])
         if not (origin / "config.json").exists():
@@ -96,8 +96,8 @@ def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabular
                 " one of them out"
             )
         if begun and not path_of(clusters).exists():
-            kept = read_words(workdir)
-            return kept if kept.same_words(own) else own
+            saved = read_words(workdir)
+            return saved if saved.same_words(own) else own
         return in_order(own, clusters)
     if not both:
         return own
@@ -136,20 +136,20 @@ def finetuned(
     if type(run.vocabulary) is not type(vocabulary):  # a sub-word or an id is not a word
         ids = {}
     old_ids = np.array([ids.get(entry, -1) for entry in _entries(vocabulary)])
-    whole = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
-    old, new = map(traverse_util.flatten_dict, whole)
+    arrays = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
+    old, new = map(traverse_util.flatten_dict, arrays)
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
     params, carried = {}, np.zeros(len(old_ids), bool)
     for path, fresh in new.items():
         array = old[path]
         whole_vocabulary = fresh.shape[:1] == (len(old_ids),)
         if _by_word(path) and (whole_vocabulary or path[-1] not in BY_WORD):
-            here, there = _first_word(new, path), _first_word(old, path)
-            wanted = old_ids[here : here + len(fresh)]
-            found = (there <= wanted) & (wanted < there + len(array))
-            fresh[found] = array[wanted[found] - there]
+            first, first_of_old = _first_word(new, path), _first_word(old, path)
+            wanted = old_ids[first : first + len(fresh)]
+            shared = (first_of_old <= wanted) & (wanted < first_of_old + len(array))
+            fresh[shared] = array[wanted[shared] - first_of_old]
             if path[-1] != "bias":
-                carried[here : here + len(fresh)] |= found
+                carried[first : first + len(fresh)] |= shared
             array = fresh
         elif array.shape != fresh.shape:
             array = fresh
@@ -188,16 +188,19 @@ def _check_same_model(origin, old, new):
     """
     old, new = (traverse_util.flatten_dict(params) for params in (old, new))
     for path in sorted({*old, *new}):
-        there, here = (each[path].shape if path in each else None for each in (old, new))
+        old_shape, new_shape = (each[path].shape if path in each else None for each in (old, new))
         varies = _by_word(path) or (path[0] != "body" and path[-1] in BY_CLUSTER)
-        if there != here and not (varies and None not in (there, here) and there[1:] == here[1:]):
-            there, here = (
-                "missing" if shape is None else f"of shape {shape}" for shape in (there, here)
+        if old_shape != new_shape and not (
+            varies and None not in (old_shape, new_shape) and old_shape[1:] == new_shape[1:]
+        ):
+            old_shape, new_shape = (
+                "missing" if shape is None else f"of shape {shape}"
+                for shape in (old_shape, new_shape)
             )
             raise InputError(
                 f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is"
-                f" {there}, and here {here}: only the vocabulary may differ, so use the settings"
-                " of that run for input, body and output"
+                f" {old_shape}, and here {new_shape}: only the vocabulary may differ, so use the"
+                " settings of that run for input, body and output"
             )
 
 

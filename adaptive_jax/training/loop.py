@@ -112,9 +112,9 @@ def train(
     sizes = plan.rows_per_update, plan.accumulation, plan.devices
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
     hosts.log0(f"rows         {batches}")
-    unit, said = vocabulary.unit, describe_words(corpus, "validation")
-    said += "; losses and perplexities are per token" if unit == "token" else ""
-    hosts.log0(f"{unit + 's':<13}of the validation split: {said}")
+    unit, description = vocabulary.unit, describe_words(corpus, "validation")
+    description += "; losses and perplexities are per token" if unit == "token" else ""
+    hosts.log0(f"{unit + 's':<13}of the validation split: {description}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
     lexicon = put_lexicon(model, vocabulary, mesh, hosts.log0)
@@ -343,8 +343,8 @@ class Training:
     def _tell_optimizer(self, step, nll):
         """Tells the optimizer of an evaluation that is due by `evaluate_every`, and of no other."""
         if due(step, self.job.config["evaluate_every"]):
-            told = optim.after_evaluation(self.state.optimizer, nll)
-            self.state = self.state._replace(optimizer=told)
+            state = optim.after_evaluation(self.state.optimizer, nll)
+            self.state = self.state._replace(optimizer=state)
 
     def _reason(self, step, late):
         ended = optim.ended(self.state.optimizer)

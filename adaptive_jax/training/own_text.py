@@ -103,9 +103,9 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
     # Something must become <unk>, or the model could not read an unseen word.
     threshold = max(2, min(counts.values()) + 1)
     kept = {word for word, n in counts.items() if n >= threshold}
-    others = {word: n for word, n in held_out.items() if word not in (EOS, UNKNOWN)}
-    unknown = sum(n for word, n in others.items() if word not in kept)
-    share = unknown / max(1, sum(others.values()))
+    counts_of_held_out = {word: n for word, n in held_out.items() if word not in (EOS, UNKNOWN)}
+    unknown = sum(n for word, n in counts_of_held_out.items() if word not in kept)
+    share = unknown / max(1, sum(counts_of_held_out.values()))
     if share <= MOST_UNKNOWN:
         return {"threshold": threshold}, (
             f"words seen {threshold} times or more, {len(kept):,} of {len(counts):,}: {share:.1%}"

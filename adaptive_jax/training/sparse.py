@@ -41,16 +41,16 @@ def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransforma
         InputError: as `optimizer_of`; a share out of range, or of a model that does not compose all
             words.
     """
-    whole, share = optimizer_of(config, model), config["compose_share"]
+    dense, share = optimizer_of(config, model), config["compose_share"]
     if not 0 < share <= 1:
         raise InputError(
             f"compose_share={share:g} must be above 0 and at most 1: the share of updates that"
             " compose words anew"
         )
     if share == 1:
-        return whole
+        return dense
     encoded_shapes(model)
-    return sparse(whole, encoders(model, parameter_shapes(model)))
+    return sparse(dense, encoders(model, parameter_shapes(model)))
 
 
 def sparse(
@@ -91,15 +91,15 @@ def _moments(optimizer, state, encoder):
     """Mask of the arrays of a state that are moments of the encoder: all that it keeps for a
     parameter, except averages, which take in the encoder as it stands.
     """
-    found = tree_utils.tree_map_params(
+    moments = tree_utils.tree_map_params(
         optimizer, lambda _, e: e, state, encoder, transform_non_params=lambda _: False
     )
     if tree_utils.tree_get(state, "average", filtering=optim.is_field) is None:
-        return found
+        return moments
     none = jax.tree.map(lambda _: False, encoder)
-    return tree_utils.tree_set(found, optim.is_field, average=none)
+    return tree_utils.tree_set(moments, optim.is_field, average=none)
 
 
 def _counted(state, count):
-    found = tree_utils.tree_get_all_with_path(state, "count", optim.is_field)
-    return tree_utils.tree_set(state, optim.is_field, count=count) if found else state
+    counts = tree_utils.tree_get_all_with_path(state, "count", optim.is_field)
+    return tree_utils.tree_set(state, optim.is_field, count=count) if counts else state

@@ -101,12 +101,12 @@ def make_update(
         return after, metrics
 
     shardings = jax.tree.map(lambda a: a.sharding, layout)
-    whole, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
+    replicated, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
     return jax.jit(
         update,
         donate_argnums=0,
-        in_shardings=(shardings, whole, by_rows),
-        out_shardings=(shardings, whole),
+        in_shardings=(shardings, replicated, by_rows),
+        out_shardings=(shardings, replicated),
     )
 
 

@@ -33,8 +33,8 @@ def check(settings: Mapping) -> None:
         InputError: Weights & Biases or TensorBoard is switched on and not installed.
     """
     for key, package in ("wandb", "wandb"), ("tensorboard", "tensorboardX"):
-        found = importlib.util.find_spec(package)
-        if settings[key] and not (found and found.origin):  # a folder of that name has no origin
+        spec = importlib.util.find_spec(package)
+        if settings[key] and not (spec and spec.origin):  # a folder of that name has no origin
             raise InputError(
                 f"metrics.{key}=True needs the package {package}: run `pip install {package}`, or"
                 f" set --config.metrics.{key}=False"

@@ -258,13 +258,13 @@ class Checkpoints:
             raise self._unreadable(step, why or "see the first host")
         try:
             args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
-            found = self.manager.restore(step, args=ocp.args.Composite(**args))
+            items = self.manager.restore(step, args=ocp.args.Composite(**args))
         except Exception as error:  # Orbax and its storage raise many kinds
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
             line = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise self._unreadable(step, _mismatch(line) or line[:200]) from error
-        return like | dict(found.items())
+        return like | dict(items.items())
 
     def _find_damaged(self):
         """Finds, on the first host, the newest intact step and damaged ones, which stay where they
@@ -290,9 +290,9 @@ class Checkpoints:
             logger.warning(text, self.directory / step, why)
 
     def _unreadable(self, step, why):
-        others = [other for other in sorted(self.manager.all_steps()) if other != step]
-        steps = f"the run has steps {', '.join(map(str, others))} as well"
-        cure = steps if others else "there is no other in this run"
+        other_steps = [other for other in sorted(self.manager.all_steps()) if other != step]
+        steps = f"the run has steps {', '.join(map(str, other_steps))} as well"
+        cure = steps if other_steps else "there is no other in this run"
         return InputError(f"checkpoint {self.directory / str(step)} cannot be read ({why}); {cure}")
 
     @contextlib.contextmanager
@@ -319,8 +319,8 @@ def _problem(directory: Path, items: Sequence[str]) -> str | None:
     if changed := changed_file(sums, [f"{item}/" for item in (*items, "metrics")]):
         return f"{changed} is missing or has changed"
     listed = {line.partition("  ")[2] for line in sums.read_text().splitlines()}
-    found = (path for item in items for path in files_below(directory / item))
-    unlisted = {path.relative_to(directory).as_posix() for path in found} - listed
+    files = (path for item in items for path in files_below(directory / item))
+    unlisted = {path.relative_to(directory).as_posix() for path in files} - listed
     return f"{min(unlisted)} has no checksum" if unlisted else None
 
 
@@ -335,10 +335,10 @@ def _mismatch(error):
     """
     if "structures do not match" in error or "tructure mismatch" in error:
         return "its arrays are not those of config.json: an earlier version may have saved it"
-    found = re.search(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))", error)
+    match = re.search(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))", error)
     return (
-        found
-        and f"it has an array of shape {found[2]} where config.json describes one of {found[1]}"
+        match
+        and f"it has an array of shape {match[2]} where config.json describes one of {match[1]}"
     )
 
 

@@ -48,11 +48,11 @@ def identity_of(workdir: Path, step: int) -> bytes:
         checkpoint / "_CHECKPOINT_METADATA",
         workdir / "model.sha256",
     )
-    found = b""
+    content = b""
     for path in files:
         with contextlib.suppress(FileNotFoundError):
-            found += path.read_bytes()
-    return found
+            content += path.read_bytes()
+    return content
 
 
 def checkpoint_step(workdir: Path, checkpoint: str) -> int:
@@ -140,17 +140,17 @@ def _read_exported(workdir, like):
         raise _damaged(path) from error
     wanted = traverse_util.flatten_dict(like, sep=".")
     for name in sorted({*arrays, *wanted}):
-        there, here = (
+        stored, expected = (
             f"of shape {each[name].shape}" if name in each else "missing"
             for each in (arrays, wanted)
         )
-        if there != here:
+        if stored != expected:
             raise InputError(
-                f"{path} is of another model than config.json: {name} is {there}, not {here};"
+                f"{path} is of another model than config.json: {name} is {stored}, not {expected};"
                 " export the run again"
             )
-    found = {name: _on_devices(arrays[name], each) for name, each in wanted.items()}
-    return traverse_util.unflatten_dict(found, sep=".")
+    parameters = {name: _on_devices(arrays[name], each) for name, each in wanted.items()}
+    return traverse_util.unflatten_dict(parameters, sep=".")
 
 
 def _on_devices(array, like):

@@ -87,8 +87,8 @@ def write_published(
     """
     if row is not None and hosts.first():
         free = _free(config) - {"steps", "hours", "early_stopping"}
-        kept = [key for key in dict.fromkeys(changed) if key not in free]
-        write_json(workdir / PUBLISHED, {**row, "changed": kept})
+        keys = [key for key in dict.fromkeys(changed) if key not in free]
+        write_json(workdir / PUBLISHED, {**row, "changed": keys})
 
 
 def to_json(content, **how) -> str:
@@ -128,10 +128,10 @@ def read_config(workdir: Path) -> dict:
     try:
         check_allowed(config, path)
         _rename_keys(config)
-        whole = resolve(config)
-        if missing := flat(whole).keys() - flat(config).keys():
+        resolved = resolve(config)
+        if missing := flat(resolved).keys() - flat(config).keys():
             raise InputError(f"config.{min(missing)} is missing")
-        return whole
+        return resolved
     except ExternalClassError:
         raise
     except (ValueError, TypeError, AttributeError) as error:
@@ -193,17 +193,17 @@ def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> di
     Raises:
         InputError: the copy is missing.
     """
-    own = config | {"output": config["output"] | {"clusters": ""}}
+    result = config | {"output": config["output"] | {"clusters": ""}}
     if not (workdir / "config.json").exists():
-        return own
+        return result
     if (lexicon := lexicon_of(config)) and not (other_words and path_of(lexicon).exists()):
         path = workdir / "lexicon.jsonl"
         if not path.exists():
             raise InputError(
                 f"{path} is missing: restore the file of this run, or use another --workdir"
             )
-        own["input"] = config["input"] | {"lexicon": str(path)}
-    return own
+        result["input"] = config["input"] | {"lexicon": str(path)}
+    return result
 
 
 def with_origin(config: dict, workdir: Path) -> dict:
@@ -350,8 +350,8 @@ def check_same_text(corpus: Corpus) -> None:
         InputError: what differs.
     """
     devices = {"number of devices": jax.local_device_count()}
-    found = {f"{split} text": about for split, about in text_of(corpus).items()}
-    for what, value in (devices | {"vocabulary": corpus.vocabulary.digest} | found).items():
+    texts = {f"{split} text": about for split, about in text_of(corpus).items()}
+    for what, value in (devices | {"vocabulary": corpus.vocabulary.digest} | texts).items():
         if not _is_same_on_hosts(value):
             cure = "start equal hosts" if what in devices else "prepare the same text for all"
             raise InputError(f"the {what} must be the same on all hosts, got {value} here: {cure}")
@@ -448,12 +448,12 @@ def check_same_flags(config: Mapping) -> None:
     """Refuses hosts that differ in any of these: they would evaluate, save or end at different
     updates, and wait for each other for ever. Raises InputError.
     """
-    own = {key: value for key, value in sorted(flat(config).items()) if key not in OF_A_HOST}
-    if _is_same_on_hosts(own):
+    flags = {key: value for key, value in sorted(flat(config).items()) if key not in OF_A_HOST}
+    if _is_same_on_hosts(flags):
         return
-    keys = [key for key, value in own.items() if not _is_same_on_hosts(value)]
-    given = " ".join(f"{key}={own[key]}" for key in keys)
-    raise InputError(f"{given} must be the same on all hosts: pass the same flags to all")
+    keys = [key for key, value in flags.items() if not _is_same_on_hosts(value)]
+    settings = " ".join(f"{key}={flags[key]}" for key in keys)
+    raise InputError(f"{settings} must be the same on all hosts: pass the same flags to all")
 
 
 def _is_same_on_hosts(value):

@@ -309,8 +309,8 @@ class PreparedText:
 
         make_once(numbers, make)
         try:
-            found = json.loads(numbers.read_text())
-            words, unseen = found["words"], found["unseen"]
+            numbers_of_split = json.loads(numbers.read_text())
+            words, unseen = numbers_of_split["words"], numbers_of_split["unseen"]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise damaged(numbers, error) from error
         return read_ids(path, len(vocabulary)), words, unseen

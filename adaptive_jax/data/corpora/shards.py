@@ -108,8 +108,8 @@ class Shards:
         self.directory = directory
         try:
             self.number = json.loads((directory / COMPLETE).read_text())["shards"]
-            if self.number != (found := len(list(directory.glob("[!.]*.npz")))):
-                raise ValueError(f"{found} shards of {self.number}")
+            if self.number != (count := len(list(directory.glob("[!.]*.npz")))):
+                raise ValueError(f"{count} shards of {self.number}")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise damaged(directory / COMPLETE, error) from error
 

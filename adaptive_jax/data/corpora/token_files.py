@@ -48,17 +48,17 @@ class Files(NamedTuple):
     def find(self, split: str) -> Path:
         """The file of a split. Raises InputError: none, or more than one."""
         choice = [f"{name}{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
-        found = [name for name in choice if (self.directory / name).is_file()]
-        if len(found) == 1:
-            return self.directory / found[0]
+        present = [name for name in choice if (self.directory / name).is_file()]
+        if len(present) == 1:
+            return self.directory / present[0]
         if not self.directory.is_dir():
             raise InputError(
                 f"data.path={self.directory} is not a directory: use the one that holds the files"
                 " of train, valid and test"
             )
         wrong = f"no {split} split; add one of {', '.join(choice)}"
-        if found:
-            wrong = f"both {' and '.join(found[:2])}; keep one of them"
+        if present:
+            wrong = f"both {' and '.join(present[:2])}; keep one of them"
         raise InputError(f"data.path={self.directory} has {wrong}")
 
     def ids(self, path: Path) -> np.ndarray:
@@ -87,9 +87,9 @@ class Files(NamedTuple):
     def _bin(self, path):
         header = np.fromfile(path, "<i4", 3)
         if len(header) == 3 and (dtype := LLM_C.get(int(header[0]))) is not None:
-            found = max(0, path.stat().st_size - HEADER) // dtype.itemsize
-            if found != header[2]:
-                raise ValueError(f"it has {found:,} ids and its header says {header[2]:,}")
+            count = max(0, path.stat().st_size - HEADER) // dtype.itemsize
+            if count != header[2]:
+                raise ValueError(f"it has {count:,} ids and its header says {header[2]:,}")
             return np.memmap(path, dtype, "r", HEADER)
         small = self.vocabulary_size <= 1 << 16
         dtype = np.dtype(self.dtype or ("uint16" if small else "uint32"))

@@ -100,17 +100,17 @@ def run_way(
             f" {HIDDEN} units: use wider ones, or another --method"
         )
     try:
-        found = way.function(vectors, counts, clusters, seed)
+        result = way.function(vectors, counts, clusters, seed)
     except ImportError as error:
         raise InputError(
             f"--method={method} needs scikit-learn: run `pip install scikit-learn`, or take another"
             " method"
         ) from error
-    if not way.cuts and (empty := clusters - len(np.unique(found))) > 0:
+    if not way.cuts and (empty := clusters - len(np.unique(result))) > 0:
         raise InputError(
             f"{empty} of {clusters} clusters are empty; try another --seed or fewer --clusters"
         )
-    return found
+    return result
 
 
 def nearest_known(ids: np.ndarray, words: int) -> np.ndarray:

@@ -65,12 +65,12 @@ def read_header(path: str | Path) -> Header:
             f"cannot read output.clusters={str(path)!r}: {error.strerror}; use another file, or"
             f" make it with {COMMAND} --method=… --output={path}"
         ) from None
-    if not (found := PATTERN.fullmatch(line)):
+    if not (match := PATTERN.fullmatch(line)):
         raise InputError(
             f"{path}, line 1: {line[:80]!r} is not a header of clusters; make the file with"
             f" {COMMAND}"
         )
-    return Header(found[1], int(found[2]), found[3], tuple(map(int, found[4].split(","))))
+    return Header(match[1], int(match[2]), match[3], tuple(map(int, match[4].split(","))))
 
 
 def cut(config: Mapping) -> dict:

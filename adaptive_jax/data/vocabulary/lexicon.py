@@ -272,13 +272,13 @@ def relations(
         InputError: as `read_entries`; a number or name out of range.
     """
     check_known(f"form={form!r}", form, FORMS)
-    found = {}
+    words_of = {}
     for word, entry in read_entries(vocabulary, path).items():
         if form == "code":
-            found[word] = sorted(set(entry.synonyms))
+            words_of[word] = sorted(set(entry.synonyms))
         else:
-            found[word] = dict.fromkeys(entry.synonyms + entry.hyponyms)
-    return _first(vocabulary, found, "relations", most, share)
+            words_of[word] = dict.fromkeys(entry.synonyms + entry.hyponyms)
+    return _first(vocabulary, words_of, "relations", most, share)
 
 
 def definitions(
@@ -291,12 +291,12 @@ def definitions(
         code: the same, split at white space, so that a word with a comma after it is another word.
     """
     check_known(f"form={form!r}", form, FORMS)
-    found = {}
+    words_of = {}
     for word, entry in read_entries(vocabulary, path).items():
         text = " ".join(entry.definitions[:1])
         text = text.split() if form == "code" else _word().findall(text)
-        found[word] = [each for each in text if each in vocabulary.index]
-    return _first(vocabulary, found, "definitions", most, share)
+        words_of[word] = [each for each in text if each in vocabulary.index]
+    return _first(vocabulary, words_of, "definitions", most, share)
 
 
 @functools.cache

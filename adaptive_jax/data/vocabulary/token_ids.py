@@ -98,10 +98,10 @@ def holds_ids(names: Mapping[str, int]) -> bool:
     """True if the entries of a file are every id from 0 on, each once."""
     if not all(ENTRY.fullmatch(name) for name in names):  # which ends at the second word
         return False
-    found = [ENTRY.fullmatch(name) for name in names]
-    if sum(each[1] is not None for each in found) > 1:
+    matches = [ENTRY.fullmatch(name) for name in names]
+    if sum(each[1] is not None for each in matches) > 1:
         return False
-    ids = sorted(int(each[1] or each[0]) for each in found)
+    ids = sorted(int(each[1] or each[0]) for each in matches)
     return ids == list(range(len(ids)))
 
 

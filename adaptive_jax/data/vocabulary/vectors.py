@@ -29,7 +29,7 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
     for i, word in enumerate(words):
         for spelt in dict.fromkeys((word, word.lower())):
             wanted.setdefault(spelt, []).append((i, spelt == word))
-    found: dict[int, tuple[bool, np.ndarray]] = {}
+    vectors_by_id: dict[int, tuple[bool, np.ndarray]] = {}
     width = None
     with contextlib.closing(_lines(path)) as lines:
         for number, line in enumerate(lines, start=1):
@@ -49,15 +49,19 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
             if word in wanted or len(values) < width:
                 vector = _vector(values, width, f"{path}, line {number}")
                 for i, exact in wanted.get(word, ()):
-                    if exact or i not in found:
-                        found[i] = exact, vector
-    if not found:
+                    if exact or i not in vectors_by_id:
+                        vectors_by_id[i] = exact, vector
+    if not vectors_by_id:
         raise InputError(
             f"{path} has none of the {len(words):,} words: use a text file of vectors, a word a"
             " line"
         )
-    ids = np.sort(np.fromiter(found, np.int64))
-    return ids, np.stack([found[i][1] for i in ids]), sum(not exact for exact, _ in found.values())
+    ids = np.sort(np.fromiter(vectors_by_id, np.int64))
+    return (
+        ids,
+        np.stack([vectors_by_id[i][1] for i in ids]),
+        sum(not exact for exact, _ in vectors_by_id.values()),
+    )
 
 
 def _vector(values, width, where):

@@ -178,8 +178,10 @@ class Vocabulary:
 
     def same_words(self, other: "Vocabulary") -> bool:
         """True if both have the same words with the same counts, in any order."""
-        mine, others = (dict(zip(v.words, v.counts.tolist(), strict=True)) for v in (self, other))
-        return mine == others
+        counts, other_counts = (
+            dict(zip(v.words, v.counts.tolist(), strict=True)) for v in (self, other)
+        )
+        return counts == other_counts
 
     @functools.cached_property
     def ends_word(self) -> np.ndarray:

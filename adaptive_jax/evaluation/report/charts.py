@@ -122,9 +122,9 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
     """
     title, notes = BINNED[figure]
     lines, tops = [], {}
-    for run, found in scores.bins[figure].items():
+    for run, bins in scores.bins[figure].items():
         points = []
-        for each in found:
+        for each in bins:
             value = getattr(each, statistic)
             low, high = getattr(each, f"{statistic}_interval") or (None, None)
             points.append((each.label, value, low, high, each.words, each.least, each.most))

@@ -167,7 +167,7 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
     size = max(LEAST_BLOCK, -(-len(values) // BLOCKS))
     blocks = np.arange(len(values)) // size
     weights = _draws(int(blocks[-1]) + 1) if len(blocks) else None
-    limits, found = [0, *edges, None], []
+    limits, rows = [0, *edges, None], []
     for number, most in enumerate(limits):
         inside = (numbers == number) & ~np.isnan(values)
         if not inside.any():
@@ -181,8 +181,8 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
                 _of_means(inner, inner_blocks, weights),
                 _of_medians(inner, inner_blocks, weights),
             )
-        found.append(Bin(least, most, len(inner), *middle, *intervals))
-    return found
+        rows.append(Bin(least, most, len(inner), *middle, *intervals))
+    return rows
 
 
 @functools.lru_cache(maxsize=8)

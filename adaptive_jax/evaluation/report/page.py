@@ -90,8 +90,8 @@ def runs_table(lines: Sequence[Mapping], split: str, unit: str) -> str:
 
     lines: `RunReport.about` of each run. unit: what perplexity is per, "word" or "token".
     """
-    known = {key: [line[key] for line in lines if line[key] is not None] for key in COLUMNS}
-    columns = [key for key in COLUMNS if known[key]]
+    values = {key: [line[key] for line in lines if line[key] is not None] for key in COLUMNS}
+    columns = [key for key in COLUMNS if values[key]]
     names = {"split": split.capitalize(), "unit": unit.capitalize()}
     heads = [COLUMNS[key][0].format_map(names) for key in columns]
     kinds = {key: " words" * (COLUMNS[key][1] is str) for key in columns}
@@ -101,7 +101,7 @@ def runs_table(lines: Sequence[Mapping], split: str, unit: str) -> str:
         row = []
         for key in columns:
             value, (_, show) = line[key], COLUMNS[key]
-            best = key in PERPLEXITIES and len(known[key]) > 1 and value == min(known[key])
+            best = key in PERPLEXITIES and len(values[key]) > 1 and value == min(values[key])
             text = "" if value is None else show(value)
             row.append(_cell("td", text, kinds[key] + " best" * best))
         rows.append(row)

@@ -57,17 +57,17 @@ def read_passage(run: RunReport, opened: Run, first: int, words: int) -> list[To
         raise InputError(f"sample_from={first} must be less than the text's {len(ends):,} words")
     begin = 0 if first == 0 else int(ends[first - 1]) + 1
     end = int(ends[min(first + words, len(ends)) - 1]) + 1
-    found = _distributions(run, opened, begin, end)
-    places, tokens = {int(at): number for number, at in enumerate(found["at"])}, []
+    distributions = _distributions(run, opened, begin, end)
+    places, tokens = {int(at): number for number, at in enumerate(distributions["at"])}, []
     for at, word in enumerate(run.ids[begin:end].tolist(), begin):
         token = Token(*spelled(vocabulary, word), word == vocabulary.eos)
         number = places.get(at)
         if number is not None:  # an empty line may be in no example
-            words, log_probs = found["words"][number], found["log_probs"][number]
+            words, log_probs = distributions["words"][number], distributions["log_probs"][number]
             token = token._replace(
                 bits=float(run.nll[at]) / math.log(2),
-                rank=int(found["rank"][number]),
-                entropy=float(found["entropy"][number]) / math.log(2),
+                rank=int(distributions["rank"][number]),
+                entropy=float(distributions["entropy"][number]) / math.log(2),
                 count=int(vocabulary.counts[word]),
                 expected=tuple(
                     (spelled(vocabulary, other)[0], math.exp(log_prob))
@@ -104,5 +104,5 @@ def _distributions(run, opened, begin, end):
     at, hidden = np.concatenate(at), np.concatenate(hidden)
     if not len(at):
         return {"at": at}
-    found = expected(opened, composed(opened, ids)[0], hidden, ids[at], ALTERNATIVES)
-    return {"at": at} | found._asdict()
+    result = expected(opened, composed(opened, ids)[0], hidden, ids[at], ALTERNATIVES)
+    return {"at": at} | result._asdict()

@@ -57,10 +57,10 @@ class RunReport(NamedTuple):
         Of an update that was logged twice, because the run was resumed, the later line counts.
         """
         key = f"{split}/nll"
-        found = {
+        losses = {
             line["step"]: line[key] for line in self.log if isinstance(line.get(key), int | float)
         }
-        return sorted((step, loss) for step, loss in found.items() if math.isfinite(loss))
+        return sorted((step, loss) for step, loss in losses.items() if math.isfinite(loss))
 
     @property
     def contexts(self) -> list[tuple[int, float, int]]:
@@ -70,12 +70,12 @@ class RunReport(NamedTuple):
         if self.config["batches"]["layout"] == "streams":
             return []
         window = self.result["settings"]["window"]
-        found = {
+        perplexities = {
             (each["settings"]["context"], each["perplexity"], each["settings"]["window"])
             for each in self.others
             if each["settings"]["window"] == window
         }
-        return sorted(found)
+        return sorted(perplexities)
 
     def about(self) -> dict:
         """A line of the table of runs: layers, perplexities, size and speed; None if unknown."""
@@ -182,7 +182,7 @@ def _result(workdir, config, scored, asked, tokens):
 
 def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
     """The plain results of a fingerprint, and where the losses of their tokens are."""
-    found = []
+    results = []
     for name in sorted(names_in(workdir / "eval")):
         path = workdir / "eval" / name
         if path.suffix != ".json":
@@ -198,8 +198,8 @@ def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if usual and result.get("scored") == scored:
-            found.append((result, path.with_suffix(".npy")))
-    return found
+            results.append((result, path.with_suffix(".npy")))
+    return results
 
 
 def check_comparable(runs: Sequence[RunReport]) -> None:
@@ -221,15 +221,15 @@ def check_comparable(runs: Sequence[RunReport]) -> None:
 
 def _log(path) -> list[dict]:
     """The lines of metrics.jsonl; one that is still being written is left out."""
-    found = []
+    records = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
             value = json.loads(line)
         except ValueError:
             continue
         if isinstance(value, dict) and "step" in value:
-            found.append(value)
-    return found
+            records.append(value)
+    return records
 
 
 def _hours(workdir, step):
