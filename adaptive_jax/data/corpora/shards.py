@@ -253,6 +253,7 @@ def _processes() -> Iterator[Callable]:
         yield submit
         for future in waiting:
             future.result()
+        pool.shutdown()
     except BrokenProcessPool as error:
         raise InputError(
             "a process that prepares the corpus was killed or could not start: free memory, and in"
@@ -264,7 +265,8 @@ def _processes() -> Iterator[Callable]:
             process.kill()
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        # Without waiting: an interruption may come before the thread of the pool starts.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _end_with_parent():
