@@ -36,7 +36,7 @@ def _in_small(file, compose_share=1.0):
         }.get(file.ROWS[name].layers, {})
         rows[name] = file.ROWS[name]._replace(changes=changes)
     layers = dict(file.LAYERS)
-    for name, group in ("groc", "input"), ("groc_convolutional", "output.table"):
+    for name, group in ("groc", "input"), ("groc_convolutional", "output.table.cnn"):
         layers[name] = layers[name] | {
             f"{group}.filters": GROC_LETTERS,
             f"{group}.strides": (1, 1, 2, 3),

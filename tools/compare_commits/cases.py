@@ -12,7 +12,11 @@ import numpy as np
 # What NEW calls otherwise than OLD: the old beginning of a flag, or of a part of a result's name,
 # to the new one. cases.txt has the flags of OLD, NEW gets those that it knows; None: it has none,
 # and needs none.
-FLAGS: dict[str, str | None] = {}
+# The keys of a composed table's CNN stood among those of the table; its width is 6 in all cases.
+FLAGS: dict[str, str | None] = {
+    f"--config.output.table.{key}": f"--config.output.table.cnn.{key}"
+    for key in ("width=6", "filters", "length", "letters", "strides")
+}
 NAMES: dict[str, str | None] = {}
 
 # Small settings of each class. The rest is left to the defaults, so that these are compared, too.
