@@ -1,9 +1,12 @@
-"""The one kind of error that a user causes and can fix."""
+"""The one kind of error that a user causes and can fix, and lines for errors of the machine."""
 
 import contextlib
 import difflib
+import errno
 import math
 import numbers
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 
@@ -24,6 +27,13 @@ NEEDS = {
     "train": "training and trained models need",
     "gcs": "workdirs on gs:// need",
 }
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+UNUSABLE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
+UNUSABLE |= {errno.ENAMETOOLONG, errno.ELOOP}
+# File systems of the kernel, which answer "no such file" to whoever creates one
+NO_FILES = "/proc", "/sys"
 
 
 @contextlib.contextmanager
@@ -103,6 +113,46 @@ def check_known(
         f"{what} is not one of {', '.join(each or repr(each) for each in known)}"
         + (f'. Did you mean "{close}"?' if close else "")
     )
+
+
+def explain(error: BaseException) -> str | None:
+    """One line with a cure for memory that ran out, a full disk or missing permissions, of Python,
+    JAX, Orbax or gcsfs; None for any other error.
+    """
+    if is_out_of_memory(error):
+        return (
+            "out of memory: make tokens_per_device or the model smaller, or, of a transformer, set"
+            " body.remat=all; where a text is scored, lower --window or --rows"
+        )
+    if str(error).startswith("Forbidden: "):  # of gcsfs, without a number
+        return one_line(error)
+    # Orbax has no number for a full disk, and names the file in quotes.
+    number = errno.ENOSPC if _says_full(error) else getattr(error, "errno", None)
+    quoted = re.search('"(/.*?)"', str(error))
+    name = getattr(error, "filename", None) or (quoted[1] if quoted else "a file")
+    if number in FULL:
+        return (
+            f"cannot write {name}: {os.strerror(number)}; what was saved before is intact. Make"
+            " room or choose another place, then run the same command to resume"
+        )
+    if number in UNUSABLE or (
+        number == errno.ENOENT and os.path.abspath(name).startswith(NO_FILES)
+    ):
+        reason = os.strerror(number)
+        return f"cannot use {name}: {reason}; choose another place, or change its permissions"
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for memory of a device or the machine, not the shared memory of a GPU's kernel."""
+    text = str(error).lower()
+    full = "resource_exhausted" in text or "out of memory" in text
+    foreign = full and "shared memory" not in text and not isinstance(error, InputError)
+    return isinstance(error, MemoryError) or (foreign and not _says_full(error))
+
+
+def _says_full(error):
+    return os.strerror(errno.ENOSPC) in str(error)
 
 
 def one_line(error: BaseException) -> str:

@@ -91,6 +91,16 @@ def files_below(directory: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds `path` to an OSError without a file's name, as that of a full disk is."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a new file that replaces `path` when the block ends without an error, so readers never
     see half of it.
@@ -104,14 +114,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     # Not tempfile: only their owner can read its files, and a cache may be shared.
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with unfinished.open("wb") as file:
+        with naming(path), unfinished.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # a power failure could leave the new name and no content
         os.replace(unfinished, path)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # the error of a full disk names no file
-        raise
     finally:
         unfinished.unlink(missing_ok=True)
 

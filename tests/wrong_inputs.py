@@ -161,10 +161,10 @@ PLACES = rows(  # found before the text is looked for
     ("--workdir='{tmp}/[x]'", "[x]", "another name"),
     ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
     ("--cache_dir=", "--cache_dir=''", "on a local disk"),
-    ("--config.data.path={text} --cache_dir=/proc/x", "/proc/x", "another directory"),
+    ("--config.data.path={text} --cache_dir=/proc/x", "/proc/x", "another place"),
     (
         "--config.data.path={text} --cache_dir={text}/train.txt",
-        "cannot write the cache ",
+        "cannot use ",
         "train.txt",
         "Not a directory",
     ),
@@ -173,7 +173,7 @@ PLACES = rows(  # found before the text is looked for
     ("--config.data.path=/nowhere", "/nowhere", "does not exist"),
     ("--config.data.path=/proc", "/proc", "no train split"),
     ("--config.data.path=~nosuchuser", "~nosuchuser", "without the ~"),
-    (f"--config.data.path={5000 * 'x'}", "xxx", "use a directory"),
+    (f"--config.data.path={5000 * 'x'}", "xxx", "another place"),
     ("--config.data.path=gs://b/x", "gs://b/x", "on a local disk"),
     ("--config.data.path=gs://b/x --dry_run", "gs://b/x", "on a local disk"),
 )
@@ -355,7 +355,7 @@ RUNS = [
     *damaged(
         EVAL,
         "run/eval",
-        (b"x", "run/eval/test-16-0", "the result stands above"),
+        (b"x", "cannot use ", "run/eval: File exists"),
         by_process=True,
     ),
 ]

@@ -1,6 +1,5 @@
 """Start and end of commands: flags are parsed, and an error that a user can fix is one line."""
 
-import errno
 import importlib
 import itertools
 import logging as standard_logging
@@ -16,17 +15,12 @@ from typing import NoReturn
 
 from adaptive_jax.config import cache, keys, signals
 from adaptive_jax.config import flags as config_flags
-from adaptive_jax.errors import InputError, of_extra, one_line
+from adaptive_jax.errors import InputError, explain, is_out_of_memory, of_extra, one_line
 from adaptive_jax.files import path_of
 
 with of_extra("train"):
     from absl import app, flags, logging
 
-UNUSABLE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
-UNUSABLE |= {errno.ENAMETOOLONG, errno.ELOOP}
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# File systems of the kernel, which answer "no such file" to whoever creates one
-NO_FILES = "/proc", "/sys"
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 
 
@@ -200,9 +194,7 @@ def _parse(argv, positional):
 
 
 def _guarded(call, stopped):
-    """Calls; one line and the end for bad input, for files that cannot be used, and for an
-    interruption.
-    """
+    """Calls; ends with one line for bad input, for what `explain` knows and for an interruption."""
     try:
         result = call()
         sys.stdout.flush()
@@ -216,32 +208,17 @@ def _guarded(call, stopped):
         fail(f"the package {package} is missing: pip install {package}, or 'adaptive_jax[train]'")
     except BrokenPipeError:
         os._exit(141)  # as others do whose reader, such as `head`, has read enough
-    except OSError as error:
-        if str(error).startswith("Forbidden: "):  # of gcsfs, without a number
-            fail(one_line(error))
-        name, reason = error.filename or "a file", os.strerror(error.errno or 0)
-        if error.errno in FULL:
-            fail(
-                f"cannot write {name}: {reason}; what was saved before is intact. Make room or"
-                " choose another place, then run the same command to resume"
-            )
-        unwritable = error.errno == errno.ENOENT and os.path.abspath(name).startswith(NO_FILES)
-        if error.errno not in UNUSABLE and not unwritable:
-            raise
-        fail(f"cannot use {name}: {reason}; choose another place, or change its permissions")
     except Exception as error:
         if str(error).startswith("Unable to initialize backend"):
             fail(
                 f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')} has no devices here: unset"
                 " it, or install JAX for them"
             )
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+        if not (line := explain(error)):
             raise
-        traceback.print_exception(error)  # it says where, and how much was asked for
-        fail(
-            "out of memory: make tokens_per_device or the model smaller, or, of a transformer, set"
-            " body.remat=all; then run the same command"
-        )
+        if is_out_of_memory(error):
+            traceback.print_exception(error)  # it says where, and how much was asked for
+        fail(line)
     except KeyboardInterrupt as interruption:
         print(str(interruption) or stopped, file=sys.stderr)
         sys.exit(getattr(interruption, "status", signals.INTERRUPTED))

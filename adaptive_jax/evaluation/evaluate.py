@@ -1,6 +1,5 @@
 """Evaluates a run: opens it, scores a split, prints and writes the result."""
 
-import contextlib
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
-from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
@@ -148,8 +147,7 @@ def evaluate_contexts(
             workdir, run, ids, cut, uniform, request.down_weight, train, progress, tables
         )
         start = time.perf_counter()
-        with _memory_errors(cut):
-            chosen, result, nll = _best(score, job)
+        chosen, result, nll = _best(score, job)
         result |= {
             "seconds": time.perf_counter() - start,
             "split": split,
@@ -269,20 +267,6 @@ def _is_published(request, config, words):
     same_text = request.data_path is None if published is None else words == published
     alone = request.method == "plain" and request.vocabulary == TRAIN and not request.uniform
     return same_text and alone and request.share is None
-
-
-@contextlib.contextmanager
-def _memory_errors(windows):
-    """Turns an error of a full memory into an InputError."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise InputError(
-            f"out of memory with {windows.rows:,} rows of {windows.window:,} tokens"
-            f" ({one_line(error)[:150]}): lower --window or --rows"
-        ) from error
 
 
 def _bar(context: int, what: str):

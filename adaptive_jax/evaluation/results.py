@@ -9,7 +9,6 @@ import numpy as np
 
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import hosts
@@ -67,19 +66,13 @@ def write(folder: Path, result: dict, nll: np.ndarray) -> None:
     as NumPy's .npy.
 
     Raises:
-        InputError: it cannot be written.
+        OSError: it cannot be written.
     """
     path = folder / f"{_name(result)}.json"
-    try:
-        if hosts.first():
-            with replacing(path.with_suffix(".npy")) as file:
-                np.save(file, nll)
-            write_json(path, result)  # last: its fingerprint speaks for both
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; the result stands above. To have the file,"
-            " make room or get permission to write there, then evaluate again"
-        ) from error
+    if hosts.first():
+        with replacing(path.with_suffix(".npy")) as file:
+            np.save(file, nll)
+        write_json(path, result)  # last: its fingerprint speaks for both
     hosts.log0(str(path))
 
 

@@ -32,7 +32,7 @@ from jax._src import distributed  # the list of live hosts has no public name
 from jax.experimental import multihost_utils
 
 from adaptive_jax.config import signals
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, explain
 from adaptive_jax.parallel.processors import may_have_accelerators, order_collectives
 
 MEETING = 300  # seconds in which all hosts must have started
@@ -310,7 +310,7 @@ def fail_together(resumes: Callable[[], str] = lambda: "") -> Iterator[None]:
     except BaseException as error:
         if not jax.distributed.is_initialized():
             raise
-        status = 2 if isinstance(error, InputError | OSError) else 1
+        status = 2 if isinstance(error, InputError) or explain(error) else 1
         if isinstance(error, KeyboardInterrupt):
             status = getattr(error, "status", signals.INTERRUPTED)
         if _all_reach("the end after a failure"):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from adaptive_jax.data.batches.layouts import layout_class
-from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.errors import InputError, is_out_of_memory, one_line
 from adaptive_jax.model.language_model import build, variable_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
@@ -100,7 +100,7 @@ def plan_update(
             compiled = compile_update(config, plan, devices, options)
             state, temporary = memory_of(compiled)
         except jax.errors.JaxRuntimeError as error:
-            if not _is_full(error):
+            if not is_out_of_memory(error):
                 raise
             least = rows // 2
         else:
@@ -135,19 +135,12 @@ def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Co
     except jax.errors.JaxRuntimeError as error:
         problem = (
             f"--target={name} has too little memory: lower tokens_per_device, or raise fsdp"
-            if _is_full(error)
+            if is_out_of_memory(error)
             else f"jax {jax.__version__} cannot compile this for --target={name}, another version"
             " may: pip install -U -e '.[targets]'"
         )
         raise InputError(f"{problem}. The compiler says: {one_line(error)[:300]}") from error
     return target, plan, compiled
-
-
-def _is_full(error):
-    """True if the device's memory was too small. A kernel's shared memory is not meant."""
-    text = str(error).lower()
-    full = "resource_exhausted" in text or "out of memory" in text
-    return full and "shared memory" not in text
 
 
 def counts(target: Target, compiled: jax.stages.Compiled) -> dict:

@@ -2,7 +2,6 @@
 written to the run's files, see writers.py.
 """
 
-import contextlib
 import math
 import shlex
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import jax
 
 from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.files import naming
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training.writers import open_writers, recorded
@@ -140,7 +140,7 @@ class Metrics:
         if group == "validation" and math.isfinite(metrics["nll"]):
             self.losses[step] = metrics["nll"]
             self.extra |= {step} if "extra" in metrics else set()
-        with _named(self.workdir):
+        with naming(self.workdir):
             for writer in self.writers:
                 writer.write(step, {f"{group}/{name}": value for name, value in metrics.items()})
         parts = [
@@ -177,16 +177,6 @@ class Metrics:
     def close(self) -> None:
         """Ends the bar and closes the files."""
         self.bar.close()
-        with _named(self.workdir):
+        with naming(self.workdir):
             for writer in self.writers:
                 writer.close()
-
-
-@contextlib.contextmanager
-def _named(workdir):
-    """Errors within name the workdir."""
-    try:
-        yield
-    except OSError as error:  # that of a full disk names no file
-        error.filename = error.filename or str(workdir)
-        raise

@@ -5,11 +5,8 @@ with the list before their arrays are used, on a disk and in a bucket.
 """
 
 import asyncio
-import contextlib
-import errno
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Collection, Sequence
@@ -19,7 +16,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.errors import InputError, is_out_of_memory, one_line
 from adaptive_jax.files import (
     absolute,
     add_checksum,
@@ -27,6 +24,7 @@ from adaptive_jax.files import (
     files_below,
     in_bucket,
     names_in,
+    naming,
     replacing,
     write_checksums,
 )
@@ -103,7 +101,7 @@ class Checkpoints:
             raise InputError(
                 f"{self.directory} does not exist: train.py has saved no checkpoint yet"
             )
-        if not read_only:  # `_writing` reports once what cannot be written
+        if not read_only:  # `save` raises what cannot be written
             logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self._intact = None  # the step whose files were compared when the run was opened
         self._damaged = {}  # why, by the name of a step
@@ -138,10 +136,10 @@ class Checkpoints:
         hours: that the run has trained.
 
         Raises:
-            OSError: this checkpoint, or the one before, does not fit on the disk.
+            Exception: of Orbax, if this checkpoint, or the one before, does not fit on the disk.
         """
         items = {name: item for name, item in items.items() if jax.tree.leaves(item)}
-        with self._writing():
+        with naming(self.directory):
             self.manager.wait_until_finished()
             if self._damaged.pop(str(step), None):
                 _remove(self.directory / str(step))
@@ -154,13 +152,13 @@ class Checkpoints:
             )
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is on disk. Raises OSError if it does not fit."""
-        with self._writing():
+        """Waits until the last checkpoint is on disk. Raises as `save`."""
+        with naming(self.directory):
             self.manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits as `wait` does, and ends Orbax's threads. Raises OSError as `wait`."""
-        with self._writing():
+        """Waits as `wait` does, and ends Orbax's threads. Raises as `save`."""
+        with naming(self.directory):
             self.manager.close()
 
     def latest(self) -> int | None:
@@ -260,7 +258,7 @@ class Checkpoints:
             args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
             items = self.manager.restore(step, args=ocp.args.Composite(**args))
         except Exception as error:  # Orbax and its storage raise many kinds
-            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            if is_out_of_memory(error):
                 raise
             line = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise self._unreadable(step, _mismatch(line) or line[:200]) from error
@@ -294,16 +292,6 @@ class Checkpoints:
         steps = f"the run has steps {', '.join(map(str, other_steps))} as well"
         cure = steps if other_steps else "there is no other in this run"
         return InputError(f"checkpoint {self.directory / str(step)} cannot be read ({why}); {cure}")
-
-    @contextlib.contextmanager
-    def _writing(self):
-        try:
-            yield
-        except Exception as error:  # a full disk comes through Orbax as many kinds
-            full = os.strerror(errno.ENOSPC)
-            if "RESOURCE_EXHAUSTED" in str(error) or full in str(error):
-                raise OSError(errno.ENOSPC, full, str(self.directory)) from error
-            raise
 
 
 def _remove(directory: Path) -> None:

@@ -322,7 +322,7 @@ def test_a_full_disk(start, own_text, small_disk):
     (own_text / "train" / "2.txt").write_text("".join(f"word{i} word{2 * i}\n" for i in range(200)))
     with start(own_text, small_disk / "cache") as process:
         _, err = process.communicate(timeout=120)
-    said = rf"cannot write the cache {small_disk}/cache \(.*\): No space left on device; make room"
+    said = rf"No space left on device: .{small_disk}/cache/"
     assert re.search(said, err)
     assert not list(small_disk.rglob("*.npy"))
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)

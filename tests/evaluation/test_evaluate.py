@@ -22,7 +22,6 @@ from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation import evaluate as evaluation
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.unseen import describe_words
@@ -184,18 +183,6 @@ def test_a_wrong_request(trained, request_, says, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_a_window_that_memory_does_not_hold(trained_copy, monkeypatch):
-    """Is told as that, not as a matter of training."""
-
-    def full(*_):
-        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9999999999 bytes.")
-
-    monkeypatch.setattr(evaluation, "_best", full)
-    says = r"out of memory with 1 rows of 400 tokens \(.*9999999999 bytes.*\): lower --window or"
-    with pytest.raises(InputError, match=says):
-        evaluate(trained_copy, Request(window=400, rows=1))
-
-
 def test_a_run_that_names_no_text(trained, text, tmp_path):
     """As a converted one: the train text that some methods read is that beside the scored text,
     and a line says so where there is none.
@@ -258,11 +245,8 @@ def test_a_disk_that_cannot_be_written(trained, small_disk, quick_command):
         r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n(  .*\n)+",
         done.stdout,
     )
-    written = re.escape(str(small_disk / "run" / "eval" / "test-16-0-240.json"))
-    assert re.fullmatch(
-        rf"error: cannot write {written}: Read-only file system; the result stands above\. .*\n",
-        done.stderr,
-    )
+    line = f"error: cannot write {small_disk / 'run' / 'eval'}: Read-only file system; "
+    assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
 def cut_at_a_line(path):

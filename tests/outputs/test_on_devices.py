@@ -21,7 +21,7 @@ cut = {"name": "own", "cutoffs": (11, 30), "factor": 2, "width": 4, "bias": True
 one = {"name": "own", "bias": True}
 mapped = {"name": "mapped", "dropout": 0.3, "layer_dropout": 0.2}
 letters = {"width": 2, "filters": ((1, 4),), "highway_layers": 0, "length": 5}
-composed = letters | {"name": "composed", "correction": 2, "bias": "predicted"}
+composed = {"name": "composed", "correction": 2, "bias": "predicted", "cnn": letters}
 OUTPUTS = {
     "hierarchical": {"name": "hierarchical", "table": cut},
     "sampled": {"name": "sampled", "table": one, "samples": 9, "proposal": "unigram"},

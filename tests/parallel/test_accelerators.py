@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from adaptive_jax.config import cache
 from adaptive_jax.numerics.devices import find
 from adaptive_jax.parallel import accelerators
 
@@ -52,12 +53,13 @@ def no_place():
     compilation_cache.reset_cache()
 
 
-def test_programs_are_kept(no_place, tmp_path):
+def test_programs_are_kept(no_place, own_cache, monkeypatch):
     """A compiled program is written below the cache; a compilation cache that the user chose is
     kept.
     """
-    accelerators.keep_programs(tmp_path)
+    accelerators.keep_programs()
     jax.jit(lambda x: jnp.sin(x) @ x + 17.25)(jnp.ones((8, 8)))
-    assert [path for path in (tmp_path / "programs").rglob("*") if path.is_file()]
-    accelerators.keep_programs(tmp_path / "other")
-    assert str(tmp_path / "programs") in jax.config.jax_compilation_cache_dir
+    assert [path for path in (own_cache / "programs").rglob("*") if path.is_file()]
+    monkeypatch.setenv(cache.VARIABLE, str(own_cache / "other"))
+    accelerators.keep_programs()
+    assert str(own_cache / "programs") in jax.config.jax_compilation_cache_dir

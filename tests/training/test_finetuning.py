@@ -54,7 +54,7 @@ MODELS = {
     "own head": TIED | {"output.table.cutoffs": (18,), "output.table.own_head": True},
     "clusters": OWN | {"output.name": "adaptive", "output.table.factor": 2},
     "composed": (
-        {f"output.table.{key}": value for key, value in LETTERS.items()}
+        {f"output.table.cnn.{key}": value for key, value in LETTERS.items()}
         | {"input.name": "lookup"}
         | COMPOSED
         | SOFTMAX

@@ -30,22 +30,6 @@ def home_of(path: str, key: str) -> Path:
     return path_of(path)
 
 
-@contextlib.contextmanager
-def cache_errors(cache: Path) -> Iterator[None]:
-    """Turns an OSError about a file of the cache into an InputError."""
-    try:
-        yield
-    except OSError as error:
-        file = str(error.filename or "")
-        if not file.startswith(str(cache)):
-            raise
-        at = "" if file == str(cache) else f" ({file})"
-        raise InputError(
-            f"cannot write the cache {cache}{at}: {error.strerror or error}; make room, or use"
-            " another directory, as --cache_dir=DIR"
-        ) from error
-
-
 def make_once(path: Path, make: Callable[[], object]) -> None:
     """Calls `make` if its file is missing. If several processes want the file, one makes it and
     the others wait.

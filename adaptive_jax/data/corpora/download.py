@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from adaptive_jax.data.corpora.cached import cache_errors, make_once
-from adaptive_jax.errors import InputError, of_extra, one_line
+from adaptive_jax.data.corpora.cached import make_once
+from adaptive_jax.errors import InputError, explain, of_extra, one_line
 
 TIMEOUT = 60  # seconds without an answer
 
@@ -62,14 +62,15 @@ def download(name: str, files: Mapping[str, File], folder: Path) -> list[Path]:
     complete = folder / f"{name}.complete"
     local = "use a local copy: --config.data.path=DIR"
     try:
-        with cache_errors(folder):
-            make_once(complete, fetch)
-            return [Path(path) for path in manager().download(list(files))]
+        make_once(complete, fetch)
+        return [Path(path) for path in manager().download(list(files))]
     except tfds.download.download_manager.NonMatchingChecksumError as error:
         raise InputError(
             f"{name} is not the published file ({one_line(error)[:200]}): {local}"
         ) from error
     except (OSError, tfds.download.DownloadError) as error:
+        if explain(error):
+            raise
         raise InputError(
             f"cannot download {name} from {next(iter(files))} ({one_line(error)[:80]}): try again,"
             f" or {local}"

@@ -15,7 +15,6 @@ from adaptive_jax.config import cache
 from adaptive_jax.data.corpora import token_files
 from adaptive_jax.data.corpora.cached import (
     bar,
-    cache_errors,
     damaged,
     home_of,
     make_once,
@@ -96,14 +95,11 @@ def load(
     if settings.corpus == "ids":
         directory, place = home_of(settings.path, "data.path"), cache.directory()
         files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
-        with cache_errors(place):
-            return token_files.corpus_of(files, settings.eos, place, vocabulary, splits)
+        return token_files.corpus_of(files, settings.eos, place, vocabulary, splits)
     needed = [
         split for split in SPLITS if split in splits or (split == "train" and vocabulary is None)
     ]
-    text = PreparedText(settings, needed)
-    with cache_errors(text.cache):
-        return text.corpus(vocabulary, splits)
+    return PreparedText(settings, needed).corpus(vocabulary, splits)
 
 
 def count_words(data: Mapping, split: str) -> dict[str, int]:
@@ -120,9 +116,7 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
             f"{settings.path} holds ids of one vocabulary: for the words of a text use the text"
             " itself as --data_path=DIR"
         )
-    text = PreparedText(settings, [split])
-    with cache_errors(text.cache):
-        return text.count_words(split)
+    return PreparedText(settings, [split]).count_words(split)
 
 
 def count_prepared(data: Mapping) -> dict[str, dict[str, int]]:
@@ -236,8 +230,7 @@ class PreparedText:
             return {}
         words = self._words()
         counts = {"train": dict(zip(words.words, words.counts.tolist(), strict=True))}
-        with cache_errors(self.cache):
-            return counts | {split: self.count_words(split) for split in splits if split != "train"}
+        return counts | {split: self.count_words(split) for split in splits if split != "train"}
 
     def count_words(self, split: str) -> dict[str, int]:
         """Counts of the words of a split, `<eos>` once a line."""
@@ -320,9 +313,4 @@ def _local_texts(corpus: str, path: str, needed: Collection[str]) -> Mapping[str
     """The text on this machine; {} for a published copy, which may have to be downloaded first."""
     if not path:
         return {}
-    try:
-        return local_texts(home_of(path, "data.path"), needed, CORPORA[corpus].patterns)
-    except OSError as error:
-        raise InputError(
-            f"cannot read data.path={path}: {error.strerror}; use a directory that you may read"
-        ) from error
+    return local_texts(home_of(path, "data.path"), needed, CORPORA[corpus].patterns)

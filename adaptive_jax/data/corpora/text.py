@@ -107,12 +107,8 @@ class Text(NamedTuple):
                             text = data if read > start else data.removeprefix(codecs.BOM_UTF8)
                             read += len(data)
                             yield Chunk(name, text, min(1.0, (before + raw.tell()) / total))
-            except InputError:
+            except (InputError, PermissionError):
                 raise
-            except PermissionError:
-                raise InputError(
-                    f"cannot read {name}: permission denied; use a file that you may read"
-                ) from None
             except Exception as error:  # damaged archives make their readers fail in many ways
                 after = f" after {read:,} bytes of text" if read else ""
                 raise InputError(

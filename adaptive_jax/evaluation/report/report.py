@@ -159,13 +159,10 @@ def _files(output):
     """The directory of a page's files, made if it is not there.
 
     Raises:
-        InputError: nothing can be written there.
+        OSError: nothing can be written there.
     """
     files = output.with_name(f"{output.stem}_files")
-    try:
-        files.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {files}: {error.strerror}; use another --output") from error
+    files.mkdir(parents=True, exist_ok=True)
     return files
 
 
