@@ -35,11 +35,13 @@ commands.run(main)
 
 
 def said(process, host):
-    """The lines that a host wrote to stderr after it said that it waits for the other."""
+    """The lines that a host wrote to stderr after it said that it waits for the other, but for one
+    about the corpus, which the other may be preparing.
+    """
     err = process.communicate(timeout=60)[1]
     waits = re.match(WAITS.format(host=host), err)
     assert waits, err
-    return err[waits.end() :]
+    return re.sub("warning: another process is making .*\n", "", err[waits.end() :])
 
 
 def kill(processes, host):
