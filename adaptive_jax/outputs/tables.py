@@ -226,8 +226,10 @@ class TiedTable(nn.Module):
 
     def word_tables(self) -> dict[str, list[int]]:
         """The parameters of its own with a row for each word, and the words of the bands in
-        each.
+        each; none beside a source that composes its vectors.
         """
+        if not hasattr(self.source, "words"):
+            return {}
         head = {"head": self.words()[:1]} if self.own_head else {}
         return head | ({"bias": self.words()} if self.bias else {})
 
