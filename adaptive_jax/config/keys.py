@@ -161,9 +161,10 @@ def maker(group: str, name: str | None = None) -> Callable:
         classes = {"": General, "metrics": Metrics}
         return classes.get(group) or home(group)
     name = name or NAMES[group]
-    function = (
-        home("optimizer.name")(name) if group == "optimizer" else find(group, home(group), name)
-    )
+    if group == "optimizer":
+        function = home("optimizer.name")(name)
+    else:
+        function = find(group, home(group), name)
     if ":" in name:
         _allowed.add(name.partition(":")[0])
     return function
@@ -253,8 +254,8 @@ def _resolved(group, stated):
         if stated[key] != {}:
             check_known(f"{path}{key}", key, [*name, *keys, *inner])
     values = {
-        key: _value(f"{path}{key}", stated.get(key, found.default), found)
-        for key, found in keys.items()
+        key: _value(f"{path}{key}", stated.get(key, field.default), field)
+        for key, field in keys.items()
     }
     groups = {key: _resolved(each, stated.get(key, {})) for key, each in inner.items()}
     return name | values | groups
@@ -339,11 +340,11 @@ def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str
         if not isinstance(name, str) or name == settings.get("name", default):
             continue
         inner = {each.rpartition(".")[2] for each in inner_groups(group, name)}
-        known = {*keys_of(group, name), *inner, "name"}
-        drops = [key for key in settings if key not in known and settings[key] != {}]
-        flagged = {key for key in known if f"{group}.{key}" in flags}
-        kept = known - flagged - inner - {"name"}
-        keeps = [f"{key}={value}" for key, value in settings.items() if key in kept]
+        allowed = {*keys_of(group, name), *inner, "name"}
+        drops = [key for key in settings if key not in allowed and settings[key] != {}]
+        flagged = {key for key in allowed if f"{group}.{key}" in flags}
+        shared = allowed - flagged - inner - {"name"}
+        keeps = [f"{key}={value}" for key, value in settings.items() if key in shared]
         for key in drops:
             del settings[key]
         if name == "softmax" and settings.get("table", {}).pop("cutoffs", ()):

@@ -134,10 +134,8 @@ def encoded(model: LanguageModel, tables: dict) -> dict:
 
 def encoders(model: LanguageModel, params: dict) -> dict:
     """Mask, a tree of bools like `params`, of the parameters that serve `encoded` alone."""
-    composes_output, composes_input = (
-        hasattr(model.output.table, "lexicon_spec"),
-        hasattr(model.input, "compose"),
-    )
+    composes_output = hasattr(model.output.table, "lexicon_spec")
+    composes_input = hasattr(model.input, "compose")
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(
         {

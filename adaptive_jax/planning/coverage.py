@@ -38,14 +38,14 @@ def fold(
     """
     special = [words.index[EOS], words.index[UNKNOWN]]
     foldable = np.delete(np.arange(len(words)), special)
-    kept = int(np.searchsorted(-words.counts[foldable], -threshold, side="right"))
+    count = int(np.searchsorted(-words.counts[foldable], -threshold, side="right"))
     has_unknown = bool(words.counts[special[1]])
-    if limit and kept + 1 + (has_unknown or kept < len(foldable)) > limit:
-        kept = limit - 2
-    known = np.append(foldable[:kept], special[0])
-    counts, unknown = words.counts[known], words.counts.sum() - words.counts[known].sum()
+    if limit and count + 1 + (has_unknown or count < len(foldable)) > limit:
+        count = limit - 2
+    ids = np.append(foldable[:count], special[0])
+    counts, unknown = words.counts[ids], words.counts.sum() - words.counts[ids].sum()
     counts = np.append(counts, unknown) if unknown else counts
-    shares = {split: float(1 - n[known].sum() / n.sum()) for split, n in splits.items()}
+    shares = {split: float(1 - n[ids].sum() / n.sum()) for split, n in splits.items()}
     return Folded(np.sort(counts)[::-1], shares)
 
 
@@ -98,10 +98,10 @@ def describe(config: Mapping, by_frequency: bool = True) -> str:
 def _cutoffs(config, counts):
     """A line for the cutoffs of the config, and for the cheapest ones of each number of bands."""
     size, load = len(counts), workload(config)
-    own = config["output"]["table"].get("cutoffs") or config["input"].get("cutoffs", ())
+    configured = config["output"]["table"].get("cutoffs") or config["input"].get("cutoffs", ())
     most = size // smallest_band(size)
     bands = [n for n in BANDS if n <= most and load.features >= load.factor ** (n - 1)]
-    rows = {"of the config": own} if own else {}
+    rows = {"of the config": configured} if configured else {}
     rows |= {f"cheapest of {n} bands": propose(counts, n, load)[0] for n in bands}
     full, lines = cost(counts, (), load), []
     for name, cutoffs in rows.items():

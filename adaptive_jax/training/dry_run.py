@@ -51,11 +51,11 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     target: devices to compile the update for, see `adaptive_jax.planning.targets`; the plan is then
     for them.
     """
-    whole, config = checked(config, workdir, jax.device_count() if target is None else None)
+    resolved, config = checked(config, workdir, jax.device_count() if target is None else None)
     words, place = config["data"]["vocabulary_size"], config["data"]["path"]
     if place and not home_of(place, "data.path").exists():
         hosts.log0(f"text         data.path={place} does not exist here: training needs it")
-    if lines := coverage.describe(config, by_frequency=not whole["output"]["clusters"]):
+    if lines := coverage.describe(config, by_frequency=not resolved["output"]["clusters"]):
         hosts.log0(lines)
     if not words and target is None:
         return hosts.log0(UNKNOWN)
