@@ -14,6 +14,7 @@ import functools
 import hashlib
 import io
 import itertools
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +32,9 @@ from adaptive_jax.data.vocabulary.words import (
 from adaptive_jax.errors import InputError, MissingPackage, of_extra, one_line
 from adaptive_jax.files import path_of, replacing
 
+logger = logging.getLogger(__name__)
 # Part of the path of learnt units: increase it when the same text and codes are to give others
-FORMAT = 2
+FORMAT = 3
 MARK = "▁"  # U+2581
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FILE = "subwords.model"
@@ -207,7 +209,18 @@ def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
 
 def _learn(counts: Mapping[str, int], codes: int) -> bytes:
     """A sentencepiece model of `codes` merges."""
-    words = {w: n for w, n in counts.items() if len(w) < LONGEST and not RESERVED.search(w)}
+    parts: collections.Counter[str] = collections.Counter()
+    longer = 0
+    for word, count in counts.items():
+        if RESERVED.search(word):
+            continue
+        longer += len(word) >= LONGEST
+        for start in range(0, len(word), LONGEST - 1):
+            parts[word[start : start + LONGEST - 1]] += count
+    if longer:
+        message = "units are learnt from %s words of %s characters or more cut into shorter parts"
+        logger.info(message, f"{longer:,}", LONGEST)
+    words = dict(parts)
     if not words:
         raise InputError(
             f"the train split has no words to learn data.codes={codes} from; set data.codes=0"
