@@ -24,8 +24,9 @@ _MODULES = {
     "LanguageModel": "model.language_model",
     "LoadedModel": "text.load",
     "Lookup": "inputs.lookup",
-    "Loss": "outputs.softmax",
+    "Loss": "outputs.output",
     "MappedTable": "outputs.computed",
+    "Output": "outputs.output",
     "OwnTable": "outputs.tables",
     "Sampled": "outputs.sampled",
     "Softmax": "outputs.softmax",
@@ -70,11 +71,12 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
     from adaptive_jax.outputs.computed import ComposedTable as ComposedTable
     from adaptive_jax.outputs.computed import MappedTable as MappedTable
     from adaptive_jax.outputs.differentiated import Differentiated as Differentiated
+    from adaptive_jax.outputs.output import Loss as Loss
+    from adaptive_jax.outputs.output import Output as Output
     from adaptive_jax.outputs.sampled import NCE as NCE
     from adaptive_jax.outputs.sampled import Sampled as Sampled
     from adaptive_jax.outputs.softmax import AdaptiveSoftmax as AdaptiveSoftmax
     from adaptive_jax.outputs.softmax import Hierarchical as Hierarchical
-    from adaptive_jax.outputs.softmax import Loss as Loss
     from adaptive_jax.outputs.softmax import Softmax as Softmax
     from adaptive_jax.outputs.tables import OwnTable as OwnTable
     from adaptive_jax.outputs.tables import TiedTable as TiedTable

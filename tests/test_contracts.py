@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import (
     BODIES,
@@ -28,9 +30,11 @@ from adaptive_jax.model.language_model import (
     variable_shapes,
 )
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.outputs.softmax import Loss
+from adaptive_jax.outputs.output import Output
+from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.parallel import sharding
-from tests.toys import NoBody, random_params
+from adaptive_jax.testing import check_body, check_input, check_output
+from tests.toys import NoBody, Recurrent, random_params
 
 VOCABULARY, FEATURES, BATCH, TIME = 61, 16, 3, 8
 CUTOFFS = (11, 30)
@@ -229,36 +233,95 @@ def hidden_and_targets():
     return hidden, jnp.concatenate([jnp.arange(VOCABULARY), jnp.arange(VOCABULARY)[::-1]])
 
 
-def reach(layer, variables, vectors, *rest):
-    """`[time, time]`: how strongly each hidden state depends on each position's vector, by
-    gradient.
-    """
-
-    def at(position, vectors):
-        pull = jax.random.normal(jax.random.key(2), (FEATURES,))
-        return jnp.vdot(layer.apply(variables, vectors, *rest)[0][0, position], pull)
-
-    gradient = jax.vmap(jax.grad(at, argnums=1), (0, None))(jnp.arange(TIME), vectors)
-    return jnp.abs(gradient[:, 0]).sum(axis=-1)
-
-
-class Plain(nn.Module):
+class Plain(Output):
     """An output as small as can be: a softmax whose logits all exist."""
 
-    table: nn.Module
-
-    def bands(self, *, train=False):
-        """The one band of its table."""
-        return self.table.bands(train=train)
+    many_bands = False
 
     def log_probs(self, hidden):
         """Of all words, `[..., vocabulary]`."""
         return jax.nn.log_softmax(hidden @ self.bands()[0].table.T)
 
-    def loss(self, hidden, targets, weights=None, row_ids=None, *, train=False):
-        """See `Softmax.loss`."""
-        nll = -jnp.take_along_axis(self.log_probs(hidden), targets[..., None], axis=-1)[..., 0]
-        return Loss(jnp.sum(weights * nll), nll)
+
+class Nothing(nn.Module):
+    """A module that is neither a body nor an output."""
+
+    features: int = FEATURES
+    table: nn.Module = None
+
+
+@pytest.mark.parametrize("group, missing", [("body", ["cache"]), ("output", ["nll", "flops"])])
+def test_an_error_lists_the_methods_that_a_layer_lacks(group, missing):
+    """It was an AttributeError in the middle of a run, one method at a time."""
+    with pytest.raises(InputError) as error:
+        build(config(**{group: (f"{__name__}:Nothing", {})}), VOCABULARY)
+    assert all(name in str(error.value) for name in [f"config.{group}.name", *missing])
+
+
+class Unlearnt(Plain):
+    """The last word's row is never read."""
+
+    def log_probs(self, hidden):
+        """Of all words, `[..., vocabulary]`."""
+        table = self.bands()[0].table
+        return jax.nn.log_softmax(hidden @ table.at[-1].set(1.0).T)
+
+
+class Doubled(Plain):
+    """Probabilities sum to 2."""
+
+    def log_probs(self, hidden):
+        """Of all words, `[..., vocabulary]`."""
+        return super().log_probs(hidden) + jnp.log(2)
+
+
+class Reversed(Plain):
+    """The nll is in another order."""
+
+    def nll(self, hidden, targets):
+        """Of each target, the last one first."""
+        return super().nll(hidden, targets)[::-1]
+
+
+@pytest.mark.parametrize(
+    "output, fault", [(Unlearnt, "gradient"), (Doubled, "sum to 1"), (Reversed, "minus log_probs")]
+)
+def test_check_output_finds_faults(output, fault):
+    """Each of its checks can fail, and the smallest right output passes."""
+    check_output(Plain(OwnTable(VOCABULARY, FEATURES)))
+    with pytest.raises(AssertionError, match=fault):
+        check_output(output(OwnTable(VOCABULARY, FEATURES)))
+
+
+class Average(Recurrent):
+    """A body whose hidden states see the whole row, and which forgets its carry."""
+
+    whole: bool = True
+
+    def __call__(self, vectors, carry=(), batch=None, *, train=False):
+        """Vectors `[rows, time, features]` and their mean, or that of a part."""
+        mean = jnp.mean(vectors, axis=1, keepdims=True) if self.whole else 0
+        return vectors + mean, carry
+
+
+def test_check_body_and_check_input_find_faults():
+    """A body that reads later tokens or forgets its carry, and an input whose vectors are not those
+    of its table.
+    """
+    with pytest.raises(AssertionError, match="reads"):
+        check_body(Average(FEATURES))
+    with pytest.raises(AssertionError, match="segment"):
+        check_body(Recurrent(FEATURES))  # which knows resets only
+
+    class Shifted(Lookup):
+        """Vectors of other words than those asked for."""
+
+        def __call__(self, tokens, batch=None, *, train=False):
+            """Vectors `[..., features]` of the next words."""
+            return super().__call__((tokens + 1) % self.vocabulary_size)
+
+    with pytest.raises(AssertionError, match="rows of bands"):
+        check_input(Shifted(VOCABULARY, FEATURES))
 
 
 def test_layers_of_other_modules_train():
@@ -330,73 +393,34 @@ def test_parameters_under_x64(parts):
 
 
 @pytest.mark.parametrize("source", cases(INPUT))
-def test_input_is_rows_of_its_table(source):
-    """`__call__` equals rows of the table that `bands()` assembles; a gradient reaches the rows of
-    the words given and, unless words share what they are spelt with, no others.
-    """
+def test_input(source):
+    """See `check_input`."""
     layer = build(config(input=source), VOCABULARY).input
     variables = alone_variables(layer, jnp.arange(VOCABULARY))
-    tokens = jnp.array([[3, 60, 11, 10], [29, 30, 0, 3]])
-
-    @jax.jit
-    def everything(variables):
-        def look_up(params):
-            return layer.apply(with_params(variables, params), tokens)
-
-        vectors, pull = jax.vjp(look_up, variables["params"])
-        [gradient] = pull(jax.random.normal(jax.random.key(3), vectors.shape))
-        bands = layer.apply(variables, method="bands")
-        of_rows = layer.apply(with_params(variables, gradient), method="bands")
-        touched = [jnp.abs(band.table).sum(axis=1) > 0 for band in of_rows]
-        return jnp.concatenate([band.vectors() for band in bands]), vectors, touched
-
-    table, vectors, touched = everything(variables)
-    assert table.shape == (VOCABULARY, FEATURES)
-    np.testing.assert_allclose(vectors, table[tokens], atol=1e-6)
-    words = set(np.flatnonzero(np.concatenate(touched)))
-    assert words == set(tokens.ravel().tolist()) or source[0] in SPELLING
+    check_input(layer, variables, own_rows=source[0] not in SPELLING)
 
 
 @pytest.mark.parametrize("body", cases(BODY))
-def test_body_is_causal_within_segments(body):
-    """A hidden state depends on itself and what came before in its segment, and on nothing
-    else; segments are as if alone.
-    """
+def test_body(body):
+    """See `check_body`; and segments are as if alone, whose rows are read in four parts, too."""
     layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
+    variables = alone_variables(layer, vectors)
+    check_body(layer, variables)
     segments = jnp.array([[1, 1, 1, 2, 3, 3, 0, 0]])
-    batch, starts, lengths = rows_of(segments, segments), (0, 3, 4), (3, 1, 2)
     # What follows a segment does not reach it.
+    starts, lengths = (0, 3, 4), (3, 1, 2)
     shifted = jnp.concatenate([jnp.roll(vectors, -start, axis=1) for start in starts])
-
-    @jax.jit
-    def everything(variables):
-        hidden, carry = layer.apply(variables, vectors, (), batch)
-        assert carry == ()
-        reached = reach(layer, variables, vectors), reach(layer, variables, vectors, (), batch)
-        return *reached, hidden, layer.apply(variables, shifted)[0]
-
-    whole, apart, hidden, alone = everything(alone_variables(layer, vectors))
-    assert jnp.isfinite(whole).all() and jnp.isfinite(apart).all()
-    np.testing.assert_array_equal(whole > 0, np.tril(np.ones((TIME, TIME), bool)))
-    same = np.tril(np.asarray(segments == segments.T))
-    np.testing.assert_array_equal((apart > 0)[:6], same[:6])
+    apply = jax.jit(layer.apply)
+    hidden, _ = apply(variables, vectors, (), rows_of(segments, segments))
+    alone, _ = apply(variables, shifted)
     for start, length, row in zip(starts, lengths, alone, strict=True):
         np.testing.assert_allclose(hidden[0, start : start + length], row[:length], atol=2e-5)
-
-
-@pytest.mark.parametrize("body", cases(BODY))
-def test_body_with_a_carry_parts_equal_the_whole(body):
-    """Feeding a row in parts, handing on the carry, gives the hidden states of feeding it whole."""
-    layer = build(config(body=body), VOCABULARY).body
-    vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
-    variables, apply = alone_variables(layer, vectors), jax.jit(layer.apply)
-    whole, _ = apply(variables, vectors)
-    carry, hidden = layer.cache(BATCH, TIME + 2), []
-    for part in jnp.split(vectors, 4, axis=1):
+    carry, parts = layer.cache(len(starts), TIME + 2), []
+    for part in jnp.split(shifted, 4, axis=1):
         states, carry = apply(variables, part, carry)
-        hidden.append(states)
-    np.testing.assert_allclose(jnp.concatenate(hidden, axis=1), whole, atol=2e-5)
+        parts.append(states)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), alone, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -428,43 +452,10 @@ def loss_of(model, variables, *arrays, **how):
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_output_is_normalised_and_agrees_with_itself(case):
-    """Probabilities sum to one; nll and untrained loss are minus the log-probability of the
-    target, in the order given. Where words have rows of their own, the row of a word that is the
-    only target is pulled, the first two of each cluster included.
-    """
+def test_output(case):
+    """See `check_output`; the first two words of each cluster are among those that learn."""
     model, variables = made(case)
-    hidden, targets = hidden_and_targets()
-    weights = jnp.linspace(0, 2, len(targets))
-    orders = jnp.arange(len(targets)), jax.random.permutation(jax.random.key(5), len(targets))
-
-    def pull(word):
-        def loss(params):
-            given = hidden[:1], word[None], jnp.ones(1)
-            return loss_of(model, with_params(variables, params), *given).total
-
-        gradient = with_params(variables, jax.grad(loss)(variables["params"]))
-        bands = model.apply(gradient, method=lambda m: m.output.table.bands())
-        return jnp.concatenate([jnp.abs(band.table).sum(axis=1) for band in bands])[word]
-
-    @jax.jit
-    def everything(variables):
-        log_probs = model.apply(variables, hidden, method=lambda m, h: m.output.log_probs(h))
-        nll = jax.lax.map(
-            lambda order: model.apply(variables, hidden[order], targets[order], method="nll"),
-            jnp.stack(orders),
-        )
-        pulls = jax.vmap(pull)(jnp.arange(VOCABULARY)) if case not in COMPUTED else jnp.ones(1)
-        return log_probs, nll, loss_of(model, variables, hidden, targets, weights), pulls
-
-    log_probs, nll, loss, pulls = jax.tree.map(np.asarray, everything(variables))
-    assert log_probs.shape == (len(targets), VOCABULARY)
-    np.testing.assert_allclose(np.logaddexp.reduce(log_probs, axis=1), 0.0, atol=2e-6)
-    expected = -log_probs[np.arange(len(targets)), targets]
-    np.testing.assert_allclose(nll, expected[np.stack(orders)], atol=2e-5)
-    np.testing.assert_allclose(loss.nll, np.where(weights == 0, 0.0, expected), atol=2e-5)
-    np.testing.assert_allclose(loss.total, np.sum(weights * expected), rtol=1e-5)
-    assert (pulls > 1e-4).all()
+    check_output(model, variables, own_rows=case not in COMPUTED, part=lambda model: model.output)
 
 
 @pytest.mark.parametrize("case", MODELS)

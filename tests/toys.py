@@ -75,6 +75,10 @@ class Recurrent(nn.Module):
         """Zeros `[rows, features]`."""
         return jnp.zeros((rows, self.features))
 
+    def cache(self, rows, length):
+        """See `initial_carry`."""
+        return self.initial_carry(rows)
+
 
 class Heard(NamedTuple):
     """Validation losses: how many, and the last one."""

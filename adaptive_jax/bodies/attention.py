@@ -291,8 +291,8 @@ def _run_stage(function, stage, arrays):
     chunks = jnp.arange(first, end, size), *chunks
 
     def step(sums, chunk):
-        results, more = function(*chunk)
-        return jax.tree.map(jnp.add, sums, more), results
+        results, chunk_sums = function(*chunk)
+        return jax.tree.map(jnp.add, sums, chunk_sums), results
 
     shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))[1]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -78,7 +78,7 @@ def gathered(layer: Callable, gather: Callable) -> Callable:
 
 
 def gathered_twice(layer: Callable, gather: Callable, *, looped: bool = False) -> Callable:
-    """`gathered`, whose backward pass gathers anew. It keeps what `save_for_backward` marks.
+    """`gathered`, that gathers again in the backward pass. It keeps what `save_for_backward` marks.
 
     looped: whether the layer runs inside a loop, out of which the compiler takes nothing.
     """

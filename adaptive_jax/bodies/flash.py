@@ -58,7 +58,7 @@ class _Settings(NamedTuple):
     def given(self, segment_ids, seeds) -> list[jax.Array]:
         """The arrays that `_Kernel.read` reads, those that there are."""
         slopes = jnp.asarray(self.slopes, jnp.float32) if self.slopes else None
-        return [each for each in (slopes, segment_ids, seeds) if each is not None]
+        return [array for array in (slopes, segment_ids, seeds) if array is not None]
 
 
 def flash(joint, pairs, bias=None, *, blocks: tuple[Blocks, Blocks] | None = None):
@@ -218,11 +218,11 @@ class _Kernel(NamedTuple):
                 weights.slope * math.log2(math.e) * (places[0] - places[1]).astype(jnp.float32)
             )
         if weights.segments is not None:
-            own, other = (
+            query_segments, key_segments = (
                 weights.segments[pl.ds(start, size)]
                 for start, size in zip(starts, scores.shape, strict=True)
             )
-            seen &= own[:, None] == other[None]
+            seen &= query_segments[:, None] == key_segments[None]
         return jnp.where(seen, scores, HIDDEN)
 
     def stays(self, seeds, starts, shape):
@@ -240,7 +240,7 @@ class _Kernel(NamedTuple):
 
 def _forward_kernel(kernel, joint, *refs):
     *refs, attended, logsumexp = refs
-    given = kernel.read(refs)
+    extras = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
     queries = joint[pl.ds(first, size), 0, :]
@@ -249,14 +249,14 @@ def _forward_kernel(kernel, joint, *refs):
         mixed, largest, total = state
         keys, values = (joint[pl.ds(i * step, step), part, :] for part in (1, 2))
         starts = first, i * step
-        scores = kernel.scores(queries, keys, starts, given)
+        scores = kernel.scores(queries, keys, starts, extras)
         # Of a query that has seen no key of its segment yet, weights are those of no key; its own
         # key, the last, wipes them out.
         now = jnp.maximum(largest, scores.max(axis=1))
         shrink, weights = _exp2(largest - now), _exp2(scores - now[:, None])
         total = total * shrink + weights.sum(axis=1)
-        if given.seeds is not None:
-            weights = jnp.where(kernel.stays(given.seeds, starts, weights.shape), weights, 0.0)
+        if extras.seeds is not None:
+            weights = jnp.where(kernel.stays(extras.seeds, starts, weights.shape), weights, 0.0)
         return mixed * shrink[:, None] + _product(weights.astype(values.dtype), values), now, total
 
     start = (
@@ -271,19 +271,19 @@ def _forward_kernel(kernel, joint, *refs):
 
 def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
     *refs, of_joint, sums = refs
-    given = kernel.read(refs)
+    extras = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
     scale, stay = joint.shape[-1] ** -0.5, 1 / (1 - kernel.dropout)
 
-    def read(at):
+    def read(place):
         """Queries, keys and values of a block, and what its queries come with: gradient,
         logsumexp and shared part.
         """
-        return [joint[at, part, :] for part in range(3)], (
-            gradient[at, :],
-            logsumexp[at],
-            shared[at],
+        return [joint[place, part, :] for part in range(3)], (
+            gradient[place, :],
+            logsumexp[place],
+            shared[place],
         )
 
     def weigh(queries, keys, values, of_queries, starts):
@@ -291,10 +291,10 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
         in the dtype of the products.
         """
         upstream, logsumexp, shared = of_queries
-        weights = _exp2(kernel.scores(queries, keys, starts, given) - logsumexp[:, None])
+        weights = _exp2(kernel.scores(queries, keys, starts, extras) - logsumexp[:, None])
         dropped, of_weights = weights, _product(upstream, values.T) * stay
-        if given.seeds is not None:
-            keeps = kernel.stays(given.seeds, starts, weights.shape)
+        if extras.seeds is not None:
+            keeps = kernel.stays(extras.seeds, starts, weights.shape)
             dropped, of_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, of_weights))
         return dropped.astype(queries.dtype), (weights * (of_weights - shared[:, None])).astype(
             queries.dtype
@@ -304,9 +304,9 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
     zeros = jnp.zeros(queries.shape, jnp.float32)
 
     def visit_keys(i, total):
-        (_, others, their_values), _ = read(pl.ds(i * step, step))
-        _, of_scores = weigh(queries, others, their_values, of_queries, (first, i * step))
-        return total + _product(of_scores, others)
+        (_, block_keys, block_values), _ = read(pl.ds(i * step, step))
+        _, of_scores = weigh(queries, block_keys, block_values, of_queries, (first, i * step))
+        return total + _product(of_scores, block_keys)
 
     def write(part, total):
         of_joint[:, part, :] = total.astype(of_joint.dtype)
@@ -316,10 +316,10 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
     write(0, scale * lax.fori_loop(0, lax.div(first + size + step - 1, step), visit_keys, zeros))
 
     def visit_queries(i, totals):
-        (others, _, _), of_others = read(pl.ds(i * step, step))
-        dropped, of_scores = weigh(others, keys, values, of_others, (i * step, first))
-        return totals[0] + _product(of_scores.T, others), totals[1] + _product(
-            dropped.T, of_others[0]
+        (block_queries, _, _), of_block = read(pl.ds(i * step, step))
+        dropped, of_scores = weigh(block_queries, keys, values, of_block, (i * step, first))
+        return totals[0] + _product(of_scores.T, block_queries), totals[1] + _product(
+            dropped.T, of_block[0]
         )
 
     of_keys, of_values = lax.fori_loop(

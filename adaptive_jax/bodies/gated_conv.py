@@ -173,8 +173,8 @@ def stages(width: int, blocks: tuple[tuple[int, ...], ...]) -> list[Stage]:
         layers = tuple(zip(sizes[::2], sizes[1::2], strict=True))
         alone = int(width != layers[-1][1])
         groups += [
-            Stage(count, layers, at)
-            for count, at in ((alone, width), (repeat - alone, layers[-1][1]))
+            Stage(count, layers, width_after)
+            for count, width_after in ((alone, width), (repeat - alone, layers[-1][1]))
             if count
         ]
         width = layers[-1][1]

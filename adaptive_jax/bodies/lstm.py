@@ -311,18 +311,18 @@ def _squared_changes(hidden, batch):
     mean over pairs.
     """
     shape, (_, segment_ids) = hidden.shape[:2], ids_of(batch, *hidden.shape[:2])
-    given = None if batch is None else batch.weights
-    weights = jnp.ones(shape) if given is None else jnp.asarray(given)
+    batch_weights = None if batch is None else batch.weights
+    weights = jnp.ones(shape) if batch_weights is None else jnp.asarray(batch_weights)
     weights = weights.astype(hidden.dtype)
     segment_ids = jnp.zeros(shape, jnp.int32) if segment_ids is None else segment_ids
     pairs = positions_in_segments(segment_ids) > 0
     squares = jnp.mean(jnp.square(jnp.diff(hidden, axis=1, prepend=hidden[:, :1])), axis=-1)
-    tokens, counted = (
-        jnp.sum(each, axis=1, keepdims=True)
-        for each in (weights, weights * pairs.astype(weights.dtype))
+    tokens, pair_weights = (
+        jnp.sum(summands, axis=1, keepdims=True)
+        for summands in (weights, weights * pairs.astype(weights.dtype))
     )
-    scale = tokens / jnp.where(counted > 0, counted, 1)
-    return jnp.where(pairs & (counted > 0), squares * scale, 0)
+    scale = tokens / jnp.where(pair_weights > 0, pair_weights, 1)
+    return jnp.where(pairs & (pair_weights > 0), squares * scale, 0)
 
 
 @jax.custom_vjp
@@ -333,13 +333,13 @@ def _scan(x, weights, state, keep):
     return _forward(x, weights, state, keep)[0]
 
 
-def _kept(keep, at, *arrays):
-    return arrays if keep is None else tuple(jnp.where(keep[at], a, 0) for a in arrays)
+def _kept(keep, time, *arrays):
+    return arrays if keep is None else tuple(jnp.where(keep[time], a, 0) for a in arrays)
 
 
-def _put(array, at, row):
+def _put(array, time, row):
     """`array` with this row at `at`, in the same memory."""
-    return jax.lax.dynamic_update_index_in_dim(array, row, at, 0)
+    return jax.lax.dynamic_update_index_in_dim(array, row, time, 0)
 
 
 def _forward(x, weights, state, keep):
@@ -347,18 +347,18 @@ def _forward(x, weights, state, keep):
     recurrent = in_blocks(weights.recurrent.astype(dtype), len(x))
     pushed = dot(flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
 
-    def step(at, loop):
+    def step(time, loop):
         # What later steps of `gates` hold is still the product of their inputs.
         before, (hiddens, cells, gates) = loop
-        hidden, cell = _kept(keep, at, *before)
+        hidden, cell = _kept(keep, time, *before)
         recurred = step_product(hidden, recurrent, len(weights.bias))
-        i, f, g, o = jnp.split(gates[at] + weights.bias[None] + recurred, 4, axis=1)
+        i, f, g, o = jnp.split(gates[time] + weights.bias[None] + recurred, 4, axis=1)
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
         cell = f * cell + i * g
         hidden = (o * jnp.tanh(cell)).astype(dtype)
-        gates = _put(gates, at, jnp.concatenate([i, f, g, o], axis=1))
-        hiddens = _put(hiddens, at, bits_on_cpu(hidden))
-        return (hidden, cell), (hiddens, _put(cells, at, cell), gates)
+        gates = _put(gates, time, jnp.concatenate([i, f, g, o], axis=1))
+        hiddens = _put(hiddens, time, bits_on_cpu(hidden))
+        return (hidden, cell), (hiddens, _put(cells, time, cell), gates)
 
     zeros = [bits_on_cpu(jnp.zeros((len(x), *a.shape), a.dtype)) for a in state]
     hiddens, cells = pvary(zeros, axes_of(x))
@@ -378,11 +378,11 @@ def _backward(saved, gradient):
     def step(number, loop):
         # What later steps of `gates` hold is the gradient of their sums.
         (of_hidden, of_cell), gates = loop
-        at = len(x) - 1 - number
-        i, f, g, o = jnp.split(of_bits(gates[at], dtype).astype(wide), 4, axis=1)
-        (before,) = _kept(keep, at, jnp.where(at > 0, cells[at - 1], state.cell))
-        squashed = jnp.tanh(cells[at])
-        of_hidden += of_hiddens[at].astype(wide)
+        time = len(x) - 1 - number
+        i, f, g, o = jnp.split(of_bits(gates[time], dtype).astype(wide), 4, axis=1)
+        (before,) = _kept(keep, time, jnp.where(time > 0, cells[time - 1], state.cell))
+        squashed = jnp.tanh(cells[time])
+        of_hidden += of_hiddens[time].astype(wide)
         of_cell = _barrier(of_cell + of_hidden * o * (1 - squashed**2))
         of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
         of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
@@ -391,21 +391,21 @@ def _backward(saved, gradient):
         made = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
         of_sums, of_cell = made[:, : gates.shape[2]].astype(dtype), made[:, gates.shape[2] :]
         of_hidden = step_product(of_sums, back, hidden.shape[-1])
-        return _kept(keep, at, of_hidden, of_cell), _put(gates, at, bits_on_cpu(of_sums))
+        return _kept(keep, time, of_hidden, of_cell), _put(gates, time, bits_on_cpu(of_sums))
 
     after = of_state.hidden.astype(wide), of_state.cell
     of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, bits_on_cpu(gates)))
     of_sums = of_bits(of_sums, dtype)
     befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
     befores = befores if keep is None else jnp.where(keep, befores, 0)
-    each = flat(of_sums)
+    gate_gradients = flat(of_sums)
     of_weights = (
-        over_rows(flat(x), each),
-        over_rows(flat(befores), each),
-        jnp.sum(each, axis=0, dtype=wide),
+        over_rows(flat(x), gate_gradients),
+        over_rows(flat(befores), gate_gradients),
+        jnp.sum(gate_gradients, axis=0, dtype=wide),
     )
     of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
-    of_x = dot(each, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
+    of_x = dot(gate_gradients, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
     return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None
 
 

@@ -150,8 +150,8 @@ def _spans(words, static, bands, axis_name):
 
     axis_name: the axis of the mesh that cuts the rows of every table, or None.
     """
-    cut = static.axes if axis_name is None else axis_name
-    part, first = lax.axis_index(cut) if cut else 0, 0
+    axes = static.axes if axis_name is None else axis_name
+    part, first = lax.axis_index(axes) if axes else 0, 0
     for size, band in zip(static.words, bands, strict=True):
         first_row = first + part * len(band.table)
         edges = jnp.asarray([first_row, first_row + len(band.table)], words.dtype)

@@ -111,8 +111,8 @@ class GroC(CharacterCNN):
 
     def _parts(self):
         """The parts that the lexicon gives, with their most words."""
-        most = {"relations": self.relations, "definitions": self.definition}
-        return {name: words for name, words in most.items() if words}
+        limits = {"relations": self.relations, "definitions": self.definition}
+        return {name: words for name, words in limits.items() if words}
 
     @property
     def lexicon_spec(self) -> dict:
@@ -156,8 +156,8 @@ class GroC(CharacterCNN):
         return super()._encode(words)
 
     def _encode(self, words):
-        others = map(jnp.asarray, self.others.values())
-        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in others]
+        neighbours = map(jnp.asarray, self.others.values())
+        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in neighbours]
         if self.has_variable("tables", "surfaces"):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:
@@ -165,13 +165,13 @@ class GroC(CharacterCNN):
         else:
             # Those of each word and of the words in its lists, one after another; `lists` become
             # their places.
-            every = [words, *(jnp.maximum(others, 0).ravel() for others in lists)]
+            every = [words, *(jnp.maximum(of_words, 0).ravel() for of_words in lists)]
             surfaces = self._surfaces(jnp.concatenate(every))
             start = len(words)
-            for i, others in enumerate(lists):
-                places = start + jnp.arange(others.size).reshape(others.shape)
-                lists[i] = jnp.where(others < 0, -1, places)
-                start += others.size
+            for i, of_words in enumerate(lists):
+                places = start + jnp.arange(of_words.size).reshape(of_words.shape)
+                lists[i] = jnp.where(of_words < 0, -1, places)
+                start += of_words.size
             valid = exists(words, self.vocabulary_size)
             words = jnp.where(valid, jnp.arange(len(words)), len(surfaces))
         parts = [look_up(surfaces, words, missing=0)]

@@ -83,12 +83,12 @@ def read_words(reader: Reader, weights: Mapping, words: jax.Array, spelling: Map
     return jnp.where((rows < count)[:, None], vectors, jnp.nan)
 
 
-def distinct(places: jax.Array, known: int, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """The distinct places in ascending order, padded to whole chunks by `known`, and the index
+def distinct(places: jax.Array, count: int, chunk: int) -> tuple[jax.Array, jax.Array]:
+    """Sorted unique places, padded to a multiple of `chunk` by `count`, and the index
     of each place among them.
     """
-    room = -(-min(len(places), known) // chunk) * chunk
-    return jnp.unique(places, return_inverse=True, size=room, fill_value=known)
+    room = -(-min(len(places), count) // chunk) * chunk
+    return jnp.unique(places, return_inverse=True, size=room, fill_value=count)
 
 
 def letter_vectors(characters: jax.Array, letters: jax.Array) -> jax.Array:
@@ -166,13 +166,13 @@ def runs(reader: Reader, words: jax.Array, spelling: Mapping):
     One loop for each, not one loop with a branch: jaxlib 0.11 crashes compiling that for many CPU
         devices.
     """
-    full, known = spelling["letters"].shape[1], len(spelling["lengths"])
+    full, word_count = spelling["letters"].shape[1], len(spelling["lengths"])
     lengths = spelling["lengths"].at[words].get(mode="fill", fill_value=0)
     longest = lengths.reshape(-1, reader.chunk).max(axis=1)
-    used = (words < known).reshape(-1, reader.chunk).any(axis=1)
+    has_words = (words < word_count).reshape(-1, reader.chunk).any(axis=1)
     begin = 0
     for most in (*(length for length in reader.short if length < full), full):
-        end = jnp.sum(used & (longest <= most))
+        end = jnp.sum(has_words & (longest <= most))
         yield most, begin, end
         begin = end
 
@@ -192,8 +192,8 @@ def _vectors(reader, weights, rows, spelling, most, kept=None):
     vectors, products = read_letters(reader, weights, letters, most, kept)
     if "symbols" in weights:
         symbol = spelling["symbols"].at[rows].get(mode="fill", fill_value=0)
-        own = weights["symbols"].astype(reader.dtype)[jnp.maximum(symbol, 0)]
-        vectors = jnp.where(symbol[:, None] >= 0, own, vectors)
+        symbol_vectors = weights["symbols"].astype(reader.dtype)[jnp.maximum(symbol, 0)]
+        vectors = jnp.where(symbol[:, None] >= 0, symbol_vectors, vectors)
     return vectors, products
 
 

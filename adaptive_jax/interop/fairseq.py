@@ -146,7 +146,7 @@ def run_settings(options: dict, vocabulary_size: int) -> dict[str, object]:
 def cutoffs_of(options: dict, name: str, vocabulary_size: int) -> tuple[int, ...]:
     """Cutoffs that an option spells out. fairseq accepts the vocabulary size as a last one."""
     cutoffs = parse_list(options, name) if options[name] else ()
-    return tuple(cut for cut in cutoffs if cut != vocabulary_size)
+    return tuple(cutoff for cutoff in cutoffs if cutoff != vocabulary_size)
 
 
 def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:

@@ -122,14 +122,14 @@ def _function(model: LanguageModel, variables: Mapping, rows: int):
 
         # The products of a TPU or an NVIDIA GPU would have fewer digits by default.
         with contextlib.nullcontext() if narrow else jax.default_matmul_precision("highest"):
-            given = jax.tree.map_with_path(taken, shapes)
+            variables = jax.tree.map_with_path(taken, shapes)
             batch = Batch(
                 inputs, targets, jnp.ones(inputs.shape), jnp.arange(rows, dtype=jnp.int32)
             )
             hidden, carry = model.apply(
-                given, batch, jax.tree.unflatten(carried, carry), method="hidden"
+                variables, batch, jax.tree.unflatten(carried, carry), method="hidden"
             )
-            return model.apply(given, hidden, targets, method="nll"), jax.tree.leaves(carry)
+            return model.apply(variables, hidden, targets, method="nll"), jax.tree.leaves(carry)
 
     return score, start
 

@@ -38,15 +38,15 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
         raise InputError(f"{type(state).__name__} must be a state: use module.state_dict()")
     arrays = {name: _float32(tensor) for name, tensor in state.items()}
     tails = sum(name.endswith(".1.weight") for name in arrays)
-    known = [f"tail.{i}.{j}.weight" for i in range(tails) for j in (0, 1)]
-    wrong = {*arrays} - {"head.bias"} ^ {"head.weight", *known}
+    expected = [f"tail.{i}.{j}.weight" for i in range(tails) for j in (0, 1)]
+    wrong = {*arrays} - {"head.bias"} ^ {"head.weight", *expected}
     if wrong or not tails:
         raise InputError(
             f"a state of {_listed(arrays)} must have head.weight, tail.i.0.weight and"
             " tail.i.1.weight: use the state_dict() of torch.nn.AdaptiveLogSoftmaxWithLoss"
         )
     head, bias = arrays["head.weight"], arrays.get("head.bias")
-    projections, tables = ([arrays[name] for name in known[i::2]] for i in (0, 1))
+    projections, tables = ([arrays[name] for name in expected[i::2]] for i in (0, 1))
     words, features = len(head) - tails, head.shape[-1]
     widths = [table.shape[-1] for table in tables]
     shapes = {"head.weight": (max(words, 1) + tails, features), "head.bias": (words + tails,)}
@@ -63,16 +63,16 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
             )
     sizes = [words, *map(len, tables)]
     *cutoffs, vocabulary_size = itertools.accumulate(sizes)
-    said = {
+    from_state = {
         "vocabulary_size": vocabulary_size,
         "features": features,
         "cutoffs": tuple(cutoffs),
         "factor": _factor(features, widths),
         "bias": bias is not None,
     }
-    for name in {"table", *said} & settings.keys():
+    for name in {"table", *from_state} & settings.keys():
         raise InputError(f"{name}={settings[name]!r} is what the state says: leave it out")
-    layer = AdaptiveSoftmax(**said, **settings)
+    layer = AdaptiveSoftmax(**from_state, **settings)
     tables = [head[:words], *tables]
     table = {f"table_{i}": array for i, array in enumerate(tables)}
     table |= {f"projection_{i}": array for i, array in enumerate(projections, 1)}

@@ -145,9 +145,9 @@ def reduced(
     static = arguments.static
     weights, axes = reduced_weights(reduction, arguments.targets, token_axes, (hidden, targets))
     if reduction == "none":
-        counted = (weights != 0).astype(weights.dtype)
-        each, nll, statistics = _each(static, *arguments.varying(counted))
-        value = weights * each
+        has_weight = (weights != 0).astype(weights.dtype)
+        token_losses, nll, statistics = _each(static, *arguments.varying(has_weight))
+        value = weights * token_losses
         return (value, _report(arguments, nll, statistics)) if settings.reports else value
     if settings.tail_dropout:
         if seeds is None:
@@ -196,8 +196,8 @@ def log_probs_of_targets(arguments: Arguments):
     with the report `LOG_PROBS`; 0 where `probs` is 0.
     """
     targets = arguments.targets
-    counted = (targets.weights != 0).astype(targets.weights.dtype)
-    _, nll, statistics = _each(arguments.static, *arguments.varying(counted))
+    has_weight = (targets.weights != 0).astype(targets.weights.dtype)
+    _, nll, statistics = _each(arguments.static, *arguments.varying(has_weight))
     values = jnp.where(targets.probs != 0, statistics.pop(LOG_PROBS), 0)
     outside = jnp.where(jnp.isnan(targets.weights), jnp.nan, 1.0).astype(values.dtype)
     return values * outside[..., None], _report(arguments, nll, statistics)
@@ -311,31 +311,31 @@ def _refuse_cotangents(tree, message):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _each(static, hidden, softmax, counted, ids, probs):
+def _each(static, hidden, softmax, has_weight, ids, probs):
     """`(loss [...], nll [...], statistics)` of every token."""
-    tokens = Tokens(hidden, ids, counted, None, probs)
+    tokens = Tokens(hidden, ids, has_weight, None, probs)
     results, _, _ = partitioned.run(*_run(static, None, tokens, softmax))
     return results.loss, results.nll, results.reports
 
 
 def _each_forward(static, *primals):
-    (hidden, softmax, counted, ids, probs), perturbed = _unwrapped(primals)
+    (hidden, softmax, has_weight, ids, probs), perturbed = _unwrapped(primals)
     names = static.settings.reports
     if len(static.words) == 1 and "logsumexp" not in names:  # to compute no sum a second time
         settings = static.settings._replace(reports=(*names, "logsumexp"))
         static = static._replace(settings=settings)
-    outputs = each, nll, statistics = _each(static, hidden, softmax, counted, ids, probs)
+    outputs = token_losses, nll, statistics = _each(static, hidden, softmax, has_weight, ids, probs)
     sums = {name: statistics.get(name) for name in ("logsumexp", "entropy")}
     words = statistics["top_k"].words if "top_k" in statistics else None
     if "logsumexp" not in names:
-        outputs = each, nll, {k: v for k, v in statistics.items() if k != "logsumexp"}
-    return outputs, (hidden, softmax, counted, ids, probs, sums, words, perturbed)
+        outputs = token_losses, nll, {k: v for k, v in statistics.items() if k != "logsumexp"}
+    return outputs, (hidden, softmax, has_weight, ids, probs, sums, words, perturbed)
 
 
 def _each_backward(static, residuals, cotangents):
-    hidden, softmax, counted, ids, probs, sums, words, perturbed = residuals
+    hidden, softmax, has_weight, ids, probs, sums, words, perturbed = residuals
     of_loss, of_nll, statistics = cotangents
-    none, share = jnp.zeros_like(counted), static.settings.label_smoothing
+    none, share = jnp.zeros_like(has_weight), static.settings.label_smoothing
 
     def dense(cotangent, like=none):
         missing = cotangent is None or isinstance(cotangent, SymbolicZero)
@@ -345,7 +345,7 @@ def _each_backward(static, residuals, cotangents):
     of_log_probs, of_top_k = statistics.pop(LOG_PROBS, None), statistics.pop("top_k", None)
     sums_of = [statistics.pop(name, None) for name in ("logsumexp", "entropy")]
     _refuse_cotangents(statistics, EACH_NO_GRADIENT)
-    live = counted != 0
+    live = has_weight != 0
     of_loss, of_nll, of_logsumexp, of_entropy = map(dense, (of_loss, of_nll, *sums_of))
     mass = of_loss * (1 - share) + of_nll
     live = live[..., None]

@@ -201,9 +201,9 @@ def one_chunk(softmax: Softmax, tokens: Tokens, wanted: Wanted | None, sums):
         d_hidden = d_hidden * mask
     if projection is not None and d_hidden is not None:
         flags = wanted.hidden, wanted.band.projection
-        d_hidden, more = through_projection(d_hidden, tokens.hidden, projection, *flags)
-        if more is not None:
-            d_projection = add_rows(d_group.projection, more, part.projection)
+        d_hidden, chunk_gradient = through_projection(d_hidden, tokens.hidden, projection, *flags)
+        if chunk_gradient is not None:
+            d_projection = add_rows(d_group.projection, chunk_gradient, part.projection)
             d_group = d_group._replace(projection=d_projection)
     return results._replace(d_hidden=d_hidden), (d_group, d_clusters)
 
@@ -411,8 +411,8 @@ def overwritten(power, target, total, dtype):
     """
     target = jnp.where(target < 0, power.shape[1], target)  # a negative one counts from the end
     value = jnp.take_along_axis(power, target[:, None], axis=1)[:, 0] - total
-    at = power.astype(dtype).at[jnp.arange(len(target)), target]
-    return at.set(value.astype(dtype), mode="drop", unique_indices=True)
+    rounded = power.astype(dtype).at[jnp.arange(len(target)), target]
+    return rounded.set(value.astype(dtype), mode="drop", unique_indices=True)
 
 
 def _is_plain(softmax: Softmax, tokens: Tokens, wanted: Wanted, dtype) -> bool:
@@ -431,8 +431,8 @@ def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted
     weights at most 1, and gradients of logits are multiplied by `LIFT` before the products.
     """
     if x.dtype == jnp.float16:
-        one = jnp.ones_like(normaliser.total)
-        normaliser = normaliser._replace(peak=normaliser.logsumexp, total=one)
+        ones = jnp.ones_like(normaliser.total)
+        normaliser = normaliser._replace(peak=normaliser.logsumexp, total=ones)
     slopes = _slopes(softmax, tokens, normaliser, x.dtype)
     plain = _is_plain(softmax, tokens, wanted, x.dtype)
     lowering, lift = slopes.lowering, LIFT if x.dtype == jnp.float16 else 1.0
@@ -460,19 +460,19 @@ def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted
     def visit(i, state):
         d_x, group = state
         columns = softmax.words(x, tokens.column, i, None if logits is None else logits[i])
-        more, part = products(columns, wanted.band, softmax.narrow)
+        tile_gradient, part = products(columns, wanted.band, softmax.narrow)
         first, table, bias = softmax.part.first + columns.first, group.table, group.bias
         if table is not None and softmax.narrow and softmax.tiles == 1:
             table = table + part.table
         elif table is not None:
             table = add_rows(table, part.table.T if softmax.narrow else part.table, first)
         bias = None if bias is None else add_rows(bias, part.bias, first)
-        return None if d_x is None else d_x + more, group._replace(table=table, bias=bias)
+        return None if d_x is None else d_x + tile_gradient, group._replace(table=table, bias=bias)
 
     d_group, d_clusters = sums
     state = jnp.zeros_like(x, sum_dtype(x.dtype)) if of_states else None, d_group
-    one = softmax.tiles == 1
-    d_x, d_group = visit(0, state) if one else lax.fori_loop(0, softmax.tiles, visit, state)
+    one_tile = softmax.tiles == 1
+    d_x, d_group = visit(0, state) if one_tile else lax.fori_loop(0, softmax.tiles, visit, state)
     if clusters is not None:
         more, part = products(clusters, wanted.clusters)
         d_x = None if d_x is None else d_x + more

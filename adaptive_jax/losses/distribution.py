@@ -89,8 +89,8 @@ def _log_probs_of_group(hidden, group, sizes, reached):
         values += of_member(hidden, group, member)
         if member.valid is None:
             return values
-        here = lax.dynamic_slice_in_dim(out, member.first, values.shape[1], axis=1)
-        values = jnp.where(member.valid[None], values, here)
+        earlier = lax.dynamic_slice_in_dim(out, member.first, values.shape[1], axis=1)
+        values = jnp.where(member.valid[None], values, earlier)
         return lax.dynamic_update_slice_in_dim(out, values, member.first, axis=1)
 
     out = jnp.zeros((len(hidden), sum(sizes)), reached.dtype)
@@ -173,14 +173,14 @@ def _of_tail(hidden, tail, reach, best):
     order = jnp.nonzero(needed, size=count + rows, fill_value=count)[0]
 
     def visit(trip, best):
-        at = lax.dynamic_slice_in_dim(order, trip * rows, rows)
-        values = of_member(hidden.at[at].get(mode="clip"), group, member)
-        values += reach.at[at].get(mode="clip")[:, None]
+        places = lax.dynamic_slice_in_dim(order, trip * rows, rows)
+        values = of_member(hidden.at[places].get(mode="clip"), group, member)
+        values += reach.at[places].get(mode="clip")[:, None]
         value, column = _best(values)
-        at = jnp.where(value > best.value.at[at].get(mode="clip"), at, count)
+        places = jnp.where(value > best.value.at[places].get(mode="clip"), places, count)
         word = (first + member.first + column).astype(jnp.int32)
-        word = best.word.at[at].set(word, mode="drop")
-        return _Best(best.value.at[at].set(value, mode="drop"), word)
+        word = best.word.at[places].set(word, mode="drop")
+        return _Best(best.value.at[places].set(value, mode="drop"), word)
 
     return lax.fori_loop(0, (needed.sum() + rows - 1) // rows, visit, best)
 
@@ -194,5 +194,5 @@ def _best(values):
 
 def _rows(count, words):
     """Tokens of a chunk whose logits over so many words are within `LOGITS`, shared evenly."""
-    most = max(1, LOGITS // max(1, words))
-    return math.ceil(count / math.ceil(count / most))
+    limit = max(1, LOGITS // max(1, words))
+    return math.ceil(count / math.ceil(count / limit))

@@ -59,7 +59,7 @@ def visit(stage, queue: Tokens, outcome: Results):
         The outcome, and the float32 gradients `(band, None)`; None for those not wanted.
     """
     settings, band, wanted = stage.settings, stage.group, stage.wanted
-    words = len(band.table) if stage.exist is None else stage.exist[0]
+    words = len(band.table) if stage.word_counts is None else stage.word_counts[0]
     bounds = stage.begins[0], stage.ends[0], words
     limits = jnp.stack([jnp.asarray(n, jnp.int32) for n in bounds])
     count = len(queue.column)
@@ -170,7 +170,7 @@ def _normalise(pl, limits, x_ref, table_ref, peak_ref, sum_ref, mean_ref):
             jnp.zeros((ROWS,), jnp.float32),
             jnp.zeros(x.shape, jnp.float32),
         )
-        begin, end = (lax.div((split + more) * blocks, splits) for more in (0, 1))
+        begin, end = (lax.div((split + end) * blocks, splits) for end in (0, 1))
         peak_ref[...], sum_ref[...], mean_ref[...] = lax.fori_loop(begin, end, add, start)
 
 
@@ -204,10 +204,10 @@ def _add_tokens(pl, limits, x_ref, table_ref, *refs):
     word = first + lax.broadcasted_iota(jnp.int32, (WORDS, ROWS), 0)
 
     def add(i, total):
-        here = pl.ds(i * ROWS, ROWS)
-        x, token = x_ref[here, :], i * ROWS + lax.iota(jnp.int32, ROWS)
+        block = pl.ds(i * ROWS, ROWS)
+        x, token = x_ref[block, :], i * ROWS + lax.iota(jnp.int32, ROWS)
         inside = (token >= limits[0]) & (token < limits[1])
-        logsumexp, weight, factor, column = (ref[here] for ref in by_token)
+        logsumexp, weight, factor, column = (ref[block] for ref in by_token)
         # The others' vectors have no share: their powers and weights are 0.
         logsumexp = jnp.where(inside, logsumexp, -LOW)[None]
         weight = jnp.where(inside, weight, 0.0)[None]

@@ -83,11 +83,11 @@ def read_rows(array: jax.Array, first, rows: int) -> jax.Array:
     return array if rows == len(array) else lax.dynamic_slice_in_dim(array, first, rows)
 
 
-def add_rows(array: jax.Array, more: jax.Array, first) -> jax.Array:
+def add_rows(array: jax.Array, values: jax.Array, first) -> jax.Array:
     """The array with `more` added to its rows from `first` on, in place where it can be."""
-    if len(more) == len(array):
-        return array + more
-    rows = lax.dynamic_slice_in_dim(array, first, len(more)) + more
+    if len(values) == len(array):
+        return array + values
+    rows = lax.dynamic_slice_in_dim(array, first, len(values)) + values
     return lax.dynamic_update_slice_in_dim(array, rows, first, 0)
 
 
@@ -165,13 +165,13 @@ def _kind(band):
     return shapes, None if band.projection is None else len(band.projection)
 
 
-def _joined(band, more):
+def _joined(band, clusters):
     """The band with the rows of another after its own."""
-    table = jnp.concatenate([band.table, more.table])
-    if band.bias is None and more.bias is None:
+    table = jnp.concatenate([band.table, clusters.table])
+    if band.bias is None and clusters.bias is None:
         return Band(table, band.projection)
     biases = [
-        jnp.zeros(len(b.table), jnp.float32) if b.bias is None else b.bias for b in (band, more)
+        jnp.zeros(len(b.table), jnp.float32) if b.bias is None else b.bias for b in (band, clusters)
     ]
     return Band(table, band.projection, jnp.concatenate(biases))
 

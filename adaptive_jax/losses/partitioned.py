@@ -156,8 +156,8 @@ def _mapped(call):
     @placed.def_vmap
     def rule(size, mapped, *leaves):
         tokens = [
-            leaf if here else jnp.broadcast_to(leaf, (size, *leaf.shape))
-            for leaf, here in zip(leaves[: call.count], mapped[: call.count], strict=True)
+            leaf if is_mapped else jnp.broadcast_to(leaf, (size, *leaf.shape))
+            for leaf, is_mapped in zip(leaves[: call.count], mapped[: call.count], strict=True)
         ]
         level = (*[True] * call.count, *mapped[call.count :])
         outer = _mapped(call._replace(levels=(level, *call.levels)))
@@ -248,12 +248,12 @@ def _layout(call, sizes, specs, shapes, decided=False, turns=False) -> _Layout:
     def devices(names):
         return math.prod(sizes[name] for name in names)
 
-    token_axes, used, levels = [], set(), len(call.levels)
+    token_axes, used_axes, levels = [], set(), len(call.levels)
     for dim in range(levels + call.dims):
         names = next(filter(None, (axes(leaf, dim) for leaf in range(call.count))), ())
         uneven = shapes[0][dim] % devices(names)
-        token_axes.append(() if uneven or used.intersection(names) else names)
-        used.update(token_axes[-1])
+        token_axes.append(() if uneven or used_axes.intersection(names) else names)
+        used_axes.update(token_axes[-1])
     shared = range(call.count, len(shapes))
     mapped = [
         [
@@ -276,17 +276,17 @@ def _layout(call, sizes, specs, shapes, decided=False, turns=False) -> _Layout:
         even = all(
             shapes[leaf][dim] and shapes[leaf][dim] % devices(words) == 0 for leaf, dim in tables
         )
-        both = [dim for dim, names in enumerate(token_axes[levels:]) if {*words} <= {*names}]
-        if not even or (used.intersection(words) and not both):
+        shared_dims = [dim for dim, names in enumerate(token_axes[levels:]) if {*words} <= {*names}]
+        if not even or (used_axes.intersection(words) and not shared_dims):
             words = ()
-        elif words and (both or by_width):  # tokens or the table must move
+        elif words and (shared_dims or by_width):  # tokens or the table must move
             numbers = sum(math.prod(shapes[leaf]) for leaf, _ in tables)
             width = max(math.prod(shapes[leaf][dim + 1 :]) for leaf, dim in tables)
-            tokens = math.prod(shapes[0][:-1]) // devices(used.difference(words))
+            tokens = math.prod(shapes[0][:-1]) // devices(used_axes.difference(words))
             if not decided and tokens * width >= numbers:
                 words = ()
-            elif both:
-                [gathered] = both
+            elif shared_dims:
+                [gathered] = shared_dims
         if words and by_width and turns:
             turned = [
                 table
@@ -354,7 +354,7 @@ def _local(call, layout, *leaves):
         )
 
     for level in reversed(call.levels):
-        on_tokens = jax.vmap(on_tokens, tuple(0 if here else None for here in level))
+        on_tokens = jax.vmap(on_tokens, tuple(0 if is_mapped else None for is_mapped in level))
     results, d_tokens, d_shared = on_tokens(*leaves)
     if layout is None or call.gradients is None:
         return results, d_tokens, d_shared
@@ -379,8 +379,8 @@ _auto = custom_partitioning(_whole, static_argnums=(0,))
 
 
 def _partition(call, mesh, arguments, results):
-    specs = [_sharding_axes(mesh, each.sharding, len(each.shape)) for each in arguments]
-    shapes = [each.shape for each in arguments]
+    specs = [_sharding_axes(mesh, array.sharding, len(array.shape)) for array in arguments]
+    shapes = [array.shape for array in arguments]
     layout = _layout(call, dict(mesh.shape), specs, shapes, turns=True)
 
     # The compiler calls this later, when settings that held around the loss may have ended.
@@ -424,20 +424,20 @@ def _rule(call, mesh, arguments, results):
     """
     del mesh
     levels = [f"m{i}" for i in range(len(call.levels))]
-    lead = levels + [f"t{i}" for i in range(call.dims)]
+    token_dims = levels + [f"t{i}" for i in range(call.dims)]
 
     def names(kind, number, array, first):
-        rest = [f"{kind}{number}_{i}" for i in range(len(array.shape) - len(first))]
-        return " ".join([*first, *rest])
+        further = [f"{kind}{number}_{i}" for i in range(len(array.shape) - len(first))]
+        return " ".join([*first, *further])
 
     flags = () if call.gradients is None else call.gradients.shared
     with_gradient = [i for i, flag in enumerate(flags, call.count) if flag]
     by_token = len(results) - len(with_gradient)
-    left = [names("i", i, array, lead) for i, array in enumerate(arguments[: call.count])]
+    left = [names("i", i, array, token_dims) for i, array in enumerate(arguments[: call.count])]
     for i, array in enumerate(arguments[call.count :], call.count):
         mapped = [name for name, level in zip(levels, call.levels, strict=True) if level[i]]
         left.append(names("i", i, array, mapped))
-    right = [names("r", i, array, lead) for i, array in enumerate(results[:by_token])]
+    right = [names("r", i, array, token_dims) for i, array in enumerate(results[:by_token])]
     for i, array in zip(with_gradient, results[by_token:], strict=True):
         right.append(names("i", i, array, levels))
     return f"{', '.join(left)} -> {', '.join(right)}"

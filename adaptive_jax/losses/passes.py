@@ -46,10 +46,10 @@ def grouped_pass(call, axis_name, tokens: Tokens, softmax):
         of_bands, of_clusters, _ = structure.unflatten(gradients.shared)
         of_all = [*of_bands, *([of_clusters] if clusters else [])]
         kinds = Band(*map(any, zip(*of_all, strict=True)))
-        groups, rest = arrays
+        groups, grouped_clusters = arrays
         flags = [
             flag
-            for band in (*groups, *([rest] if rest else []))
+            for band in (*groups, *([grouped_clusters] if grouped_clusters else []))
             for flag, array in zip(kinds, band, strict=True)
             if array is not None
         ]
@@ -103,9 +103,9 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
     if settings.axis_name is not None:
         on_device = columns_on_device(settings.axis_name, tail_column, band, jnp.array(rows))
         head_column, tail_column = on_device
-    exist = None
+    word_counts = None
     if settings.axis_name is not None or tuple(rows) != in_tables:
-        exist = present(settings.axis_name, rows, in_tables)
+        word_counts = present(settings.axis_name, rows, in_tables)
 
     groups, clusters = in_dtype((groups, clusters), static.dtype)
     group_plans = [
@@ -139,7 +139,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
             columns=columns[first:end],
             begins=ends[first - 1 : end - 1] if i else [0],
             ends=ends[first:end] if i else [ends[-1] if static.masked else count],
-            exist=None if exist is None else exist[first:end],
+            word_counts=None if word_counts is None else word_counts[first:end],
             wanted=flags and Wanted(gradients.tokens, flags[0][i], None if i else flags[1]),
             one_chunk=i == 0 and group_plans[0].tokens >= count,
         )
@@ -180,7 +180,7 @@ class Stage(NamedTuple):
     columns: tuple[int, ...]  # of each softmax, on all devices
     begins: jax.Array | list
     ends: jax.Array | list
-    exist: jax.Array | None  # rows of each band that are words on this device; None: all
+    word_counts: jax.Array | None  # rows of each band that are words on this device; None: all
     wanted: Wanted | None
     one_chunk: bool = False  # all tokens
 
@@ -204,7 +204,7 @@ def _sorted(band, live, bands):
 
     live: bool `[tokens]`; None: all. Order and inverse are None where tokens stay where they are.
     """
-    at = jnp.arange(len(band))
+    place = jnp.arange(len(band))
     if bands > 1:
         key = band if live is None else jnp.where(live, band, bands)
         order = jnp.argsort(key, stable=True)
@@ -213,8 +213,8 @@ def _sorted(band, live, bands):
     if live is None:
         return None, None, None
     done = jnp.cumsum(live)
-    back = jnp.where(live, done - 1, done[-1] + at - done)
-    return jnp.zeros_like(back).at[back].set(at, unique_indices=True), back, done[-1:]
+    back = jnp.where(live, done - 1, done[-1] + place - done)
+    return jnp.zeros_like(back).at[back].set(place, unique_indices=True), back, done[-1:]
 
 
 def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
@@ -234,15 +234,15 @@ def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
     def visit_chunk(trip, state):
         outcome, sums = state
         number, trip = locate(trip)
-        at = stage.begins[number] + trip * size
-        part_of = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=size)
-        inside = at + jnp.arange(size) < stage.ends[number]
+        first = stage.begins[number] + trip * size
+        part_of = functools.partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=size)
+        inside = first + jnp.arange(size) < stage.ends[number]
         tokens = jax.tree.map(part_of, queue)
         tokens = tokens._replace(weight=jnp.where(inside, tokens.weight, 0.0))
         if tokens.normaliser is not None:
             peak = jnp.where(inside, tokens.normaliser.peak, HIGH)
             tokens = tokens._replace(normaliser=tokens.normaliser._replace(peak=peak))
-        part = band_slice(group, stage.sizes, number, stage.exist)
+        part = band_slice(group, stage.sizes, number, stage.word_counts)
         columns = stage.columns[0] if single else jnp.array(stage.columns)[number]
         arrays = stage.settings, group, part, stage.clusters, columns
         softmax = Softmax(*arrays, tile, tiles, stage.plan.keeps_logits, narrow)
@@ -251,9 +251,9 @@ def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
 
         # Rows after the band's last token belong to the next band: they get 0 here and the results
         # of another chunk there.
-        def put(whole, result):
+        def put(total, result):
             result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0)
-            return lax.dynamic_update_slice_in_dim(whole, part_of(whole) + result, at, 0)
+            return lax.dynamic_update_slice_in_dim(total, part_of(total) + result, first, 0)
 
         return jax.tree.map(put, outcome, results), sums
 

@@ -84,14 +84,14 @@ def merge(stats: dict, logits: jax.Array, first) -> dict:
     if "best" in stats:
         peak, column = stats["best"]
         higher = jnp.max(logits, axis=1)
-        at = (first + jnp.argmax(logits, axis=1)).astype(jnp.int32)
-        merged["best"] = jnp.maximum(peak, higher), jnp.where(higher > peak, at, column)
+        place = (first + jnp.argmax(logits, axis=1)).astype(jnp.int32)
+        merged["best"] = jnp.maximum(peak, higher), jnp.where(higher > peak, place, column)
     if "top" in stats:
         values, columns = stats["top"]
-        highest, at = lax.top_k(logits, min(values.shape[1], logits.shape[1]))
-        both = jnp.concatenate([values, highest], axis=1)
-        columns = jnp.concatenate([columns, (first + at).astype(jnp.int32)], axis=1)
-        merged["top"] = _best_of(both, columns, values.shape[1])
+        highest, place = lax.top_k(logits, min(values.shape[1], logits.shape[1]))
+        candidates = jnp.concatenate([values, highest], axis=1)
+        columns = jnp.concatenate([columns, (first + place).astype(jnp.int32)], axis=1)
+        merged["top"] = _best_of(candidates, columns, values.shape[1])
     return merged
 
 
@@ -148,7 +148,7 @@ def empty(settings, weight: jax.Array, column: jax.Array) -> dict:
     of the shape of `column`.
     """
     zero, number = jnp.zeros_like(weight), jnp.zeros_like(weight, jnp.int32)
-    several = (jnp.repeat(each[:, None], settings.top_k, axis=1) for each in (zero, number))
+    several = (jnp.repeat(array[:, None], settings.top_k, axis=1) for array in (zero, number))
     special = {"predicted": number, "correct": number, "top_k": TopK(*several)}
     if LOG_PROBS in settings.reports:  # the columns differ between devices, the weights do not
         special[LOG_PROBS] = jnp.broadcast_to(zero[:, None], column.shape)
@@ -169,8 +169,8 @@ def _moments(moments, logits):
 
 
 def _best_of(values, columns, count):
-    values, at = lax.top_k(values, count)
-    return values, jnp.take_along_axis(columns, at, axis=1)
+    values, best = lax.top_k(values, count)
+    return values, jnp.take_along_axis(columns, best, axis=1)
 
 
 def _everywhere(axis, values):

@@ -1,4 +1,4 @@
-"""Words cut over the devices of one axis of `jax.shard_map`: device i holds rows `i · rows` to `(i
+"""Vocabulary sharded over one mesh axis of `jax.shard_map`: device i holds rows `i · rows` to `(i
 + 1) · rows - 1` of every band.
 
 Hidden states and targets are the same on all of them; or every device has tokens of its own, and
@@ -39,8 +39,8 @@ def words_of(
     rows = [devices * len(band.table) for band in bands]
     words = tuple(rows if words is None else words)
     if len(words) != len(rows) or not all(
-        isinstance(some, numbers.Integral) and min(most, 1) <= some <= most
-        for some, most in zip(words, rows, strict=False)
+        isinstance(count, numbers.Integral) and min(limit, 1) <= count <= limit
+        for count, limit in zip(words, rows, strict=False)
     ):
         raise InputError(
             f"words={words} do not fit bands that have {rows} rows on {devices} device(s): use at"
@@ -106,7 +106,7 @@ def present(axis_name: str | None, rows: Sequence[int], words: Sequence[int]) ->
     all are words.
     """
     devices = 1 if axis_name is None else lax.axis_size(axis_name)
-    if all(devices * some == all_ for some, all_ in zip(rows, words, strict=True)):
+    if all(devices * size == count for size, count in zip(rows, words, strict=True)):
         return None
     first = 0 if axis_name is None else lax.axis_index(axis_name) * jnp.array(rows)
     return jnp.clip(jnp.array(words) - first, 0, jnp.array(rows))

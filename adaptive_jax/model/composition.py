@@ -103,13 +103,13 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
     of the parameters. A model that composes nothing has no tables and no `pull`. stored: what
     `encoded` gave of earlier tables, of all words; then only the others are computed and returned.
     """
-    which = model.composed_words()
+    composed = model.composed_words()
     compose = Compose(model, gather)
 
     def tables_for(params, lexicon, inputs, key, stored=None):
-        if which == "none":
+        if composed == "none":
             return {}, inputs, None
-        if which == "all":
+        if composed == "all":
             words, made = jnp.arange(model.input.vocabulary_size), compose_shared(compose, mesh)
         else:
             size = min(inputs.size, model.input.vocabulary_size)
@@ -166,11 +166,11 @@ def encoded_shapes(model: LanguageModel) -> dict:
     Raises:
         InputError: an update does not compose all words.
     """
-    if (which := model.composed_words()) != "all":
-        what = "composes only the words it reads" if which == "inputs" else "composes none"
+    if (composed := model.composed_words()) != "all":
+        reason = "composes only the words it reads" if composed == "inputs" else "composes none"
         raise InputError(
             "compose_share below 1 stores the composed vectors of all words, and this model"
-            f" {what}: use compose_share=1, or an output table that is composed, such as"
+            f" {reason}: use compose_share=1, or an output table that is composed, such as"
             " output.table.name='tied' with input.name='char_cnn'"
         )
 

@@ -49,6 +49,10 @@ OUTPUTS = {
     "nce": NCE,
     "differentiated": Differentiated,
 }
+METHODS = {
+    "body": ("initial_carry", "cache"),
+    "output": ("bands", "flops", "loss", "nll", "log_probs"),
+}
 
 
 class LanguageModel(nn.Module):
@@ -178,10 +182,10 @@ class LanguageModel(nn.Module):
         """The shapes and dtypes of what `lexicon_spec` asks for, in the same tree."""
         return self._of_lexicon(lambda layer: layer.lexicon_shapes(self.input.vocabulary_size))
 
-    def _of_lexicon(self, what):
-        """Results of `what` for the layers that read the lexicon."""
+    def _of_lexicon(self, attribute):
+        """Results of a function `attribute` of the layers that read the lexicon."""
         source, table, output = (
-            what(layer) if hasattr(layer, "lexicon_spec") else {}
+            attribute(layer) if hasattr(layer, "lexicon_spec") else {}
             for layer in (self.input, self.output.table, self.output)
         )
         tree = {"input": source, "output": ({"table": table} if table else {}) | output}
@@ -218,11 +222,27 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
         words["cnn"] = make("output.table.cnn", INPUTS, {"name": "char_cnn"} | cnn, **words)
     table = make("output.table", TABLES, table_settings, **words)
     output = make("output", OUTPUTS, settings, table=table)
+    check_methods("body", body)
+    check_methods("output", output)
     model = LanguageModel(source, body, output, config["shard_words"])
     _check(model, config["output"]["name"])
     if model.shard_words:
         _check_word_tables(model, config)
     return model
+
+
+def check_methods(group: str, layer: nn.Module) -> None:
+    """Checks that a body or an output, which may be from another package, has its methods.
+
+    Raises:
+        InputError: names all that are missing.
+    """
+    if missing := [name for name in METHODS[group] if not hasattr(layer, name)]:
+        base = ": derive it from adaptive_jax.Output" if group == "output" else ""
+        raise InputError(
+            f"config.{group}.name must be a class with {', '.join(METHODS[group])}, and"
+            f" {type(layer).__name__} has no {', '.join(missing)}{base}"
+        )
 
 
 def output_features(body: nn.Module) -> int:

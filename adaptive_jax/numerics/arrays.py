@@ -1,5 +1,5 @@
-"""Arrays that a caller gives to a layer: numpy arrays and lists become JAX arrays, and what does
-not fit fails in one line.
+"""Conversion and checks of a caller's arrays: numpy arrays and lists become JAX arrays, and what
+does not fit fails in one line.
 
 Sizes are written as `"rows", "time", 16`: a name stands for any size, and `...` in front for any
 axes. Shapes and dtypes are known inside `jax.jit` too; values are not, so there an id that does not
@@ -101,10 +101,10 @@ def check_dtype(dtype) -> None:
         InputError: names it.
     """
     try:
-        known = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+        is_float = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:
-        known = False
-    if dtype is None or not known:  # NumPy takes None for float64
+        is_float = False
+    if dtype is None or not is_float:  # NumPy takes None for float64
         name = getattr(dtype, "__name__", dtype)
         raise InputError(f"dtype={name} must be a type of floats, such as float32 or bfloat16")
 

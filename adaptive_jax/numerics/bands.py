@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # processes that only read text should not wait for JAX
     import jax
 
 
-# From so many bands of one kind on, the core visits them in one loop, and an own table of one width
+# With at least this many similar bands, the core uses one loop, and an own table of one width
 # is one array.
 MANY_BANDS = 8
 
@@ -65,7 +65,7 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
     """
     check_at_least(1, vocabulary_size=vocabulary_size)
     listed = isinstance(cutoffs, Sequence)
-    if not listed or not all(isinstance(cut, numbers.Integral) for cut in cutoffs):
+    if not listed or not all(isinstance(cutoff, numbers.Integral) for cutoff in cutoffs):
         raise InputError(
             f"cutoffs {cutoffs!r} must be a tuple of whole numbers, such as (20_000, 60_000)"
         )
@@ -205,14 +205,15 @@ def own_rows(words: int, axes: Sequence[str]) -> int:
 
 
 def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":
-    """An array's rows as several arrays of so many; their gradients are put together in one
+    """Splits an array into row blocks of the given sizes, whose gradients are concatenated in one
     operation. Explicit axes that cut the rows and do not divide all sizes give them up.
     """
     import jax  # processes that only read text should not wait for JAX
 
-    mesh, (rows, *others) = (cut := jax.typeof(array).sharding).mesh, (*cut.spec, None)
+    sharding = jax.typeof(array).sharding
+    mesh, (rows, *other_axes) = sharding.mesh, (*sharding.spec, None)
     names = (rows,) if isinstance(rows, str) else rows or ()
     if any(size % math.prod(mesh.shape[name] for name in names) for size in sizes):
-        replicated = jax.sharding.PartitionSpec(None, *others[:-1])
+        replicated = jax.sharding.PartitionSpec(None, *other_axes[:-1])
         array = jax.sharding.reshard(array, jax.sharding.NamedSharding(mesh, replicated))
     return jax.lax.split(array, sizes)

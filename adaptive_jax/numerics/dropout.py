@@ -81,8 +81,9 @@ def tied(value: jax.Array, to: jax.Array) -> jax.Array:
     Computed from a tied scalar, they stay in the loop.
     """
     to = jax.lax.stop_gradient(to)
-    if any((cut := jax.typeof(to).sharding).spec):  # over Explicit axes, which allow no slice
-        replicated = jax.sharding.NamedSharding(cut.mesh, jax.sharding.PartitionSpec())
+    sharding = jax.typeof(to).sharding
+    if any(sharding.spec):  # over Explicit axes, which allow no slice
+        replicated = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
         to = jax.sharding.reshard(to, replicated)
     return jax.lax.optimization_barrier((value, to[(0,) * to.ndim]))[0]
 

@@ -40,21 +40,21 @@ def from_lexicon(layer: nn.Module, name: str, words: int):
     Raises:
         InputError: there is none, or one of another vocabulary or of other settings.
     """
-    wanted = layer.lexicon_shapes(words)[name]
+    expected = layer.lexicon_shapes(words)[name]
     if not layer.has_variable("lexicon", name):
         # Inside `nn.remat` and its like, flax tries `setup` without its flag of initialisation.
         tried = layer.is_mutable_collection("params") and not layer.variables.get("params")
         if layer.is_initializing() or tried:
-            return jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), wanted)
+            return jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), expected)
         raise InputError(
             f"{type(layer).__name__} needs the {name} of its words: pass apply"
             ' {"params": ..., "lexicon": lexicon(...)}'
         )
     arrays = layer.get_variable("lexicon", name)
-    sizes, sizes_of_arrays = _sizes(name, wanted), _sizes(name, arrays)
+    sizes, sizes_of_arrays = _sizes(name, expected), _sizes(name, arrays)
     for part in sizes | sizes_of_arrays:
         if sizes.get(part) != sizes_of_arrays.get(part):
-            wish, got = (each.get(part, "nothing") for each in (sizes, sizes_of_arrays))
+            wish, got = (part_sizes.get(part, "nothing") for part_sizes in (sizes, sizes_of_arrays))
             raise InputError(
                 f"the lexicon's {part} must be {wish}, got {got}: make it of the layer's {words:,}"
                 " words, by lexicon(vocabulary, layer.lexicon_spec)"
@@ -67,7 +67,7 @@ def _sizes(name, arrays):
     if not isinstance(arrays, Mapping):
         return {name: f"of shape {list(jnp.shape(arrays))}"}
     parts = [_sizes(f"{name} {inner}", array) for inner, array in sorted(arrays.items())]
-    return {part: size for each in parts for part, size in each.items()}
+    return {part: size for inner_sizes in parts for part, size in inner_sizes.items()}
 
 
 def uniform(bound: float) -> Callable:

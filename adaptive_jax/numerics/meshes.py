@@ -32,8 +32,8 @@ def pvary(tree, axes: frozenset[str]):
     """
 
     def one(leaf):
-        more = tuple(sorted(axes - axes_of(leaf)))
-        return lax.pcast(leaf, more, to="varying") if more else leaf
+        missing = tuple(sorted(axes - axes_of(leaf)))
+        return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(one, tree)
 

@@ -59,8 +59,8 @@ def descend_and_average(
 
     def update(directions, state, params, *, frozen=None, **extra):
         rate = jnp.asarray(learning_rate, state.rate.dtype)
-        used = jnp.where(state.averaged > 0, state.rate, rate) if lags else rate
-        changes = jax.tree.map(lambda d: jnp.asarray(-used, d.dtype) * d, directions)
+        step_rate = jnp.where(state.averaged > 0, state.rate, rate) if lags else rate
+        changes = jax.tree.map(lambda d: jnp.asarray(-step_rate, d.dtype) * d, directions)
         if frozen is not None:
             changes = jax.tree.map(lambda f, c: jnp.zeros_like(c) if f else c, frozen, changes)
         averaged = jnp.where(state.trigger.switched, state.averaged + 1, 0)

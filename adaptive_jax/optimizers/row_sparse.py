@@ -75,16 +75,16 @@ def update_rows(
         trees = f"{structure}, got {jax.tree.structure(gradient)}"
         raise InputError(f"gradient must be a tree as the table, {trees}") from None
     ids = arrays.ids("ids", ids, rows, ...)
-    exist = arrays.exists(ids, rows)
-    words, place = distinct(jnp.where(exist, ids, rows).ravel(), rows, 1)
+    valid = arrays.exists(ids, rows)
+    words, place = distinct(jnp.where(valid, ids, rows).ravel(), rows, 1)
     number = jnp.arange(len(words), dtype=words.dtype)
-    words = jnp.where(words < rows, words, rows + number)  # padding: rows beyond, each another one
+    words = jnp.where(words < rows, words, rows + number)  # padding: distinct rows beyond
     how = {"indices_are_sorted": True, "unique_indices": True}
 
     def summed(table, gradient):
         row = table.shape[1:]
         gradient = arrays.floats("gradient", gradient, *ids.shape, *row).reshape(ids.size, *row)
-        gradient = jnp.where(exist.reshape(-1, *[1] * len(row)), gradient, 0)
+        gradient = jnp.where(valid.reshape(-1, *[1] * len(row)), gradient, 0)
         zeros = jnp.zeros((len(words), *row), sum_dtype(table.dtype))
         return zeros.at[place].add(gradient.astype(zeros.dtype)).astype(table.dtype)
 
@@ -120,9 +120,9 @@ def _check_state(optimizer, tables, state, rows):
     right = jax.eval_shape(optimizer.init, tables)
     if jax.tree.structure(state) != jax.tree.structure(right):
         raise InputError("state must be `optimizer.init(table)`, got that of another optimizer")
-    for a, wanted in zip(*map(jax.tree.leaves, (state, right)), strict=True):
-        if a.ndim and a.dtype != wanted.dtype:
-            dtypes = f"{wanted.dtype}, got an array of {a.dtype}"
+    for a, expected in zip(*map(jax.tree.leaves, (state, right)), strict=True):
+        if a.ndim and a.dtype != expected.dtype:
+            dtypes = f"{expected.dtype}, got an array of {a.dtype}"
             raise InputError(f"state must be `optimizer.init(table)`, of {dtypes}")
         if a.shape[:1] not in ((), (rows,)):
             raise InputError(

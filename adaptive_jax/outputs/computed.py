@@ -182,9 +182,9 @@ class MappedTable(ComputedTable):
 class AssembledTable(ComputedTable):
     """The bands of the input, each through its projection, as one table for a full softmax.
 
-    So is the row "Adaptive" of GroC 2020, Table 2: an adaptive embedding (Baevski & Auli 2019)
-    without their adaptive softmax. Vectors are multiplied by sqrt(features), as in GroC's public
-    code.
+    This reproduces row "Adaptive" of GroC 2020, Table 2: an adaptive embedding (Baevski & Auli
+    2019) without their adaptive softmax. Vectors are multiplied by sqrt(features), as in GroC's
+    public code.
 
     Attributes:
         source: the module whose bands are assembled.

@@ -1,26 +1,23 @@
 """The differentiated softmax: one softmax over bands of words, rarer ones with shorter vectors."""
 
 import itertools
-from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_rates
+from adaptive_jax.errors import InputError
 from adaptive_jax.losses.plans import TABLE_SHARE, TAIL_CHUNK, chunk_size
 from adaptive_jax.numerics.arrays import floats
-from adaptive_jax.numerics.bands import Band, softmax_flops
+from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.numerics.meshes import by_token
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.outputs import scanned
-from adaptive_jax.outputs.softmax import Loss
-from adaptive_jax.outputs.tables import check_bands
+from adaptive_jax.outputs.output import Loss, Output
 
 
-class Differentiated(nn.Module):
+class Differentiated(Output):
     """A full softmax whose words have vectors of the width of their band (Chen et al. 2016,
     "Differentiated Softmax").
 
@@ -39,23 +36,16 @@ class Differentiated(nn.Module):
         InputError: a rate out of range; slices that are wider than the hidden states.
     """
 
-    table: nn.Module
     input_dropout: float = 0.0
 
-    many_bands: ClassVar[bool] = True
     reads_slices: ClassVar[bool] = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_rates(self, "input_dropout")
-        check_bands("table", self.table)
 
     def setup(self):
         self.dropout = Dropout(self.input_dropout)
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The bands of the softmax; `train` draws the table's dropout."""
-        bands, features = self.table.bands(train=train), self.table.features
+        """The bands of the table; `train` draws the table's dropout."""
+        bands, features = super().bands(train=train), self.table.features
         widths = [band.table.shape[1] for band in bands]
         narrow = any(band.features != features for band in bands)
         if narrow and sum(widths) > features:
@@ -66,10 +56,6 @@ class Differentiated(nn.Module):
             )
         return bands
 
-    def flops(self, bands: Sequence[Band]) -> float:
-        """FLOPs per token of the loss's forward pass over `bands`, every one of them."""
-        return sum(softmax_flops([band], [1]) for band in bands)
-
     def loss(
         self,
         hidden: jax.Array,
@@ -79,7 +65,7 @@ class Differentiated(nn.Module):
         *,
         train: bool = False,
     ) -> Loss:
-        """See `adaptive_jax.outputs.softmax.Softmax.loss`."""
+        """See `adaptive_jax.outputs.output.Output.loss`."""
         hidden = floats("hidden", hidden, ..., self.table.features)
         hidden = self.dropout(hidden, row_ids, train=train)
         bands = self.bands(train=train)

@@ -7,9 +7,8 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.arguments import validate_bands
 from adaptive_jax.losses.plans import chunk_size
@@ -17,8 +16,7 @@ from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, band_flops
 from adaptive_jax.numerics.layers import Dropout, from_lexicon
 from adaptive_jax.outputs import scanned
-from adaptive_jax.outputs.softmax import Loss
-from adaptive_jax.outputs.tables import check_bands, one_band
+from adaptive_jax.outputs.output import Loss, Output
 
 PROPOSALS = ("log_uniform", "unigram")
 # The score of a candidate that is the target: finite, so that its gradient is 0 where all
@@ -26,7 +24,7 @@ PROPOSALS = ("log_uniform", "unigram")
 HIT = -1e30
 
 
-class Sampled(nn.Module):
+class Sampled(Output):
     """Full softmax that is trained on the target and a sample of candidates (Bengio & Senécal 2008;
     Jean et al. 2015, section 3).
 
@@ -55,7 +53,6 @@ class Sampled(nn.Module):
             vocabulary, or in training one whose counts are all 0, where they are concrete.
     """
 
-    table: nn.Module
     samples: int = 1024
     proposal: str = "log_uniform"
     input_dropout: float = 0.0
@@ -64,10 +61,8 @@ class Sampled(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
-        check_rates(self, "input_dropout")
         check_at_least(1, samples=self.samples)
         check_known(f"proposal={self.proposal!r}", self.proposal, PROPOSALS)
-        check_bands("table", self.table)
 
     @property
     def lexicon_spec(self) -> dict:
@@ -85,10 +80,6 @@ class Sampled(nn.Module):
         if self.proposal == "unigram":
             self.counts = from_lexicon(self, "counts", len(table))
 
-    def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band; `train` draws the table's dropout."""
-        return one_band(self.table.bands(train=train))
-
     def flops(self, bands: Sequence[Band]) -> float:
         """FLOPs per token of the training loss's forward pass: the target and the candidates."""
         [(table, projection, _)] = bands
@@ -104,7 +95,7 @@ class Sampled(nn.Module):
         *,
         train: bool = False,
     ) -> Loss:
-        """See `adaptive_jax.outputs.softmax.Softmax.loss`; with `train` on candidates, and
+        """See `adaptive_jax.outputs.output.Output.loss`; with `train` on candidates, and
         `nll` is an estimate.
         """
         hidden, [band], _ = validate_bands(hidden, self.bands(train=train), None)

@@ -128,9 +128,11 @@ def _run(chunked, hidden, targets, weights, bands, constants, gradients):
     """
     tokens, shared = (hidden, targets, weights), (bands, constants)
     flags = [True] * len(jax.tree.leaves(bands)) + [False] * len(jax.tree.leaves(constants))
-    asked = partitioned.Gradients(True, tuple(flags)) if gradients else None
+    perturbed = partitioned.Gradients(True, tuple(flags)) if gradients else None
     by_words, static = (False,) * len(flags), (chunked, gradients)
-    results, d_hidden, d_shared = partitioned.run(_local, static, tokens, shared, by_words, asked)
+    results, d_hidden, d_shared = partitioned.run(
+        _local, static, tokens, shared, by_words, perturbed
+    )
     return results, d_hidden, d_shared[0] if gradients else None
 
 

@@ -5,14 +5,14 @@ hierarchical softmax of two levels.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_at_least, check_rates
+from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.cross_entropy import ADAPTIVE_REPORTS
 from adaptive_jax.numerics import dropout
@@ -20,23 +20,11 @@ from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.numerics.meshes import several
-from adaptive_jax.outputs.tables import OwnTable, check_bands, one_band
+from adaptive_jax.outputs.output import Loss, Output
+from adaptive_jax.outputs.tables import OwnTable, check_bands
 
 
-class Loss(NamedTuple):
-    """Loss of a batch and its report.
-
-    Attributes:
-        total: the scalar `sum(weights · loss)` in nats, to be differentiated.
-        nll: the plain negative log-likelihood of each target in nats, `[batch, ...]`, 0 where the
-            weight is 0; it carries no gradient.
-    """
-
-    total: jax.Array
-    nll: jax.Array
-
-
-class Softmax(nn.Module):
+class Softmax(Output):
     """Softmax over all words of a table; the logits of all tokens never exist at once.
 
     With one band this is the full softmax. With several it is the adaptive softmax (Grave et al.
@@ -71,14 +59,11 @@ class Softmax(nn.Module):
     z_loss: float = 0.0
     clusters_init: Callable = nn.initializers.xavier_uniform()
 
-    many_bands: ClassVar[bool] = True  # whether the table may have several
-    cuts_words: ClassVar[bool] = True  # over devices, where its table does
+    cuts_words: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
-        check_rates(self, "input_dropout")
         banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss).checked()
-        check_bands("table", self.table, self.cuts_words)
 
     def setup(self):
         self.dropout = Dropout(self.input_dropout)
@@ -90,10 +75,6 @@ class Softmax(nn.Module):
             if head.bias is not None:
                 bias = self.param("cluster_bias", nn.initializers.zeros, shape[:1], jnp.float32)
             self.clusters = Band(rows, None, bias)
-
-    def bands(self, *, train: bool = False) -> list[Band]:
-        """The bands of the softmax, the head first; `train` draws the table's dropout."""
-        return self.table.bands(train=train)
 
     def flops(self, bands: Sequence[Band]) -> float:
         """FLOPs per token of the loss's forward pass over `bands`, arrays or shapes; words occur by
@@ -160,20 +141,7 @@ class Softmax(nn.Module):
         *,
         train: bool = False,
     ) -> Loss:
-        """The training loss: a sum, not a mean, so that microbatches and devices add up.
-
-        Args:
-            hidden: `[batch, ..., features]`.
-            targets: `[batch, ...]` word ids. Where the weight is 0, any number may stand, such as
-                -1. Any other id outside the vocabulary gives NaN under jit.
-            weights: `[batch, ...]`, 0 for padding; None: all 1.
-            row_ids: int32 `[batch]`, the rows' numbers in the update, on which dropout depends; by
-                default 0, 1, 2 …
-            train: draw dropout (from the rng stream "dropout") and add label smoothing and z-loss.
-
-        Raises:
-            InputError: shapes that do not fit, or a target that is known and does not exist.
-        """
+        """See `adaptive_jax.outputs.output.Output.loss`; training adds smoothing and z-loss."""
         hidden, settings, seeds = self._drawn(hidden, row_ids, train)
         softmax = self.arrays(train=train)
         return Loss(*banded.loss(hidden, targets, weights, *softmax, settings, seeds))
@@ -239,10 +207,6 @@ class FullSoftmax(Softmax):
     """
 
     many_bands: ClassVar[bool] = False
-
-    def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band of the softmax; `train` draws the table's dropout."""
-        return one_band(super().bands(train=train))
 
 
 class Hierarchical(Softmax):

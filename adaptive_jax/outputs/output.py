@@ -1,0 +1,105 @@
+"""Base of all outputs: a table, its bands, and a loss by the log-probabilities of all words."""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax.errors import check_rates
+from adaptive_jax.numerics.arrays import exists, floats, ids
+from adaptive_jax.numerics.bands import Band, softmax_flops
+from adaptive_jax.outputs.tables import check_bands, one_band
+
+
+class Loss(NamedTuple):
+    """Loss of a batch and its report.
+
+    Attributes:
+        total: the scalar `sum(weights · loss)` in nats, to be differentiated.
+        nll: the plain negative log-likelihood of each target in nats, `[batch, ...]`, 0 where the
+            weight is 0; it carries no gradient.
+    """
+
+    total: jax.Array
+    nll: jax.Array
+
+
+class Output(nn.Module):
+    """Output layer on a table. A subclass defines `log_probs`; all else has a default by it.
+
+    The defaults make log-probabilities of all words for every token, `[..., vocabulary]`, and read
+    every band: right for every output, and slow for many words. Outputs of this project have losses
+    of their own.
+
+    Attributes:
+        table: a module with `bands()`, see `adaptive_jax.outputs.tables`.
+
+    Raises:
+        InputError: a table without bands, or, where `many_bands` is False, of several; a rate
+            `input_dropout`, where the subclass has one, outside [0, 1).
+    """
+
+    table: nn.Module
+
+    many_bands: ClassVar[bool] = True  # whether the table may have several
+    cuts_words: ClassVar[bool] = False  # over devices, where its table does
+    reads_slices: ClassVar[bool] = False  # of hidden states, see `Differentiated`
+
+    def __post_init__(self):
+        super().__post_init__()
+        if hasattr(self, "input_dropout"):
+            check_rates(self, "input_dropout")
+        check_bands("table", self.table, self.cuts_words)
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """The bands of the table, frequent words first; `train` draws the table's dropout."""
+        bands = self.table.bands(train=train)
+        return bands if self.many_bands else one_band(bands)
+
+    def flops(self, bands: Sequence[Band]) -> float:
+        """FLOPs per token of the loss's forward pass over `bands`, arrays or shapes."""
+        return sum(softmax_flops([band], [1]) for band in bands)
+
+    def loss(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array | None = None,
+        row_ids=None,
+        *,
+        train: bool = False,
+    ) -> Loss:
+        """The training loss: a sum, not a mean, so that microbatches and devices add up.
+
+        Args:
+            hidden: `[batch, ..., features]`.
+            targets: `[batch, ...]` word ids. Where the weight is 0, any number may stand, such as
+                -1. Any other id outside the vocabulary gives NaN under jit.
+            weights: `[batch, ...]`, 0 for padding; None: all 1.
+            row_ids: int32 `[batch]`, the rows' numbers in the update, on which dropout depends; by
+                default 0, 1, 2 …
+            train: draw dropout, from the rng stream "dropout".
+
+        Raises:
+            InputError: shapes that do not fit, or a target that is known and does not exist.
+        """
+        hidden = floats("hidden", hidden, ...)
+        shape = hidden.shape[:-1]
+        weights = jnp.ones(shape) if weights is None else floats("weights", weights, *shape)
+        has_weight = weights != 0  # 0 · NaN is NaN
+        hidden = jnp.where(has_weight[..., None], hidden, 0)
+        nll = jnp.where(
+            has_weight, self.nll(hidden, jnp.where(has_weight, jnp.asarray(targets), 0)), 0
+        )
+        return Loss(jnp.sum(weights * nll), jax.lax.stop_gradient(nll))
+
+    def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+        """Negative log-likelihood of each target `[...]` in nats; NaN if it does not exist."""
+        log_probs = self.log_probs(hidden)
+        words = log_probs.shape[-1]
+        targets = ids("targets", targets, words, *hidden.shape[:-1])
+        valid = exists(targets, words)
+        index = jnp.where(valid, targets, 0)[..., None]
+        return jnp.where(valid, -jnp.take_along_axis(log_probs, index, axis=-1)[..., 0], jnp.nan)

@@ -1,0 +1,177 @@
+"""Checks that every input, body and output must pass, whatever package it is from."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive_jax.numerics.batch import Batch
+
+TIME, ROWS = 8, 3
+SEGMENTS = (1, 1, 1, 2, 3, 3, 0, 0)  # 0: padding
+RTOL, ATOL = 1e-4, 2e-5
+
+
+def check_input(layer: Any, variables: Any = None, *, own_rows: bool = True) -> None:
+    """Checks that an input reads the rows of its own table, and that words it reads learn.
+
+    Args:
+        layer: a linen module with `vocabulary_size`, `features` and `bands()`.
+        variables: of the layer; None: fresh ones.
+        own_rows: False for words that share parameters, such as those of their letters.
+
+    Raises:
+        AssertionError: a vector that is not the row of `bands()`, or not of `features`; a word read
+            that has no gradient, or with `own_rows` another word that has one.
+    """
+    words = jnp.arange(layer.vocabulary_size)
+    variables = _variables(layer, variables, words)
+    tokens = jnp.stack([words[::2], words[::2][::-1]])
+
+    @jax.jit
+    def results(variables):
+        def vectors(params):
+            return layer.apply(variables | {"params": params}, tokens)
+
+        values, pull = jax.vjp(vectors, variables["params"])
+        [gradient] = pull(jax.random.normal(jax.random.key(3), values.shape))
+        bands = layer.apply(variables, method="bands")
+        return values, bands, _row_norms(layer.apply, variables, gradient, method="bands")
+
+    vectors, bands, slopes = results(variables)
+    table = np.concatenate([band.vectors() for band in bands])
+    _equal(table.shape, (len(words), layer.features), "the shape of bands()'s vectors")
+    _close(vectors, table[np.asarray(tokens)], "vectors are not the rows of bands()")
+    learns = np.flatnonzero(slopes).tolist() if own_rows else words[::2].tolist()
+    _equal(learns, words[::2].tolist(), "words with a gradient")
+
+
+def check_body(layer: Any, variables: Any = None) -> None:
+    """Checks that a body reads what came before in a segment and nothing else, and that a row read
+    in parts has the hidden states of the whole row.
+
+    Args:
+        layer: a linen module with `features`, `initial_carry(rows)` and `cache(rows, length)`,
+            which maps vectors `[rows, time, features]`, a carry and a `Batch` to hidden states and
+            the next carry.
+        variables: of the layer; None: fresh ones.
+
+    Raises:
+        AssertionError: a hidden state that depends on a later token, on another segment, or not on
+            its own token; a carry that changes hidden states; a carry where none was given.
+    """
+    vectors = jax.random.normal(jax.random.key(0), (ROWS, TIME, layer.features))
+    variables = _variables(layer, variables, vectors[:1])
+    segments = jnp.array([SEGMENTS])
+    numbers = jnp.zeros((1, TIME), jnp.int32)
+    batch = Batch(numbers, numbers, numbers, jnp.arange(1), segments)
+    run = jax.jit(layer.apply)
+
+    @jax.jit
+    def reached(*arguments):
+        """How strongly each hidden state depends on each vector, `[time, time]`."""
+
+        def state(position, vectors):
+            hidden, _ = layer.apply(variables, vectors, *arguments)
+            pull = jax.random.normal(jax.random.key(2), hidden.shape[-1:])
+            return jnp.vdot(hidden[0, position], pull)
+
+        slopes = jax.vmap(jax.grad(state, argnums=1), (0, None))(jnp.arange(TIME), vectors[:1])
+        return jnp.abs(slopes[:, 0]).sum(axis=-1)
+
+    before = np.tril(np.ones((TIME, TIME), bool))
+    _equal((np.asarray(reached()) > 0).tolist(), before.tolist(), "tokens that a state reads")
+    inside, tokens = before & np.asarray(segments == segments.T), sum(map(bool, SEGMENTS))
+    in_segments = np.asarray(reached((), batch)) > 0
+    _equal(in_segments[:tokens].tolist(), inside[:tokens].tolist(), "tokens of a segment")
+    whole, carry = run(variables, vectors)
+    assert carry == (), f"the carry after () must be (), got {carry}"
+    carries = {"cache": layer.cache(ROWS, TIME), "initial_carry": layer.initial_carry(ROWS)}
+    for name, carry in carries.items():
+        parts = []
+        for part in jnp.split(vectors, 2, axis=1) if jax.tree.leaves(carry) else ():
+            hidden, carry = run(variables, part, carry)
+            parts.append(hidden)
+        if parts:
+            _close(jnp.concatenate(parts, axis=1), whole, f"halves from {name} are not the whole")
+
+
+def check_output(
+    module: Any,
+    variables: Any = None,
+    *,
+    own_rows: bool = True,
+    part: Callable = lambda module: module,
+) -> None:
+    """Checks that an output is normalised, agrees with itself, and lets every word learn.
+
+    Args:
+        module: a linen module such as an `adaptive_jax.Output`, whose table has `features`.
+        variables: of the module; None: fresh ones.
+        own_rows: False for words that share parameters, whose gradients are not looked at.
+        part: the output in the module: `lambda model: model.output` for a language model.
+
+    Raises:
+        AssertionError: probabilities that do not sum to 1; an nll that is not minus the
+            log-probability of the target, in another order of tokens, too; a loss that is not the
+            weighted sum of the nll, or sees tokens of weight 0; a word without a gradient.
+    """
+
+    def call(name, variables, *arrays):
+        method = lambda module, *arrays: getattr(part(module), name)(*arrays)
+        return module.apply(variables, *arrays, method=method)
+
+    features = part(module).table.features
+    hidden = jax.random.normal(jax.random.key(2), (1, features))
+    variables = _variables(module, variables, hidden, method="log_probs")
+    words = jax.eval_shape(functools.partial(call, "log_probs"), variables, hidden).shape[-1]
+    hidden = jax.random.normal(jax.random.key(2), (words, features))
+    targets, weights = jnp.arange(words), jnp.linspace(0, 2, words)
+    orders = jnp.stack([targets, jax.random.permutation(jax.random.key(5), words)])
+
+    @jax.jit
+    def results(variables):
+        def loss(params, *arrays):
+            return call("loss", variables | {"params": params}, *arrays)
+
+        def slope(word):
+            token = hidden[:1], word[None], jnp.ones(1)
+            gradient = jax.grad(lambda params: loss(params, *token).total)(variables["params"])
+            bands = lambda module: part(module).table.bands()
+            return _row_norms(module.apply, variables, gradient, method=bands)[word]
+
+        log_probs = call("log_probs", variables, hidden)
+        nll = jax.lax.map(lambda order: call("nll", variables, hidden[order], order), orders)
+        damaged = hidden.at[0].set(jnp.nan)  # of weight 0
+        total = loss(variables["params"], damaged, targets, weights)
+        slopes = jax.vmap(slope)(targets) if own_rows else jnp.ones(words)
+        return log_probs, nll, total, slopes
+
+    log_probs, nll, loss, slopes = jax.tree.map(np.asarray, results(variables))
+    _close(np.logaddexp.reduce(log_probs, axis=1), 0, "probabilities do not sum to 1")
+    expected = -np.diag(log_probs)
+    _close(nll, expected[np.asarray(orders)], "nll is not minus log_probs")
+    _close(loss.nll, np.where(weights == 0, 0, expected), "the loss's nll is not minus log_probs")
+    _close(loss.total, np.sum(weights * expected), "the loss is not the weighted sum of the nll")
+    assert (slopes > 1e-4).all(), f"word {np.argmin(slopes)} has no gradient"
+
+
+def _row_norms(apply, variables, gradient, method):
+    """Sums of absolute values of the rows of a gradient's bands, `[words]`."""
+    bands = apply(variables | {"params": gradient}, method=method)
+    return jnp.concatenate([jnp.abs(band.table).sum(axis=1) for band in bands])
+
+
+def _variables(layer, variables, *arrays, **method):
+    return layer.init(jax.random.key(0), *arrays, **method) if variables is None else variables
+
+
+def _equal(value, expected, name):
+    assert value == expected, f"{name} must be {expected}, got {value}"
+
+
+def _close(value, expected, message):
+    np.testing.assert_allclose(value, expected, RTOL, ATOL, err_msg=message)
