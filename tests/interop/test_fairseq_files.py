@@ -328,7 +328,7 @@ def test_every_tensor_is_needed_and_used(monkeypatch):
     [
         (
             lambda d: (d / "lm.pt").write_bytes((d / "lm.pt").read_bytes()[:200_000]),
-            ["lm.pt", "truncated"],
+            ["lm.pt", "must be a whole file"],
         ),
         (
             lambda d: shutil.copy(FIXTURES.parent / "torch_zip.pt", d / "lm.pt"),
