@@ -112,8 +112,7 @@ def assign(
     if lists:
         raise InputError(
             "the checkpoint's tensors do not fit the model that its options describe, of"
-            f" {config['data']['vocabulary_size']:,} words: "
-            + "; ".join(lists)
+            f" {config['data']['vocabulary_size']:,} words: " + "; ".join(lists)
         )
     return traverse_util.unflatten_dict(parameters, sep="/")
 

@@ -239,9 +239,8 @@ def test_lists_without_end_in_an_option(name, tmp_path):
     """A list of the same list twice, 40 times over, has a text of 2^40 items: it is refused at
     once.
     """
-    twice = b"]q\x00" + b"".join(
-        b"(h" + bytes([i]) + b"h" + bytes([i]) + b"lq" + bytes([i + 1]) for i in range(40)
-    )
+    links = (b"(h%ch%clq%c0" % (i, i, i + 1) for i in range(40))
+    twice = b"]q\x000" + b"".join(links) + b"h\x28"
     options = b"}(" + value("arch") + value("transformer_lm") + value(name) + twice + b"u"
     state = b"}" + value("x") + torch_writer.tensor(0, (4,), (1,))[:-1] + b"s"
     content = b"}(" + value("args") + options + value("model") + state + b"u."
