@@ -12,14 +12,13 @@ tail_vectors, tail_bias                      of a softmax that the loss splits: 
 """
 
 import re
-import types
 from collections.abc import Mapping
 
 import numpy as np
 from flax import traverse_util
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.interop.converter import Checkpoint, Converter, assign, completed
+from adaptive_jax.interop.converter import Checkpoint, Converter, assign, completed, plain
 from adaptive_jax.interop.words import awd_lstm_words
 
 MAX_WORDS = 75_000  # words of a model with one softmax, by the public main.py
@@ -56,57 +55,44 @@ def detect(content: object) -> Checkpoint | None:
     Raises:
         InputError: the loss of a model with many words is not there.
     """
-    model, *rest = content if isinstance(content, list | tuple) and content else [content]
+    model, *parts = content if isinstance(content, list | tuple) and content else [content]
     options, state = {}, model
-    if isinstance(model, types.SimpleNamespace) and hasattr(model, "_modules"):
+    if hasattr(model, "_modules"):
         options, state = vars(model), _state_of(model)
+        layers = _modules(_modules(model).get("rnns"))
+        drops = [layer.dropout for layer in layers.values() if hasattr(layer, "dropout")]
+        if drops:
+            options = options | {"wdrop": drops[0]}
         # A loss that splits the words into classes has parameters, on which the probabilities
         # depend too.
-        for loss in rest[:1]:
+        for loss in parts[:1]:
             if hasattr(loss, "_modules"):
-                options = options | {"splits": getattr(loss, "splits", ())}
+                options |= {"splits": getattr(loss, "splits", ())}
                 state |= _state_of(loss)
     if not isinstance(state, Mapping) or "encoder.weight" not in state:
         return None
-    if not all(isinstance(tensor, np.ndarray) for tensor in state.values()):
-        return None
     if not any(name.startswith("rnns.") for name in state):
         return None
-    if (words := len(state["encoder.weight"])) > MAX_WORDS and not rest:
+    if not all(isinstance(tensor, np.ndarray) for tensor in state.values()):
+        return None
+    if (words := len(state["encoder.weight"])) > MAX_WORDS and not parts:
         raise InputError(
-            f"the checkpoint has {words:,} words and no loss; above {MAX_WORDS:,} words the public"
-            " main.py splits the softmax, and its loss is a part of the model: use the model.pt,"
-            " which holds both"
+            f"the checkpoint has {words:,} words and no loss, which splits the softmax above"
+            f" {MAX_WORDS:,} words: use the model.pt, which holds both"
         )
-    return Checkpoint(options, dict(state))
+    options = {name: value for name, value in options.items() if not name.startswith("_")}
+    return Checkpoint(plain(options), dict(state))
 
 
 def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
-    """The complete config of the model in a checkpoint, as evaluate.py reads it.
-
-    Raises:
-        InputError: tensors that are no AWD-LSTM.
-    """
-    layers = getattr(options.get("_modules", {}).get("rnns"), "_modules", {})
-    weight_drop = next((getattr(layer, "dropout", None) for layer in layers.values()), None)
-    given = {**options, "wdrop": weight_drop}
-    rates = {
-        ours: float(given[name])
-        for name, ours in RATES.items()
-        if isinstance(given.get(name), int | float)
-    }
+    """The complete config of the model in a checkpoint, as evaluate.py reads it."""
     settings = settings_of(state)
     if any(name in state for name in TOMBSTONES):
         cutoffs = tuple(options.get("splits", ())[1:-1])
-        if cutoffs and cutoffs[-1] >= vocabulary_size:
-            raise InputError(
-                f"the checkpoint's loss splits {vocabulary_size:,} words at {cutoffs}: the last"
-                " class must have a word, and this one takes probability from all others without"
-                " any; use another model"
-            )
         settings |= {"output.name": "adaptive", "output.table.cutoffs": cutoffs}
         if settings["output.table.name"] == "own":
             settings["output.table.factor"] = 1  # all classes have vectors of one width
+    rates = {key: float(options[name]) for name, key in RATES.items() if name in options}
     run = {"batches.sequence_length": 70, "batches.layout": "streams", "tokens_per_update": 80 * 70}
     return completed(run | settings | rates | {"data.vocabulary_size": vocabulary_size})
 
@@ -114,19 +100,9 @@ def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: i
 def settings_of(state: Mapping[str, np.ndarray]) -> dict[str, object]:
     """Config values, by dotted key, that describe the model of a state dict, without dropout and
     penalties.
-
-    Raises:
-        InputError: a matrix of an LSTM is missing.
     """
     tensors = _by_path(state)
     layers = range(max(1, sum(path.startswith("body/input_") for path in tensors)))
-    matrices = [f"body/{name}_{i}" for name in ("input", "recurrent") for i in layers]
-    if not {*matrices} <= tensors.keys():
-        raise InputError(
-            f"{len(state)} tensors, among them {', '.join(sorted(state)[:4])}, must be a whole"
-            " AWD-LSTM: use encoder.weight, decoder.bias, and two matrices and two biases of each"
-            " layer, rnns.0.weight_ih_l0 and so on"
-        )
     return {
         "input.name": "lookup",
         "body.name": "awd_lstm",
@@ -181,6 +157,10 @@ def _by_path(state):
             # Split k of a softmax has the k-th tombstone from the end.
             tensors[_PATHS.get(name, name)] = tensor[::-1] if name in TOMBSTONES else tensor
     return tensors
+
+
+def _modules(module):
+    return getattr(module, "_modules", {})
 
 
 def _state_of(module, prefix=""):

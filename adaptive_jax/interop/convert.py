@@ -19,7 +19,7 @@ from adaptive_jax.interop.fconv import FCONV_LM
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import check_name, write_json
 
-CONVERTERS = [AWD_LSTM, TRANSFORMER_LM, FCONV_LM]
+CONVERTERS = [AWD_LSTM, FCONV_LM, TRANSFORMER_LM]  # the first that knows a file converts it
 
 
 def read_checkpoint(path: Path) -> tuple[Converter, Checkpoint]:
@@ -52,21 +52,17 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
         vocabulary, state = converter.words(Path(words), foreign.state)
         config = converter.config(foreign.options, state, len(vocabulary))
         params = jax.tree.map(jnp.asarray, converter.parameters(state, config))
-    except InputError:
-        raise
     except Exception as error:  # options and tensors can have any type and shape
-        reason = f"{type(error).__name__} {one_line(error)}"[:150]
-        raise InputError(
-            f"cannot convert {checkpoint} ({reason}): it is damaged or of another kind; use another"
-        ) from error
+        if isinstance(error, InputError):
+            raise
+        reason = f"{type(error).__name__} {one_line(error)[:150]}"
+        raise InputError(f"cannot convert {checkpoint}, damaged or unknown: {reason}") from error
     for path, array in traverse_util.flatten_dict(params, sep=".").items():
         if not jnp.isfinite(array).all():
-            raise InputError(
-                f"{checkpoint} has numbers that are not finite, in {path}: use another"
-            )
+            raise InputError(f"{checkpoint} has numbers that are not finite, in {path}")
     with new_directory(workdir) as directory:
         write_json(directory / "config.json", config)
-        write_json(directory / "trained.json", _json_values(foreign.options))
+        write_json(directory / "trained.json", foreign.options)
         write_with_checksums(vocabulary, directory / "vocabulary.txt")
         checkpoints = Checkpoints(directory)
         checkpoints.save(foreign.updates, {"params": params}, foreign.nll)
@@ -79,14 +75,3 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
         + f"\npython -m adaptive_jax evaluate {place}    # that holds test.txt",
         flush=True,
     )
-
-
-def _json_values(options):
-    """The options that JSON can hold."""
-    scalar = str | int | float | bool | None
-    return {
-        name: value
-        for name, value in options.items()
-        if isinstance(value, scalar)
-        or (isinstance(value, list | tuple) and all(isinstance(each, scalar) for each in value))
-    }

@@ -4,13 +4,14 @@ A weight of torch is `[outputs, inputs]`; a kernel here is `[inputs, outputs]`.
 """
 
 import ast
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from flax import traverse_util
 
-from adaptive_jax.config import keys, rows
+from adaptive_jax.config.keys import complete
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, parameter_shapes
 
@@ -19,7 +20,7 @@ class Checkpoint(NamedTuple):
     """The content of a checkpoint.
 
     Attributes:
-        options: settings of the model and its training by name.
+        options: settings of the model and its training by name: numbers, text, or lists of them.
         state: tensors of the model by name.
         updates: number of updates done, 0 if the checkpoint does not say.
         nll: validation loss in nats a word, None if the checkpoint has none.
@@ -83,34 +84,35 @@ def assign(
     for name, target in targets.items():
         part = parameters[target.path][target.part]
         parts[name] = part.T if target.transposed else part
-    filled, other, unequal = [], [], []
+    filled, misshapen, unequal = [], [], []
     for name, part in parts.items():
-        if name not in tensors:
+        if (tensor := tensors.get(name)) is None:
             continue
-        if tensors[name].shape != part.shape:
-            other.append(f"{name} {list(tensors[name].shape)}, not {list(part.shape)}")
+        if tensor.shape != part.shape:
+            misshapen.append(f"{name} {list(tensor.shape)}, not {list(part.shape)}")
         elif targets[name] not in filled:
-            part[...] = tensors[name]
+            part[...] = tensor
             filled.append(targets[name])
-        elif not np.array_equal(part, tensors[name]):
+        elif not np.array_equal(part, tensor):
             unequal.append(name)
-    wrong = {
-        "left over in the checkpoint": [
-            f"{name} {list(tensor.shape)}" for name, tensor in tensors.items() if name not in parts
-        ],
-        "missing in it": [
-            f"{name} {list(part.shape)}"
-            for name, part in parts.items()
-            if name not in tensors and targets[name] not in filled
-        ],
-        "of another shape": other,
+    left = [name for name in tensors if name not in parts]
+    missing = [name for name in parts if name not in tensors and targets[name] not in filled]
+    problems = {
+        "left over in the checkpoint": [f"{name} {list(tensors[name].shape)}" for name in left],
+        "missing in it": [f"{name} {list(parts[name].shape)}" for name in missing],
+        "of another shape": misshapen,
         "tied to another by its options, but different": unequal,
         "without a source": sorted(shapes.keys() - {target.path for target in targets.values()}),
     }
-    if any(wrong.values()):
+    lists = [
+        f"{problem}: {', '.join(names[:4])}" + f" and {len(names) - 4} more" * (len(names) > 4)
+        for problem, names in problems.items()
+        if names
+    ]
+    if lists:
         raise InputError(
-            "the checkpoint's tensors do not fit the model that its options describe: "
-            + "; ".join(f"{problem}: {_listed(names)}" for problem, names in wrong.items() if names)
+            "the checkpoint's tensors do not fit the model that its options describe, of"
+            f" {config['data']['vocabulary_size']:,} words: " + "; ".join(lists)
         )
     return traverse_util.unflatten_dict(parameters, sep="/")
 
@@ -121,35 +123,35 @@ def completed(settings: Mapping[str, object]) -> dict:
     The corpus is `text_files` without a path, because a checkpoint does not contain its training
     text.
     """
-    return keys.resolve(rows.config({"data.corpus": "text_files"} | settings))
+    return complete({"data.corpus": "text_files"}, settings)
 
 
-def parse_list(options: Mapping, name: str) -> tuple:
-    """The list that an option spells out: "200,500" or "[(1, 64), (2, 128)]".
-
-    Raises:
-        InputError: it spells out none.
+def plain(options: Mapping) -> dict:
+    """Options as numbers, text, or lists of them; anything else, which can refer to itself or have
+    no end, becomes the name of its type.
     """
-    value = options[name]
-    try:
-        if isinstance(value, str):
-            value = ast.literal_eval(value if value.startswith(("[", "(")) else f"[{value}]")
-        return tuple(value)
-    except (ValueError, TypeError, SyntaxError):
-        raise InputError(
-            f"the checkpoint's {name}={options[name]!r} is not a list of numbers: use another"
-            " checkpoint"
-        ) from None
+    scalar = str | int | float | None
+
+    def is_plain(value):
+        items = value if isinstance(value, list | tuple) else [value]
+        return all(isinstance(item, scalar) for item in items)
+
+    return {
+        name: value if is_plain(value) else f"<{type(value).__name__}>"
+        for name, value in options.items()
+    }
+
+
+def parse_list(value: object) -> tuple:
+    """The list that an option spells out: "200,500" or "[(1, 64), (2, 128)]"."""
+    if isinstance(value, str):
+        value = ast.literal_eval(value if value.startswith(("[", "(")) else f"[{value}]")
+    return tuple(value)
 
 
 def unsupported(options: Mapping, names: list[str]) -> InputError:
     """The error about options whose values no layer here computes."""
-    shown = ", ".join(f"{name}={options.get(name)!r}" for name in names)
+    values = ", ".join(f"{name}={reprlib.repr(options.get(name))}" for name in names)
     return InputError(
-        f"cannot convert the checkpoint's {shown}: no layer of this project computes that; use"
-        " another model"
+        f"cannot convert the checkpoint's {values}: no layer of this project computes that"
     )
-
-
-def _listed(names, most=4):
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

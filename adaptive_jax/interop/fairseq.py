@@ -19,6 +19,7 @@ from adaptive_jax.interop.converter import (
     assign,
     completed,
     parse_list,
+    plain,
     unsupported,
 )
 from adaptive_jax.interop.words import fairseq_words
@@ -36,6 +37,11 @@ NOT_PARAMETERS = (
     "*._float_tensor",
     "decoder.embed_positions.weights",
 )
+RENAMED = {
+    "layer_norms.0": "self_attn_layer_norm",  # until 2018
+    "layer_norms.2": "final_layer_norm",
+    "decoder.embed_out": "decoder.output_projection.weight",  # until 2020
+}
 
 # fairseq's defaults of the options that do not belong to the model.
 RUN = {
@@ -108,23 +114,16 @@ def read_content(content: object) -> Checkpoint | None:
         options.setdefault("arch", options.get("model"))
     else:
         options = _fields(parts.get("args"))
-    state = parts.get("model")
-    if not options or not isinstance(state, dict):
-        return None
-    if not all(isinstance(tensor, np.ndarray) for tensor in state.values()):
+    state = _fields(parts.get("model"))
+    if not options or not all(isinstance(tensor, np.ndarray) for tensor in state.values()):
         return None
     history, extra = (parts.get("optimizer_history") or [{}])[-1], parts.get("extra_state") or {}
-    loss = None
-    if options.get("best_checkpoint_metric", "loss") == "loss":
-        loss = extra.get("val_loss")
-    nll = math.inf if loss is None else float(loss) * math.log(2)  # fairseq reports bits
+    loss = extra.get("val_loss")
+    if options.get("best_checkpoint_metric", "loss") != "loss" or loss is None:
+        loss = math.inf
+    nll = float(loss) * math.log(2)  # fairseq reports bits
     updates = int(history.get("num_updates", 0))
-    return Checkpoint(options, dict(state), updates, nll if math.isfinite(nll) else None)
-
-
-def is_fconv(checkpoint: Checkpoint) -> bool:
-    """True if a checkpoint is of a `fconv_lm`."""
-    return str(checkpoint.options.get("arch")).startswith("fconv_lm")
+    return Checkpoint(plain(options), state, updates, nll if math.isfinite(nll) else None)
 
 
 def run_settings(options: dict, vocabulary_size: int) -> dict[str, object]:
@@ -145,7 +144,7 @@ def run_settings(options: dict, vocabulary_size: int) -> dict[str, object]:
 
 def cutoffs_of(options: dict, name: str, vocabulary_size: int) -> tuple[int, ...]:
     """Cutoffs that an option spells out. fairseq accepts the vocabulary size as a last one."""
-    cutoffs = parse_list(options, name) if options[name] else ()
+    cutoffs = parse_list(options[name]) if options[name] else ()
     return tuple(cutoff for cutoff in cutoffs if cutoff != vocabulary_size)
 
 
@@ -160,9 +159,14 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         InputError: an option has a value that the layers here do not support; the message gives
             both.
     """
-    options = DEFAULTS | {name: value for name, value in options.items() if value is not None}
-    options = _renamed(options)
-    _check(options, state)
+    options = _renamed(DEFAULTS | {name: v for name, v in options.items() if v is not None})
+    if wrong := _unsupported(options):
+        raise unsupported(options, wrong)
+    if options["adaptive_softmax_cutoff"] and f"{SOFTMAX}.version" not in state:
+        raise InputError(
+            "the checkpoint's adaptive softmax has no version: it is older than fairseq itself can"
+            " read"
+        )
     before = bool(options["decoder_normalize_before"])
     # fairseq normalises after the last block since version 3 of its decoder, unless each block ends
     # with a norm.
@@ -204,21 +208,14 @@ def _renamed(options):
     return options
 
 
-def _check(options, state):
-    """Raises InputError unless the layers here support the options."""
-    arch = options.get("arch")
-    if not str(arch).startswith("transformer_lm"):
-        raise InputError(
-            f"the checkpoint's arch={arch!r} is not a transformer_lm: use a language model trained"
-            " with fairseq"
-        )
-    wrong = [
+def _unsupported(options):
+    """Names of options whose values the layers here do not support."""
+    wrong = [] if str(options.get("arch")).startswith("transformer_lm") else ["arch"]
+    wrong += [
         name
         for name, value in FIXED.items()
         if (options.get(name, value) or None) != (value or None)
     ]
-    numbers = [name for name, value in DEFAULTS.items() if isinstance(value, int | float)]
-    wrong += [name for name in numbers if not isinstance(options[name], int | float)]
     if options["tie_adaptive_weights"]:
         required = {
             "adaptive_input": True,
@@ -231,14 +228,7 @@ def _check(options, state):
     if options["share_decoder_input_output_embed"] and not options["adaptive_softmax_cutoff"]:
         wrong += [name for name in ("adaptive_input", "character_embeddings") if options[name]]
     factors = ("adaptive_input_factor", "adaptive_softmax_factor")
-    wrong += [name for name in factors if name not in wrong and options[name] % 1]
-    if wrong:
-        raise unsupported(options, wrong)
-    if options["adaptive_softmax_cutoff"] and f"{SOFTMAX}.version" not in state:
-        raise InputError(
-            "the checkpoint's adaptive softmax has no version: it is older than fairseq itself can"
-            " read"
-        )
+    return wrong + [name for name in factors if name not in wrong and options[name] % 1]
 
 
 def _width(options, side):
@@ -268,7 +258,7 @@ def _input_of(options, vocabulary_size):
         return {
             "input.name": "char_cnn",
             "input.width": options["character_embedding_dim"],
-            "input.filters": parse_list(options, "character_filters"),
+            "input.filters": parse_list(options["character_filters"]),
             "input.highway_layers": options["char_embedder_highway_layers"],
             "input.length": 50,
         }
@@ -320,21 +310,18 @@ def _newest_names(state, config):
     """
     tensors = {}
     for name, tensor in state.items():
-        first, _, last = name.rpartition(".")
+        module, _, last = name.rpartition(".")
         if any(fnmatchcase(name, pattern) for pattern in NOT_PARAMETERS):
             continue
         if last in ("in_proj_weight", "in_proj_bias"):  # until 2019
             features = config["body"]["features"]
             for part, rows in zip("qkv", np.split(tensor, [features, 2 * features]), strict=True):
-                tensors[f"{first}.{part}_proj.{last.removeprefix('in_proj_')}"] = rows
+                tensors[f"{module}.{part}_proj.{last.removeprefix('in_proj_')}"] = rows
         elif name == POSITIONS:
             tensors[f"{name}[{FIRST_POSITION}:]"] = np.atleast_1d(tensor)[FIRST_POSITION:]
-        elif name == "decoder.embed_out":  # until 2020
-            tensors["decoder.output_projection.weight"] = tensor
-        else:  # with the norms' names until 2018
-            name = name.replace("layer_norms.0", "self_attn_layer_norm").replace(
-                "layer_norms.2", "final_layer_norm"
-            )
+        else:
+            for old, new in RENAMED.items():
+                name = name.replace(old, new)
             tensors[name] = tensor
     return split_head(tensors, config)
 
@@ -414,53 +401,50 @@ def _input_targets(settings):
     if settings["name"] == "lookup":
         yield f"{INPUT}.weight", Target("input/table")
         yield "decoder.project_in_dim.weight", Target("input/projection", transposed=True)
-    for i in range(len(settings["cutoffs"]) + 1 if settings["name"] == "adaptive" else 0):
-        yield f"{INPUT}.embeddings.{i}.0.weight", Target(f"input/table_{i}")
-        yield f"{INPUT}.embeddings.{i}.1.weight", Target(f"input/projection_{i}", transposed=True)
+    if settings["name"] == "adaptive":
+        for i in range(len(settings["cutoffs"]) + 1):
+            band = f"{INPUT}.embeddings.{i}"
+            yield f"{band}.0.weight", Target(f"input/table_{i}")
+            yield f"{band}.1.weight", Target(f"input/projection_{i}", transposed=True)
     if settings["name"] == "char_cnn":
         yield f"{INPUT}.char_embeddings.weight[1:]", Target("input/characters")
         yield f"{INPUT}.symbol_embeddings", Target("input/symbols")
-        yield from _linear(f"{INPUT}.projection", "input/projection", "input/projection_bias")
+        layers = {"projection": ("projection", "projection_bias")}
         for i in range(len(settings["filters"])):
-            source, ours = f"{INPUT}.convolutions.{i}", f"input/filter_{i}"
-            yield from _linear(source, ours, f"input/filter_bias_{i}")
+            layers[f"convolutions.{i}"] = f"filter_{i}", f"filter_bias_{i}"
         for i in range(settings["highway_layers"]):
-            source, ours = f"{INPUT}.highway.layers.{i}", f"input/highway_{i}"
-            yield from _linear(source, ours, f"input/highway_bias_{i}")
+            layers[f"highway.layers.{i}"] = f"highway_{i}", f"highway_bias_{i}"
+        for name, (weight, bias) in layers.items():
+            yield from _linear(f"{INPUT}.{name}", f"input/{weight}", f"input/{bias}")
 
 
 def _body_targets(settings):
-    features, blocks = settings["features"], "body/blocks"
+    features = settings["features"]
     linear = {"self_attn.out_proj": "attended", "fc1": "inner", "fc2": "outer"}
     norms = {"self_attn_layer_norm": "norm_attention", "final_layer_norm": "norm_feed_forward"}
     for i in range(settings["layers"]):
         layer = f"decoder.layers.{i}"
         for j, part in enumerate("qkv"):
-            columns, joint = slice(j * features, (j + 1) * features), f"{blocks}/query_key_value"
+            columns, joint = slice(j * features, (j + 1) * features), "body/blocks/query_key_value"
             yield (
                 f"{layer}.self_attn.{part}_proj.weight",
                 Target(f"{joint}/kernel", (i, slice(None), columns), transposed=True),
             )
             yield f"{layer}.self_attn.{part}_proj.bias", Target(f"{joint}/bias", (i, columns))
-        for name, ours in linear.items():
-            ours = f"{blocks}/{ours}"
-            yield from _linear(f"{layer}.{name}", f"{ours}/kernel", f"{ours}/bias", (i,))
-        for name, ours in norms.items():
-            yield f"{layer}.{name}.weight", Target(f"{blocks}/{ours}/scale", (i,))
-            yield f"{layer}.{name}.bias", Target(f"{blocks}/{ours}/bias", (i,))
+        for name, path in linear.items():
+            path = f"body/blocks/{path}"
+            yield from _linear(f"{layer}.{name}", f"{path}/kernel", f"{path}/bias", (i,))
+        for name, path in norms.items():
+            yield f"{layer}.{name}.weight", Target(f"body/blocks/{path}/scale", (i,))
+            yield f"{layer}.{name}.bias", Target(f"body/blocks/{path}/bias", (i,))
     yield f"{POSITIONS}[{FIRST_POSITION}:]", Target("body/learned_positions/table")
     yield "decoder.layer_norm.weight", Target("body/norm/scale")
     yield "decoder.layer_norm.bias", Target("body/norm/bias")
 
 
-def _detect(content):
-    checkpoint = read_content(content)
-    return None if checkpoint is None or is_fconv(checkpoint) else checkpoint
-
-
 TRANSFORMER_LM = Converter(
     "a checkpoint that fairseq saved while it trained a transformer_lm",
-    _detect,
+    read_content,
     fairseq_words,
     config_of,
     parameters_of,

@@ -7,18 +7,25 @@ none. Here r layers that end so are one block. A weight that is normed is g v / 
 import ast
 import itertools
 import operator
+import reprlib
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.interop.converter import Converter, Target, assign, completed, unsupported
+from adaptive_jax.interop.converter import (
+    Converter,
+    Target,
+    assign,
+    completed,
+    parse_list,
+    unsupported,
+)
 from adaptive_jax.interop.fairseq import (
     INPUT,
     RUN,
     SOFTMAX,
     cutoffs_of,
-    is_fconv,
     read_content,
     run_settings,
     softmax_targets,
@@ -58,12 +65,11 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
     options = DEFAULTS | {name: value for name, value in options.items() if value is not None}
     adaptive = any(name.startswith(f"{SOFTMAX}.") for name in state)
     wrong = {
-        "decoder_attention": "True" in str(options["decoder_attention"]),  # one word, or a list
+        # One word, or a list of them.
+        "decoder_attention": "True" in str(parse_list(options["decoder_attention"])),
         "add_bos_token": options["add_bos_token"],
         "adaptive_softmax_cutoff": adaptive and not options["adaptive_softmax_cutoff"],
     }
-    rates = ("dropout", "adaptive_softmax_dropout")
-    wrong |= {name: not isinstance(options[name], int | float) for name in rates}
     if any(wrong.values()):
         raise unsupported(options, [name for name in wrong if wrong[name]])
     model = {
@@ -71,7 +77,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         "body.name": "gated_conv",
         "body.form": "fairseq",
         "body.features": options["decoder_embed_dim"],
-        "body.blocks": blocks_of(layers_of(str(options["decoder_layers"]))),
+        "body.blocks": blocks_of(layers_of(options["decoder_layers"])),
         "body.activation": "glu",
         "body.weight_norm": True,
         "body.dropout": options["dropout"],
@@ -106,15 +112,12 @@ def layers_of(text: str) -> list[tuple[int, int, int]]:
     try:
         layers = _literal(ast.parse(text, mode="eval").body)
         layers = [(units, kernel, *(residual or [1])) for units, kernel, *residual in layers]
-        if not all(
-            len(layer) == 3 and all(type(number) is int for number in layer) for layer in layers
-        ):
+        if not all(len(layer) == 3 and {*map(type, layer)} == {int} for layer in layers):
             raise ValueError("not two or three whole numbers")
         return layers
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"decoder_layers={text[:200]!r} must be a list of layers, such as '[(850, 6)] * 3"
-            " + [(128, 1, 0), (512, 1, 2)]'"
+            f"decoder_layers={reprlib.repr(text)} must be a list such as '[(850, 6)] * 3'"
         ) from error
 
 
@@ -145,16 +148,13 @@ def blocks_of(layers: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], 
         block += (kernel, units)
         if residual not in (0, len(block) // 2):
             raise InputError(
-                f"decoder_layers: a residual of {residual} after {len(block) // 2} layers of a"
-                " block is not known here: use layers whose residual leads back to the one before"
+                f"decoder_layers must have residuals that lead back to the block before, got"
+                f" {residual} after {len(block) // 2} layers"
             )
         if residual:
             blocks, block = [*blocks, block], ()
     if block:
-        raise InputError(
-            f"decoder_layers end with {len(block) // 2} layers without a residual: give the last"
-            " one a residual"
-        )
+        raise InputError("decoder_layers must have a residual at its last layer")
     return tuple((len(list(equal)), *block) for block, equal in itertools.groupby(blocks))
 
 
@@ -179,17 +179,15 @@ def _targets(config) -> Iterator[tuple[str, Target]]:
     yield f"{INPUT}.weight", Target("input/table")
     yield from _linear("decoder.fc1", "body/entry")
     layer = itertools.count()
-    for i, run in enumerate(build(config, config["data"]["vocabulary_size"]).body.stages):
-        for number in range(run.count):
-            part = (number,) if run.count > 1 else ()
-            for j in range(len(run.layers)):
-                source, ours = (
-                    f"decoder.convolutions.{(last := next(layer))}",
-                    f"body/blocks_{i}/layer_{j}",
-                )
-                yield f"{source}.weight_v", Target(f"{ours}/v", part)
-                yield f"{source}.weight_g", Target(f"{ours}/g", part)
-                yield f"{source}.bias", Target(f"{ours}/bias", part)
+    for i, stage in enumerate(build(config, config["data"]["vocabulary_size"]).body.stages):
+        for number in range(stage.count):
+            part = (number,) if stage.count > 1 else ()
+            for j in range(len(stage.layers)):
+                last = next(layer)
+                source, path = f"decoder.convolutions.{last}", f"body/blocks_{i}/layer_{j}"
+                yield f"{source}.weight_v", Target(f"{path}/v", part)
+                yield f"{source}.weight_g", Target(f"{path}/g", part)
+                yield f"{source}.bias", Target(f"{path}/bias", part)
             yield from _linear(f"decoder.projections.{last}", f"body/blocks_{i}/projection")
     yield from _linear("decoder.fc2", "body/output")
     if config["output"]["name"] == "softmax":
@@ -200,16 +198,17 @@ def _targets(config) -> Iterator[tuple[str, Target]]:
         yield from softmax_targets(config)
 
 
-def _linear(source, ours):
+def _linear(source, path):
     """A linear layer, here a convolution of kernel 1."""
-    yield f"{source}.weight_v", Target(f"{ours}/v", (0,), transposed=True)
-    yield f"{source}.weight_g", Target(f"{ours}/g")
-    yield f"{source}.bias", Target(f"{ours}/bias")
+    yield f"{source}.weight_v", Target(f"{path}/v", (0,), transposed=True)
+    yield f"{source}.weight_g", Target(f"{path}/g")
+    yield f"{source}.bias", Target(f"{path}/bias")
 
 
 def _detect(content):
     checkpoint = read_content(content)
-    return checkpoint if checkpoint is not None and is_fconv(checkpoint) else None
+    is_fconv = checkpoint and str(checkpoint.options.get("arch")).startswith("fconv_lm")
+    return checkpoint if is_fconv else None
 
 
 FCONV_LM = Converter(

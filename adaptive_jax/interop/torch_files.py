@@ -9,8 +9,6 @@ It reads both formats: the zip archive (torch 1.6 and later), with one member `d
 storage, and the older stream, which is several pickles followed by the storages.
 """
 
-import collections
-import math
 import pickle
 import types
 import zipfile
@@ -45,19 +43,52 @@ def _check_key(key):
     return key
 
 
+def _dict(items=()):
+    return {_check_key(key): value for key, value in items}
+
+
+def _set(entries=()):
+    return set(map(_check_key, entries))
+
+
+def _tensor(storage, offset, shape, strides, *_):
+    # A file may give anything as a storage, and NumPy's integers, which overflow.
+    if not isinstance(storage, np.ndarray):
+        raise ValueError("a tensor without a storage")
+    offset, shape, strides = int(offset), tuple(map(int, shape)), tuple(map(int, strides))
+    if min(strides, default=0) < 0:
+        raise ValueError("a tensor with a stride below 0")
+    steps = [stride * storage.itemsize for stride in strides]
+    content = storage.view(np.uint8)
+    # NumPy checks that the tensor lies within its storage.
+    tensor = np.ndarray(shape, storage.dtype, content, offset * storage.itemsize, steps)
+    if tensor.size > storage.size:  # a few bytes as any number of them
+        raise InputError(
+            f"a tensor of shape {shape} repeats its {storage.size} numbers: save it by"
+            " .contiguous()"
+        )
+    return tensor
+
+
+def _first(tensor, *_):
+    return tensor
+
+
 def _nothing(*_):
     """Stands for a function whose result is not needed."""
 
 
-# The names that a file may contain, besides storages and functions that rebuild tensors.
-KNOWN = {
+# The names that a file may contain, besides storages.
+NAMES = {
     "torch.Size": tuple,
-    "collections.OrderedDict": lambda items=(): collections.OrderedDict(
-        (_check_key(key), value) for key, value in items
-    ),
-    "builtins.set": lambda entries=(): set(map(_check_key, entries)),
-    "__builtin__.set": lambda entries=(): set(map(_check_key, entries)),
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _first,
+    "torch.nn.parameter.Parameter": _first,  # until 2018
+    "collections.OrderedDict": _dict,
     "collections.defaultdict": lambda *_: {},
+    "builtins.set": _set,
+    "__builtin__.set": _set,
     # AWD-LSTM saves its model as it is, with defaults of dicts and methods as attributes.
     "torch.nn.backends.thnn._get_thnn_function_backend": _nothing,  # until 2019
     **{
@@ -112,22 +143,13 @@ def read(path: Path):
     """
     try:
         with path.open("rb") as file:
-            zipped = file.read(4) == b"PK\x03\x04"
+            zipped, size = file.read(4) == b"PK\x03\x04", path.stat().st_size
             file.seek(0)
-            return (_read_zip if zipped else _read_stream)(file, _Allocator(path.stat().st_size))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}; use the path of a checkpoint"
-        ) from None
+            return (_read_zip if zipped else _read_stream)(file, size)
     except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
-        # "list index out of range" says nothing to a user.
-        reason = "" if isinstance(error, LookupError) else f" ({one_line(error)[:100]})"
-        raise InputError(
-            f"cannot read {path}{reason}: it is truncated, damaged or not a file of torch.save;"
-            " copy or download it again"
-        ) from None
+        reason = getattr(error, "strerror", None) or one_line(error)[:300]
+        whole = "" if isinstance(error, InputError) else "; it must be a whole file of torch.save"
+        raise InputError(f"cannot read {path}: {reason}{whole}") from error
 
 
 class _Unpickler(pickle._Unpickler):
@@ -137,9 +159,9 @@ class _Unpickler(pickle._Unpickler):
     can ask for any amount of memory, and a file can set attributes of everything it names.
 
     Args:
-        size: bytes of the file, and so the most that a value in it can have.
-        make_storage: `make_storage(key, dtype, length)` makes the array of a storage; called once
-            for each key.
+        size: bytes of the file, and so the most that a value in it, or all storages together, can
+            have.
+        fill: `fill(key, array)` reads a storage; called once for each key.
     """
 
     dispatch = {
@@ -148,116 +170,74 @@ class _Unpickler(pickle._Unpickler):
         if bytes([code]) not in REFUSED
     }
 
-    def __init__(self, file, size, make_storage=None):
-        def read(count):
-            if count > size:  # the room is made before the file turns out to be shorter
-                raise EOFError("it ends within a value")
-            return file.read(count)
+    def __init__(self, file, size, fill=None):
+        def read(count):  # the room is made before the file turns out to be shorter
+            return file.read(min(count, size))
 
-        def readline():
-            line = file.readline()
-            if not line.endswith(b"\n"):
-                raise EOFError("it ends within a name")
-            return line
-
-        super().__init__(types.SimpleNamespace(read=read, readline=readline), encoding="utf-8")
-        self.make_storage, self.storages = make_storage, {}
+        super().__init__(types.SimpleNamespace(read=read, readline=file.readline), encoding="utf-8")
+        self.fill, self.bytes_left, self.storages = fill, size, {}
 
     def find_class(self, module, name):
+        path = f"{module}.{name}"
         if module in ("torch", "torch.cuda") and name in DTYPES:
             return name
-        path = f"{module}.{name}"
-        classes = KNOWN | {
-            "torch._utils._rebuild_tensor": self.tensor,
-            "torch._utils._rebuild_tensor_v2": self.tensor,
-            "torch._utils._rebuild_parameter": lambda data, *_: data,
-            "torch.nn.parameter.Parameter": lambda data, *_: data,  # until 2018
-        }
         if path.startswith(CLASSES):
             return types.SimpleNamespace
-        if path not in classes:
+        if path not in NAMES:
             raise InputError(
-                f"it names {path[:100]!r}, which is not part of a checkpoint's weights and options,"
-                " so none of it was read: get the file from a source you trust, or save it again"
-                " with only plain dicts and tensors, as model.state_dict()"
+                f"it names {path[:100]!r}, which is not part of a checkpoint's weights and options:"
+                " get it from a source you trust, or save model.state_dict()"
             )
-        return classes[path]
+        return NAMES[path]
 
     def persistent_load(self, pid):
-        tag, *fields = pid
-        if tag == "module" and len(fields) == 3 and fields[0] is types.SimpleNamespace:
-            return fields[0]  # until 2020, classes came with their source
-        if (
-            tag != "storage"
-            or len(fields) < 4
-            or not isinstance(fields[0], str)
-            or not isinstance(fields[1], str | int)
-        ):
+        if pid[0] == "module" and pid[1] is types.SimpleNamespace:
+            return pid[1]  # until 2020, classes came with their source
+        tag, kind, key, _, length, *view = pid
+        if tag != "storage" or not isinstance(kind, str) or not isinstance(key, str | int):
             raise ValueError("a reference to something that is not a storage")
-        type_name, key, _, length, *view = fields
-        key, dtype, length = str(key), DTYPES[type_name], int(length)
+        key, dtype, length = str(key), DTYPES[kind], int(length)
         if key not in self.storages:
-            self.storages[key] = self.make_storage(key, dtype, length)
+            if not 0 <= length * dtype.itemsize <= self.bytes_left:
+                raise ValueError("its storages are longer than the file")
+            self.bytes_left -= length * dtype.itemsize
+            self.storages[key] = np.empty(length, dtype)
+            self.fill(key, self.storages[key])
         array = self.storages[key]
         if (array.dtype, len(array)) != (dtype, length):
             raise ValueError("two types or lengths for one storage")
-        if not view or view[0] is None:
-            return array
-        _, start, count = view[0]
-        if not 0 <= start <= start + count <= length:
-            raise ValueError("a storage extends beyond the one that contains it")
-        return array[start : start + count]
-
-    def tensor(self, storage, offset, shape, strides, *_):
-        # A file may give anything as `storage`. A storage has one axis; a tensor in its place may
-        # have none.
-        if not isinstance(storage, np.ndarray) or storage.ndim != 1:
-            raise ValueError("a tensor without a storage")
-        # Python integers do not overflow; the file may give NumPy's.
-        offset, shape, strides = int(offset), tuple(map(int, shape)), tuple(map(int, strides))
-        if len(shape) != len(strides) or min((offset, *shape, *strides)) < 0:
-            raise ValueError("a tensor of an impossible shape")
-        last = offset + sum(
-            (size - 1) * stride for size, stride in zip(shape, strides, strict=True)
-        )
-        if 0 not in shape and last >= len(storage):
-            raise ValueError("a tensor extends beyond its storage")
-        if 0 not in shape and math.prod(shape) > len(storage):  # a few bytes as any number of them
-            raise InputError(
-                f"a tensor of shape {shape} repeats its {len(storage)} numbers: save it by"
-                " .contiguous()"
-            )
-        steps = [stride * storage.itemsize for stride in strides]
-        return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps)
+        if view and view[0] is not None:
+            _, start, count = view[0]
+            return array[start : start + count]
+        return array
 
     def load_dict(self):
         items = self.pop_mark()
         self.append({})
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self._set(key, value)
+        self._set(items)
 
     def load_setitem(self):
-        self._set(self.stack.pop(-2), self.stack.pop())
+        *_, key, value = self.stack
+        del self.stack[-2:]
+        self._set([key, value])
 
     def load_setitems(self):
-        items = self.pop_mark()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self._set(key, value)
+        self._set(self.pop_mark())
 
-    def _set(self, key, value):
+    def _set(self, items):
         if not isinstance(self.stack[-1], dict):  # a set would hash the value, an array copy it
             raise ValueError(f"entries of a {type(self.stack[-1]).__name__}")
-        # An optimizer's memory of a parameter, which is not needed.
-        if not isinstance(key, np.ndarray):
-            self.stack[-1][_check_key(key)] = value
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # An optimizer's memory of a parameter, which is not needed.
+            if not isinstance(key, np.ndarray):
+                self.stack[-1][_check_key(key)] = value
 
     def load_build(self):
         state, instance = self.stack.pop(), self.stack[-1]
         if isinstance(instance, types.SimpleNamespace) and isinstance(state, dict):
             vars(instance).update(state)
-        # An OrderedDict's attributes are the versions of torch's modules, which are not needed
-        # here.
-        elif not isinstance(instance, collections.OrderedDict):
+        # A dict's attributes are the versions of torch's modules, which are not needed here.
+        elif not isinstance(instance, dict):
             raise ValueError(f"attributes of a {type(instance).__name__}")
 
     dispatch |= {
@@ -268,72 +248,41 @@ class _Unpickler(pickle._Unpickler):
     }
 
 
-class _Allocator:
-    """Makes arrays of at most as many bytes as the file has, all together, so that no file can
-    ask for more memory.
-    """
-
-    def __init__(self, size):
-        self.size = self.left = size
-
-    def array(self, length, dtype):
-        if not 0 <= length * dtype.itemsize <= self.left:
-            raise ValueError("its storages are longer than the file")
-        self.left -= length * dtype.itemsize
-        return np.empty(length, dtype)
-
-
-def _read_zip(file, allocator):
+def _read_zip(file, size):
     with zipfile.ZipFile(file) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise ValueError("the archive is compressed, and torch.save never compresses")
-        roots = [
-            name.removesuffix("data.pkl")
-            for name in archive.namelist()
-            if name.endswith("/data.pkl")
-        ]
-        if len(roots) != 1:
-            raise ValueError(f"the archive has {len(roots)} members data.pkl")
-        [root] = roots
-        if root + "byteorder" in archive.namelist():
-            with archive.open(root + "byteorder") as order:
-                _check_byte_order(order.read(7) == b"little")
+        names = archive.namelist()
+        [root] = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
+        if f"{root}byteorder" in names:
+            _check_byte_order(archive.read(f"{root}byteorder") == b"little")
 
-        def make_storage(key, dtype, length):
-            member = archive.getinfo(f"{root}data/{key}")
-            if member.file_size != length * dtype.itemsize:
-                raise ValueError(f"storage {key[:50]} has {member.file_size} bytes")
-            array = allocator.array(length, dtype)
-            with archive.open(member) as source:
+        def fill(key, array):
+            with archive.open(f"{root}data/{key}") as source:
                 _fill(source, array)
                 if source.read(1):  # zipfile compares the checksum at the member's end
                     raise ValueError(f"storage {key[:50]} is too long")
-            return array
 
-        with archive.open(root + "data.pkl") as pickled:
-            return _Unpickler(pickled, allocator.size, make_storage).load()
+        with archive.open(f"{root}data.pkl") as pickled:
+            return _Unpickler(pickled, size, fill).load()
 
 
-def _read_stream(file, allocator):
-    def make_storage(key, dtype, length):
-        return allocator.array(length, dtype)  # filled below: the numbers follow after the pickles
-
-    if (
-        _Unpickler(file, allocator.size).load() != STREAM_MAGIC
-        or _Unpickler(file, allocator.size).load() != STREAM_PROTOCOL
-    ):
+def _read_stream(file, size):
+    magic, protocol, machine = (_Unpickler(file, size).load() for _ in range(3))
+    if magic != STREAM_MAGIC or protocol != STREAM_PROTOCOL:
         raise ValueError("it does not begin like one")
-    _check_byte_order(_Unpickler(file, allocator.size).load()["little_endian"])
-    unpickler = _Unpickler(file, allocator.size, make_storage)
-    content, keys = unpickler.load(), _Unpickler(file, allocator.size).load()
-    if set(keys) != set(unpickler.storages):
-        raise ValueError("its storages are not those of its tensors")
+    _check_byte_order(machine["little_endian"])
+    # The storages follow after the pickles.
+    unpickler = _Unpickler(file, size, lambda key, array: None)
+    content, keys = unpickler.load(), _Unpickler(file, size).load()
     for key in keys:
-        length, array = np.empty(1, "<i8"), unpickler.storages[key]
+        length, array = np.empty(1, "<i8"), unpickler.storages.pop(_check_key(key))
         _fill(file, length)
         if length[0] != len(array):
             raise ValueError(f"storage {key[:50]} is not as long as its tensors say")
         _fill(file, array)
+    if unpickler.storages:
+        raise ValueError("its storages are not those of its tensors")
     return content
 
 
@@ -349,7 +298,4 @@ def _fill(source, array):
 
 def _check_byte_order(little):
     if not little:
-        raise InputError(
-            "it was written on a big-endian machine: load it with torch on this machine and save it"
-            " again"
-        )
+        raise InputError("it is of a big-endian machine: load it with torch, and save it here")

@@ -2,13 +2,12 @@
 
 import io
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 
 DICTIONARY = "use the dict.txt of the checkpoint"
 CORPUS = (
@@ -55,22 +54,6 @@ def read_dictionary(path: Path) -> Vocabulary:
     return Vocabulary(tuple(words), np.array([counts[0]] * 4 + counts, np.int64))
 
 
-def vocabulary_size_of(state: dict[str, np.ndarray]) -> int:
-    """The number of words that the tables of a fairseq model have rows for; 0 if it has no
-    table known here.
-    """
-
-    def rows(pattern):
-        names = [name for name in state if fnmatchcase(name, f"decoder.{pattern}")]
-        return [len(state[name]) for name in names if state[name].ndim == 2]
-
-    tables = rows("embed_tokens.embeddings.*.0.weight") or rows("embed_tokens.weight")
-    if tables := tables or rows("output_projection.weight") or rows("embed_out"):
-        return sum(tables)
-    tails = rows("adaptive_softmax.tail.*.2.weight")
-    return max(0, sum(rows("adaptive_softmax.head.weight")) + sum(tails) - len(tails))
-
-
 def read_corpus(path: Path) -> dict[str, int]:
     """Counts of the words of an AWD-LSTM in the order of their ids.
 
@@ -82,47 +65,31 @@ def read_corpus(path: Path) -> dict[str, int]:
         InputError: a file is missing or not UTF-8, a line of the list is no word or one of a line
             before, or there is no `<eos>`.
     """
-    counts = _counted(path) if path.is_dir() else _listed(path)
+    counts: dict[str, int] = {}
+    if path.is_dir():
+        for split in ("train.txt", "valid.txt", "test.txt"):
+            for _, line in _lines(path / split, CORPUS):
+                for word in (*line.split(), EOS):
+                    counts[word] = counts.get(word, 0) + 1
+    else:
+        for number, line in _lines(path, CORPUS):
+            words = line.removeprefix("\ufeff").split()
+            if len(words) != 1 or words[0] in counts:
+                problem = "is not one word" if len(words) != 1 else "repeats a word"
+                raise InputError(f"{path}, line {number}: {line.rstrip()!r} {problem}; {CORPUS}")
+            counts[words[0]] = 1
     if EOS not in counts:
         raise InputError(f"{path} has no {EOS}, which ends every line of a text; {CORPUS}")
-    return counts
-
-
-def _counted(path):
-    counts: dict[str, int] = {}
-    for split in ("train.txt", "valid.txt", "test.txt"):
-        for _, line in _lines(path / split, CORPUS):
-            for word in (*line.split(), EOS):
-                counts[word] = counts.get(word, 0) + 1
-    return counts
-
-
-def _listed(path):
-    counts: dict[str, int] = {}
-    for number, line in _lines(path, CORPUS):
-        word, *more = line.removeprefix("\ufeff").split() or [""]
-        if not word or more or word in counts:
-            problem = "repeats a word" if word in counts else "is not one word"
-            raise InputError(f"{path}, line {number}: {line.rstrip()!r} {problem}; {CORPUS}")
-        counts[word] = 1
     return counts
 
 
 def fairseq_words(
     path: Path, state: dict[str, np.ndarray]
 ) -> tuple[Vocabulary, dict[str, np.ndarray]]:
-    """The vocabulary of a dict.txt, and the tensors of the model as they are.
-
-    Raises:
-        InputError: see `read_dictionary`; or the model has another number of words.
+    """The vocabulary of a dict.txt, see `read_dictionary`, and the tensors of the model as they
+    are.
     """
-    vocabulary, size = read_dictionary(path), vocabulary_size_of(state)
-    if size not in (0, len(vocabulary)):
-        raise InputError(
-            f"{path} has {len(vocabulary):,} words, including fairseq's own four, and the"
-            f" checkpoint {size:,}: use the dict.txt that the model was trained with"
-        )
-    return vocabulary, state
+    return read_dictionary(path), state
 
 
 def awd_lstm_words(
@@ -139,26 +106,21 @@ def awd_lstm_words(
     counts, size = read_corpus(path), len(state["encoder.weight"])
     if len(counts) != size:
         raise InputError(f"{path} has {len(counts):,} words and the checkpoint {size:,}: {CORPUS}")
-    numbers = np.fromiter(counts.values(), np.int64)
+    words, numbers = np.array(list(counts), object), np.fromiter(counts.values(), np.int64)
     split = "tail_vectors" in state
     order = np.arange(size) if split else np.argsort(-numbers, kind="stable")
-    words = list(counts)
     tables = {
-        name: state[name]
+        name: state[name][order]
         for name in ("encoder.weight", "decoder.weight", "decoder.bias")
-        if name in state
+        if name in state and len(state[name]) == size
     }
-    tables = {name: rows[order] for name, rows in tables.items() if len(rows) == size}
-    return Vocabulary(tuple(words[i] for i in order), numbers[order]), state | tables
+    return Vocabulary(tuple(words[order]), numbers[order]), state | tables
 
 
 def _lines(path, cure) -> Iterator[tuple[int, str]]:
     """Numbers and lines of a text file."""
     try:
         text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; {cure}") from None
-    except UnicodeDecodeError as error:
-        number = error.object.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {number}: not UTF-8; {cure}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {one_line(error)}; {cure}") from None
     return enumerate(io.StringIO(text, newline=None), start=1)

@@ -21,17 +21,17 @@ WORDS = 240
     [
         (
             {"decoder_layers": "[(16, 4)] * 10 ** 3"},
-            ["'[(16, 4)] * 10 ** 3'", "must be a list of layers"],
+            ["'[(16, 4)] * 10 ** 3'", "must be a list such as"],
         ),
-        ({"decoder_layers": "[(16, 4)] * 1000000000"}, ["1000000000", "must be a list of layers"]),
-        ({"decoder_layers": "open('x')"}, ["open('x')", "must be a list of layers"]),
-        ({"decoder_layers": "[(16, 4, 0)]"}, ["1 layers without a residual"]),
-        ({"decoder_layers": "[(16, 4, 2)]"}, ["a residual of 2"]),
+        ({"decoder_layers": "[(16, 4)] * 1000000000"}, ["1000000000", "must be a list such as"]),
+        ({"decoder_layers": "open('x')"}, ["open('x')", "must be a list such as"]),
+        ({"decoder_layers": "[(16, 4, 0)]"}, ["must have a residual at its last layer"]),
+        ({"decoder_layers": "[(16, 4, 2)]"}, ["got 2 after 1 layers"]),
         (
             {"decoder_layers": "[(16, 4, 0)] * 5 + [(16, 4, 6)]"},
             ["must be a block of 1 to 5 layers"],
         ),
-        ({"decoder_layers": "[('a', 4)]"}, ["[('a', 4)]", "must be a list of layers"]),
+        ({"decoder_layers": "[('a', 4)]"}, ["('a', 4)", "must be a list such as"]),
         (
             {"decoder_attention": "[False, True, False]"},
             ["decoder_attention='[False, True, False]'"],
