@@ -16,6 +16,7 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
+from adaptive_jax.evaluation.frequency import BINS, PAPER, check_edges, words_of
 from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
 from adaptive_jax.evaluation.options import Option, check_options
@@ -64,6 +65,7 @@ class Request(NamedTuple):
     uniform: Annotated[float | None, Option(UNIFORM_SHARE, "[0, 1)")] = None
     down_weight: Annotated[float, Option(DOWN_WEIGHT, "(0, 1]")] = 1.0
     share: Annotated[float | None, Option(SHARE, "[0, 1]")] = None
+    bins: Annotated[tuple[int, ...], Option(BINS)] = PAPER
 
 
 def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
@@ -131,11 +133,12 @@ def evaluate_contexts(
         if not directory and data["corpus"] == "text_files" and not data["path"]:
             directory = request.data_path  # of a converted model
         try:
-            text = data_of(workdir, config, directory, "train")
-            return load(text, vocabulary=vocabulary, splits=("train",)).ids["train"]
+            source = data_of(workdir, config, directory, "train")
+            return load(source, vocabulary=vocabulary, splits=("train",)).ids["train"]
         except InputError as error:
             raise InputError(f"--method={request.method} reads a train text: {error}") from error
 
+    text = words_of(ids, vocabulary, config["data"], data)
     tables = functools.cache(functools.partial(composed, run, ids))
     results = []
     for each, cut in zip(requests, windows, strict=True):
@@ -156,7 +159,7 @@ def evaluate_contexts(
             "step": run.step,
             "published": paper,
             "scored": card.fingerprint(run.step, run.identity, vocabulary, ids),
-            **card.metadata(run, ids, nll),
+            **card.metadata(vocabulary, text, nll, request.bins),
         }
         if request.vocabulary != TRAIN:
             result["open"] = seen_and_unseen(nll, ids, run.num_known_words)
@@ -170,6 +173,7 @@ def evaluate_contexts(
 def _check_request(request):
     """Checks what needs no run; returns the method with its options."""
     check_options(request)
+    check_edges(request.bins)
     score = prepared(request.method, request.options)
     several = [
         key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1

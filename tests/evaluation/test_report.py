@@ -19,9 +19,9 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import evaluate as scored
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.frequency import Bin, Words
 from adaptive_jax.evaluation.report import charts, passage, runs
 from adaptive_jax.evaluation.report.drawing import VARIABLES, draw, look
-from adaptive_jax.evaluation.report.frequency import Bin, Words
 from adaptive_jax.evaluation.report.page import sample
 from adaptive_jax.evaluation.report.passage import Token, spelled
 from adaptive_jax.evaluation.report.report import Job, _title, names_of, report
@@ -379,7 +379,7 @@ def test_one_text():
     """Word by word; `<unk>` stands for any."""
 
     def run(*hashes):
-        words = Words(None, None, 1, np.array(hashes, np.uint32))
+        words = Words(None, None, np.array(hashes, np.uint32), 1)
         return runs.RunReport(f"{hashes}", Path("a"), *[None] * 4, words, *[None] * 4)
 
     runs.check_comparable([run(5, 0, 7), run(5, 6, 7), run(0, 6, 7)])

@@ -17,7 +17,7 @@ from adaptive_jax.evaluation.options import define_option_flags, flag_values
 from adaptive_jax.evaluation.report.report import Job, report
 from adaptive_jax.files import path_of
 
-OTHERS = "method", "break_mode", "vocabulary", "uniform", "down_weight", "share"
+OTHERS = "method", "break_mode", "vocabulary", "uniform", "down_weight", "share", "bins"
 POSITIONAL = ["RUN..."]
 STOPPED = "stopped: the scores of finished runs are kept; the same command resumes"
 

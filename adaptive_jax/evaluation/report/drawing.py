@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.frequency import short
 from adaptive_jax.evaluation.report.charts import Chart
-from adaptive_jax.evaluation.report.frequency import short
 from adaptive_jax.files import replacing
 
 SIZE = 4.6, 3.3  # inches; text stays readable where a telephone shows it 370 pixels wide

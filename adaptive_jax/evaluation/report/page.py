@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from adaptive_jax.evaluation.frequency import short
 from adaptive_jax.evaluation.report.charts import Chart
-from adaptive_jax.evaluation.report.frequency import short
 from adaptive_jax.evaluation.report.passage import Token
 
 STYLE = Path(__file__).with_name("style.css")

@@ -13,10 +13,10 @@ import jax
 from adaptive_jax.data.corpora.text import SPLIT
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request
+from adaptive_jax.evaluation.frequency import BINS, PAPER, check_edges
 from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.report import charts, page
 from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
-from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report.passage import Token, read_passage
 from adaptive_jax.evaluation.report.runs import RunReport, check_comparable, read_run
 from adaptive_jax.files import path_of, replacing
@@ -37,7 +37,7 @@ class Job(NamedTuple):
 
     output: Annotated[str, Option(OUTPUT)] = "report.html"
     names: Annotated[tuple[str, ...], Option(NAMES)] = ()
-    bins: Annotated[tuple[int, ...], Option("Largest frequency of each bin but the last.")] = PAPER
+    bins: Annotated[tuple[int, ...], Option(BINS)] = PAPER
     sample_from: Annotated[int, Option("First word of the passage to show.", "[0, inf)")] = 0
     sample_words: Annotated[int, Option("Words of the passage; 0: none.", "[0, inf)")] = 150
 

@@ -16,7 +16,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.evaluate import Request, data_of, evaluate
-from adaptive_jax.evaluation.report.frequency import Words, words_of
+from adaptive_jax.evaluation.frequency import Words, words_of
 from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import names_in
@@ -32,7 +32,7 @@ class RunReport(NamedTuple):
         name: as the report calls it.
         ids: int32 `[tokens]` of the split.
         nll: float32 `[tokens]` in nats, NaN for tokens that are not scored.
-        words: losses and frequencies of the words of the text.
+        words: of the text.
         result: what evaluate.py says of these scores.
         others: its results of the same text and checkpoint with any window and context.
         log: the lines of metrics.jsonl.
@@ -156,7 +156,7 @@ def read_run(
         evaluate(workdir, request, run)
         found = _result(workdir, config, scored, asked, len(ids))
     result, nll = found
-    words = words_of(ids, nll, vocabulary, config["data"], data)
+    words = words_of(ids, vocabulary, config["data"], data)
     others = [each for each, _ in _results(workdir, config, scored)]
     log = _log(workdir / "metrics.jsonl")
     about = RunReport(
