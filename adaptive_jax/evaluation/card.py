@@ -3,6 +3,7 @@ numbers, versions; and the lines that say so.
 """
 
 import contextlib
+import datetime
 import hashlib
 import importlib.metadata
 import json
@@ -15,7 +16,6 @@ import jax
 import numpy as np
 
 from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
-from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.frequency import Words, in_bins
 from adaptive_jax.evaluation.scoring import part_of
 from adaptive_jax.workdir.settings import PUBLISHED
@@ -31,15 +31,16 @@ def metadata(vocabulary: Vocabulary, words: Words, nll: np.ndarray, edges: Seque
         edges: of bins, see `in_bins`.
 
     Returns:
-        `characters` and `bits_per_character`, see `count_characters`; `bins`, see `by_bin`; the
-        `vocabulary`'s size, its `unit` ("word" or "token", which losses are per) and its
-        `fingerprint`, which differs when a word, a count or the order differs; `versions` of
+        `date`, UTC; `characters` and `bits_per_character`, see `count_characters`; `bins`, see
+        `by_bin`; the `vocabulary`'s size, its `unit` ("word" or "token", which losses are per) and
+        its `fingerprint`, which differs when a word, a count or the order differs; `versions` of
         python, of packages and of the device.
     """
     counts = ~np.isnan(nll)
     characters = count_characters(words.ids[counts], vocabulary)
     bits = float(np.sum(nll[counts], dtype=np.float64)) / math.log(2)
     return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "characters": characters,
         "bits_per_character": None if characters is None else bits / characters,
         "bins": by_bin(words, nll, edges),
@@ -112,23 +113,12 @@ def by_bin(words: Words, nll: np.ndarray, edges: Sequence[int]) -> list[dict]:
 def published(workdir: Path, split: str) -> dict | None:
     """Returns what a paper prints for the row that a run was trained as: `perplexity`, `row`,
     `table` and the keys `changed`; None if there is none.
-
-    Raises:
-        InputError: train.py's record of it is damaged.
     """
     path = workdir / PUBLISHED
-    if not path.exists():
+    record = json.loads(path.read_text()) if path.exists() else {}
+    if record.get(split) is None:  # papers print none of a train split
         return None
-    try:
-        record = json.loads(path.read_text())
-        numbers = {name: record[name] for name in ("validation", "test")}
-        paper = {key: record[key] for key in ("row", "table", "changed")}
-    except (ValueError, KeyError, TypeError):
-        raise InputError(
-            f"{path} is damaged: remove it, and results have no published number"
-        ) from None
-    number = numbers.get(split)  # papers print none of a train split
-    return None if number is None else {"perplexity": number} | paper
+    return {"perplexity": record[split]} | {key: record[key] for key in ("row", "table", "changed")}
 
 
 def lines(result: Mapping) -> Iterator[str]:

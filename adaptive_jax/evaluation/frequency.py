@@ -62,6 +62,19 @@ class Words(NamedTuple):
         """
         return np.concatenate([[self.eos_count], self.counts[:-1]])
 
+    def span(self, first: int, words: int) -> tuple[int, int]:
+        """Positions of the first token of a passage, and of the first one after it.
+
+        Raises:
+            InputError: the text has no word `first`.
+        """
+        if first >= len(self.ends):
+            raise InputError(
+                f"sample_from={first} must be less than the text's {len(self.ends):,} words"
+            )
+        begin = 0 if first == 0 else int(self.ends[first - 1]) + 1
+        return begin, int(self.ends[min(first + words, len(self.ends)) - 1]) + 1
+
 
 class Bin(NamedTuple):
     """Words of similar frequency.
@@ -128,8 +141,9 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
     eos_count = int(vocabulary.counts[vocabulary.eos])
     if not isinstance(vocabulary, Subwords):
         hashes = np.fromiter(map(_hash, spellings), np.uint32)[ids]
-        counts = vocabulary.counts[ids] if has_counts(vocabulary) else None
-        return Words(ids, ends, hashes, eos_count, counts)
+        counts = vocabulary.counts
+        has_counts = len(np.unique(counts[counts > 0])) > 1  # those of a list are all 1
+        return Words(ids, ends, hashes, eos_count, counts[ids] if has_counts else None)
     frequencies, mark = _training_counts(data, other), MARK.encode()
 
     def spelled():
@@ -141,11 +155,6 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
 
     table = np.fromiter(spelled(), [("count", np.int64), ("hash", np.uint32)])
     return Words(ids, ends, table["hash"], eos_count, table["count"] if frequencies else None)
-
-
-def has_counts(vocabulary: Vocabulary) -> bool:
-    """True if the words have counts, which those of a converted list have not."""
-    return len(np.unique(vocabulary.counts[vocabulary.counts > 0])) > 1
 
 
 def _training_counts(data, other):

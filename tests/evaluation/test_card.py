@@ -155,7 +155,8 @@ def test_several_contexts(trained_copy, monkeypatch):
     results = evaluate_contexts(trained_copy, request, (0, 12, 0))
     assert len(times) == 1
     assert [result["settings"]["context"] for result in results] == [0, 12]
-    assert {**results[1], "seconds": 0} == {**one, "seconds": 0}
+    now = {"seconds": 0, "date": ""}
+    assert results[1] | now == one | now
     nll = np.load(trained_copy / "eval" / "validation-16-12-240.npy")
     assert np.mean(nll, dtype=float) == pytest.approx(one["nll"], rel=1e-6)
 
@@ -228,9 +229,6 @@ def test_published_numbers(quick_command, flags, tmp_path):
     says = f"Table 7 prints 18.1 for mine.py:small; this run changes {', '.join(changed)}"
     assert list(lines(result))[-1] == says
     assert published(workdir, "test") is None and published(workdir, "train") is None
-    (workdir / "published.json").write_text("{")
-    with pytest.raises(InputError, match=r"published.json is damaged: remove it"):
-        published(workdir, "test")
 
 
 def test_rows_with_and_without_numbers(tmp_path):

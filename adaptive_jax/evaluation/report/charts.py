@@ -20,6 +20,8 @@ SECTIONS = {
     TRAINING: "",
 }
 
+NATS = "loss, nats a {}"
+
 
 class Line(NamedTuple):
     """The points of a run. thin: drawn without markers."""
@@ -62,20 +64,14 @@ class Chart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Data of the figures. edges: largest frequencies of the bins but the last."""
+    """Data of the figures.
+
+    edges: largest frequencies of the bins but the last. unit: of losses, "word" or "token".
+    """
 
     runs: Sequence[RunReport]
     edges: Sequence[int]
-
-    @property
-    def unit(self) -> str:
-        """Unit of the losses, "word" or "token"."""
-        return self.runs[0].vocabulary.unit
-
-    @property
-    def nats(self) -> str:
-        """Label of an axis of losses."""
-        return f"loss, nats a {self.unit}"
+    unit: str
 
     @functools.cached_property
     def bins(self) -> dict[str, dict[str, list[Bin]]]:
@@ -139,7 +135,7 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
         ("bin", statistic, "low", "high", "words", "least", "most"),
         lines,
         f"frequency in training; below, {scores.unit}s of the text",
-        f"difference in {scores.nats}" if figure == "difference" else scores.nats,
+        ("difference in " if figure == "difference" else "") + NATS.format(scores.unit),
         {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
     )
 
@@ -166,7 +162,7 @@ def curves(scores: Scores) -> Chart:
         ("updates", "nll", "split"),
         lines,
         "updates",
-        scores.nats,
+        NATS.format(scores.unit),
         limits=limits,
     )
 
