@@ -3,50 +3,47 @@ numbers, versions; and the lines that say so.
 """
 
 import contextlib
+import datetime
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
-from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.frequency import Words, in_bins
 from adaptive_jax.evaluation.scoring import part_of
 from adaptive_jax.workdir.settings import PUBLISHED
 
 PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
 
 
-def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
+def metadata(vocabulary: Vocabulary, words: Words, nll: np.ndarray, edges: Sequence[int]) -> dict:
     """Returns what a result holds besides the `summary` of its scores.
 
     Args:
-        ids: int32 `[tokens]` of the split.
         nll: `[tokens]` in nats, NaN for tokens that do not count.
+        edges: of bins, see `in_bins`.
 
     Returns:
-        `characters` and `bits_per_character`, see `count_characters`; `bands`, see `by_band`, none
-        of words without counts; the `vocabulary`'s size, its `unit` ("word" or "token", which
-        losses are per) and its `fingerprint`, which differs when a word, a count or the order
-        differs; `versions` of python, of packages and of the device.
+        `date`, UTC; `characters` and `bits_per_character`, see `count_characters`; `bins`, see
+        `by_bin`; the `vocabulary`'s size, its `unit` ("word" or "token", which losses are per) and
+        its `fingerprint`, which differs when a word, a count or the order differs; `versions` of
+        python, of packages and of the device.
     """
     counts = ~np.isnan(nll)
-    nll, ids = nll[counts], ids[:][counts]
-    characters = count_characters(ids, run.vocabulary)
-    bits = float(np.sum(nll, dtype=np.float64)) / math.log(2)
-    vocabulary = run.vocabulary
-    known = has_counts(vocabulary)
+    characters = count_characters(words.ids[counts], vocabulary)
+    bits = float(np.sum(nll[counts], dtype=np.float64)) / math.log(2)
     return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "characters": characters,
         "bits_per_character": None if characters is None else bits / characters,
-        "bands": by_band(nll, vocabulary.ranks[ids], edges(run)) if known else [],
+        "bins": by_bin(words, nll, edges),
         "vocabulary": {
             "size": len(vocabulary),
             "fingerprint": vocabulary.digest,
@@ -90,72 +87,47 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
     return int(np.sum(lengths[ids]) + spaces)
 
 
-def has_counts(vocabulary: Vocabulary) -> bool:
-    """True if the words have counts, which those of a converted list have not."""
-    return len(np.unique(vocabulary.counts[vocabulary.counts > 0])) > 1
-
-
-def edges(run: Run) -> list[int]:
-    """Ranks at which bands of the words that training knew begin: the model's cutoffs, or 10,
-    100, 1,000 … if it has none or its words are not sorted by frequency.
-    """
-    own, ranks, known = (), run.vocabulary.ranks, run.num_known_words
-    if np.array_equal(ranks, np.arange(len(ranks))):
-        own = run.config["output"]["table"].get("cutoffs") or run.config["input"].get("cutoffs")
-    tens = (10**power for power in range(1, 10))
-    return [0, *(edge for edge in own or tens if edge < known), known]
-
-
-def by_band(nll: np.ndarray, ranks: np.ndarray, parts: list[int]) -> list[dict]:
-    """Share of the tokens, and perplexity a token, of words by how frequent they are in training.
+def by_bin(words: Words, nll: np.ndarray, edges: Sequence[int]) -> list[dict]:
+    """Share of the words, and perplexity a word, by how often training has them.
 
     Args:
-        nll: `[tokens]` in nats.
-        ranks: `[tokens]`, of the words by frequency.
-        parts: ranks, ascending, the most frequent word's being 0: band i has those from `parts[i]`
-            to below `parts[i + 1]`.
+        nll: `[tokens]` in nats, NaN for tokens that do not count.
+        edges: of bins, see `in_bins`.
 
     Returns:
-        For each band `first` and `last`, ranks counted from 1, `share`, and `perplexity`, None of
-        no tokens.
+        For each bin that has words `least` and `most`, the frequencies in it (None: no limit),
+        `words`, `share` and `perplexity`. Nothing of words without counts.
     """
+    if words.counts is None:
+        return []
+    losses = words.nll(nll)
+    scored = ~np.isnan(losses)
+    losses = losses[scored]
     return [
-        {"first": begin + 1, "last": end} | part_of(nll, (ranks >= begin) & (ranks < end))
-        for begin, end in itertools.pairwise(parts)
+        {"least": least, "most": most, "words": int(inside.sum())} | part_of(losses, inside)
+        for least, most, inside in in_bins(words.counts[scored], edges)
+        if inside.any()
     ]
 
 
 def published(workdir: Path, split: str) -> dict | None:
     """Returns what a paper prints for the row that a run was trained as: `perplexity`, `row`,
     `table` and the keys `changed`; None if there is none.
-
-    Raises:
-        InputError: train.py's record of it is damaged.
     """
     path = workdir / PUBLISHED
-    if not path.exists():
+    record = json.loads(path.read_text()) if path.exists() else {}
+    if record.get(split) is None:  # papers print none of a train split
         return None
-    try:
-        record = json.loads(path.read_text())
-        numbers = {name: record[name] for name in ("validation", "test")}
-        paper = {key: record[key] for key in ("row", "table", "changed")}
-    except (ValueError, KeyError, TypeError):
-        raise InputError(
-            f"{path} is damaged: remove it, and results have no published number"
-        ) from None
-    number = numbers.get(split)  # papers print none of a train split
-    return None if number is None else {"perplexity": number} | paper
+    return {"perplexity": record[split]} | {key: record[key] for key in ("row", "table", "changed")}
 
 
 def lines(result: Mapping) -> Iterator[str]:
     """Yields the printed lines of a result after its first one."""
-    bands = [
-        f"{band['first']:,}-{band['last']:,} {band['perplexity']:,.2f} ({band['share']:.1%})"
-        for band in result["bands"]
-        if band["perplexity"] is not None
+    bins = [
+        f"{_label(part)} {part['perplexity']:,.2f} ({part['share']:.1%})" for part in result["bins"]
     ]
-    if bands:
-        yield f"perplexity by rank: {', '.join(bands)}"
+    if bins:
+        yield f"perplexity by frequency in training: {', '.join(bins)}"
     if result["bits_per_character"] is not None:
         yield (
             f"{result['bits_per_character']:.4f} bits a character over {result['characters']:,}"
@@ -167,6 +139,13 @@ def lines(result: Mapping) -> Iterator[str]:
             f"{paper['table'] or 'the paper'} prints {paper['perplexity']:g} for"
             f" {paper['row']}{changed}"
         )
+
+
+def _label(part):
+    """Frequencies of a bin: "1-10", "1,001+", "new"."""
+    if part["most"] == 0:
+        return "new"
+    return f"{part['least']:,}" + ("+" if part["most"] is None else f"-{part['most']:,}")
 
 
 def _versions():

@@ -10,11 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import LOG_PROBS, local_model, on_devices
+from adaptive_jax.evaluation.scoring import (
+    LOG_PROBS,
+    ScoreOptions,
+    local_model,
+    on_devices,
+    scores,
+)
 from adaptive_jax.model.language_model import LanguageModel
 
 TOKENS = 256  # whose distributions are computed at a time, at most
+ALTERNATIVES = 8  # words that a passage names
 
 
 class PredictiveStats(NamedTuple):
@@ -60,6 +68,33 @@ def expected(
     return PredictiveStats(
         *(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True))
     )
+
+
+def of_passage(
+    run: Run, ids: np.ndarray, windows: Windows, tables: tuple, begin: int, end: int
+) -> dict[str, np.ndarray]:
+    """Predictive distributions of the tokens from `begin` to `end` that count.
+
+    Args:
+        ids: int32 `[tokens]` of the split.
+        tables: as `composed(run, ids)` returns them.
+
+    Returns:
+        The positions of these tokens, `at`, int64, and the fields of `PredictiveStats`.
+    """
+    if windows.layout != "streams" or windows.rows == 1:
+        # Examples that reach into the passage must be those of the whole split.
+        ids = ids[: end + 2 * windows.window]
+    at, hidden = [], []
+    for batch in scores(run, ids, windows, ScoreOptions(hidden=True), composed_once=tables):
+        inside = (batch.at >= begin) & (batch.at < end)
+        at.append(batch.at[inside])
+        hidden.append(batch.hidden[inside])
+    at, hidden = np.concatenate(at), np.concatenate(hidden)
+    if not len(at):
+        return {"at": at}
+    stats = expected(run, tables[0], hidden, np.asarray(ids)[at], ALTERNATIVES)
+    return {"at": at} | stats._asdict()
 
 
 @functools.lru_cache(maxsize=8)

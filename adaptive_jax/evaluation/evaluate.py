@@ -7,6 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+import numpy as np
+
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
@@ -16,6 +18,8 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
+from adaptive_jax.evaluation.distributions import of_passage
+from adaptive_jax.evaluation.frequency import BINS, PAPER, check_edges, words_of
 from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
 from adaptive_jax.evaluation.options import Option, check_options
@@ -42,6 +46,7 @@ UNIFORM_SHARE = (
     " no probability, else 0."
 )
 DOWN_WEIGHT = "Factor of what a composed model gives to new words (GroC 2020, section 5.1)."
+SAMPLE = "Words of a passage of which a report shows what the model expected instead."
 SHARE = "Share of the words that keep their entries in a lexicon; default: that of the run."
 
 
@@ -64,11 +69,14 @@ class Request(NamedTuple):
     uniform: Annotated[float | None, Option(UNIFORM_SHARE, "[0, 1)")] = None
     down_weight: Annotated[float, Option(DOWN_WEIGHT, "(0, 1]")] = 1.0
     share: Annotated[float | None, Option(SHARE, "[0, 1]")] = None
+    bins: Annotated[tuple[int, ...], Option(BINS)] = PAPER
+    sample_from: Annotated[int, Option("First word of the passage.", "[0, inf)")] = 0
+    sample_words: Annotated[int, Option(SAMPLE, "[0, inf)", only=("method", "plain"))] = 0
 
 
 def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/ as
-    JSON, with the losses of its tokens as .npy.
+    JSON, with the losses of its tokens as .npy and what a report reads of its text as .npz.
 
     run: that of the workdir, if it is open already, with the request's checkpoint, vocabulary and
         share.
@@ -131,11 +139,15 @@ def evaluate_contexts(
         if not directory and data["corpus"] == "text_files" and not data["path"]:
             directory = request.data_path  # of a converted model
         try:
-            text = data_of(workdir, config, directory, "train")
-            return load(text, vocabulary=vocabulary, splits=("train",)).ids["train"]
+            source = data_of(workdir, config, directory, "train")
+            return load(source, vocabulary=vocabulary, splits=("train",)).ids["train"]
         except InputError as error:
             raise InputError(f"--method={request.method} reads a train text: {error}") from error
 
+    text = words_of(ids, vocabulary, config["data"], data)
+    span = text.span(request.sample_from, request.sample_words) if request.sample_words else None
+    arrays = {key: value for key, value in text._asdict().items() if value is not None}
+    arrays["new_words"] = np.array(vocabulary.words[run.num_known_words :], str)
     tables = functools.cache(functools.partial(composed, run, ids))
     results = []
     for each, cut in zip(requests, windows, strict=True):
@@ -156,20 +168,23 @@ def evaluate_contexts(
             "step": run.step,
             "published": paper,
             "scored": card.fingerprint(run.step, run.identity, vocabulary, ids),
-            **card.metadata(run, ids, nll),
+            **card.metadata(vocabulary, text, nll, request.bins),
         }
         if request.vocabulary != TRAIN:
             result["open"] = seen_and_unseen(nll, ids, run.num_known_words)
             result["unseen"] = result["open"]["unseen"]["share"]
         print_result(result, chosen, words, cut)
-        write(workdir / "eval", result, nll)
+        passage = of_passage(run, ids, cut, tables(), *span) if span else {}
+        sample = {f"sample_{key}": value for key, value in passage.items()}
+        write(workdir / "eval", result, nll, arrays | sample)
         results.append(result)
     return results
 
 
 def _check_request(request):
     """Checks what needs no run; returns the method with its options."""
-    check_options(request)
+    check_options(request, named=("sample_words",) if request.sample_words else ())
+    check_edges(request.bins)
     score = prepared(request.method, request.options)
     several = [
         key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1

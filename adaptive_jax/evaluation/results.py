@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -61,18 +62,21 @@ def _labels(options):
     ]
 
 
-def write(folder: Path, result: dict, nll: np.ndarray) -> None:
-    """Writes a result, which has been printed, into a folder as JSON, and the losses of its tokens
-    as NumPy's .npy.
+def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.ndarray]) -> None:
+    """Writes a result, which has been printed, into a folder as JSON, the losses of its tokens as
+    .npy, and arrays about its text as .npz.
 
     Raises:
         OSError: it cannot be written.
     """
     path = folder / f"{_name(result)}.json"
     if hosts.first():
+        path.unlink(missing_ok=True)  # one that is there speaks for the files beside it
         with replacing(path.with_suffix(".npy")) as file:
             np.save(file, nll)
-        write_json(path, result)  # last: its fingerprint speaks for both
+        with replacing(path.with_suffix(".npz")) as file:
+            np.savez_compressed(file, **text)
+        write_json(path, result)
     hosts.log0(str(path))
 
 

@@ -103,9 +103,7 @@ def test_keys_come_from_the_fields(run):
     assert (config["optimizer"]["learning_rate"], config["optimizer"]["momentum"]) == (0.001, None)
 
 
-@pytest.mark.parametrize(
-    "line", [["evaluate", "--workdir=run"], ["score", "--workdir=run"], ["report", "run"]]
-)
+@pytest.mark.parametrize("line", [["evaluate", "--workdir=run"], ["score", "--workdir=run"]])
 def test_code_of_a_workdir_runs_only_if_allowed(run, quick_command, line):
     """A workdir may be anybody's: without --allow none of its code is imported, and one line says
     how to; with it the run is read.
@@ -116,10 +114,9 @@ def test_code_of_a_workdir_runs_only_if_allowed(run, quick_command, line):
     assert done.stderr.endswith(
         "pass --allow=my_toys.layers to import and run it, if you trust it\n"
     )
-    if line[0] != "report":
-        line = [*line, "--allow=my_toys.layers"]
-        done = quick_command("-m", "adaptive_jax", *line, cwd=run, given="the t0w0\n")
-        assert done.returncode == 0 and "imported" in done.stdout, done.stderr
+    line = [*line, "--allow=my_toys.layers"]
+    done = quick_command("-m", "adaptive_jax", *line, cwd=run, given="the t0w0\n")
+    assert done.returncode == 0 and "imported" in done.stdout, done.stderr
 
 
 def test_resuming_needs_no_flag_more(run, monkeypatch):

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.report.frequency import (
+from adaptive_jax.evaluation.frequency import (
     BLOCKS,
     RANKS,
     by_frequency,
@@ -115,37 +116,40 @@ def test_medians_of_many_words():
 def test_words_of_a_vocabulary():
     """Every token is a word of its own frequency; the word before the first is <eos>."""
     vocabulary = Vocabulary.build({"the": 9, "<eos>": 5, "cat": 2})
-    words = words_of(np.array([0, 2, 1, 0, 1]), np.arange(5, dtype=np.float32), vocabulary, {}, {})
-    np.testing.assert_array_equal(words.nll, np.arange(5.0))
+    words = words_of(np.array([0, 2, 1, 0, 1]), vocabulary, {}, {})
+    np.testing.assert_array_equal(words.nll(np.arange(5, dtype=np.float32)), np.arange(5.0))
     np.testing.assert_array_equal(words.counts, [9, 2, 5, 9, 5])
-    np.testing.assert_array_equal(words.before(), [5, 9, 2, 5, 9])
+    np.testing.assert_array_equal(words.counts_before(), [5, 9, 2, 5, 9])
 
 
 def test_words_of_units(tmp_path, caplog):
-    """A word's loss is the sum over its units, and its frequency that of the word in the
-    training text, not of a unit.
+    """A word's loss is the sum over its units, and its frequency that of the word in the training
+    text, not of a unit: the run's own where it is prepared, else that of --data_path.
     """
     (tmp_path / "train.txt").write_text("low lower low\nlow newest newest\n")
     units = Subwords.build({"low": 3, "lower": 1, "newest": 2, "<eos>": 2}, codes=8)
     line = ["low", "lowest", "newest", "<eos>", "lower", "<eos>"]
     ids, lengths = units.encode_words(line)
     assert lengths.max() > 1
-    nll = np.arange(1, len(ids) + 1, dtype=np.float32)
-    nll[np.cumsum(lengths)[1] - 1] = np.nan
-    words = words_of(
-        ids,
-        nll,
-        units,
-        {"corpus": "text_files", "path": str(tmp_path / "none")},
-        {"corpus": "text_files", "path": str(tmp_path)},
-    )
-    assert f"training text of data_path={tmp_path}: the run's own is not here" in caplog.text
     ends = np.cumsum(lengths)
+    nll = np.arange(1, len(ids) + 1, dtype=np.float32)
+    nll[ends[1] - 1] = np.nan
+    absent = {"corpus": "text_files", "path": str(tmp_path / "none")}
+    data = absent | {"path": str(tmp_path)}
+    words = words_of(ids, units, absent, data)
+    assert f"those of the training text of data_path={tmp_path}: the run's" in caplog.text
     slow = [nll[end - length : end].sum() for end, length in zip(ends, lengths, strict=True)]
-    np.testing.assert_array_equal(words.nll, slow)
-    assert np.isnan(words.nll[1])
+    np.testing.assert_array_equal(words.nll(nll), slow)
+    assert np.isnan(words.nll(nll)[1])
     np.testing.assert_array_equal(words.counts, [3, 0, 2, 2, 1, 2])
-    np.testing.assert_array_equal(words.before(), [2, 3, 0, 2, 2, 1])
+    np.testing.assert_array_equal(words.counts_before(), [2, 3, 0, 2, 2, 1])
     vocabulary = Vocabulary.build(dict.fromkeys(line, 1))
-    whole = words_of(vocabulary.encode_words(line)[0], np.zeros(len(line)), vocabulary, {}, {})
+    whole = words_of(vocabulary.encode_words(line)[0], vocabulary, {}, {})
     np.testing.assert_array_equal(words.hashes, whole.hashes)
+    assert whole.counts is None  # of a list without counts
+    caplog.clear()
+    assert words_of(ids, units, absent, absent).counts is None and "unknown" in caplog.text
+    caplog.clear()
+    load(data | {"codes": 8}, splits=("train",))
+    np.testing.assert_array_equal(words_of(ids, units, data, absent).counts, words.counts)
+    assert not caplog.text

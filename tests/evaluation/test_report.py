@@ -1,8 +1,8 @@
 """The report: its numbers, its files, and the page as a browser shows it."""
 
 import csv
+import dataclasses
 import html
-import io
 import json
 import math
 import re
@@ -14,21 +14,21 @@ import chromium
 import numpy as np
 import pytest
 
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation import evaluate as scored
+from adaptive_jax.evaluation import distributions
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.report import charts, passage, runs
+from adaptive_jax.evaluation.frequency import Bin, Words
+from adaptive_jax.evaluation.report import charts, passage
 from adaptive_jax.evaluation.report.drawing import VARIABLES, draw, look
-from adaptive_jax.evaluation.report.frequency import Bin, Words
 from adaptive_jax.evaluation.report.page import sample
 from adaptive_jax.evaluation.report.passage import Token, spelled
 from adaptive_jax.evaluation.report.report import Job, _title, names_of, report
-from adaptive_jax.evaluation.report.runs import read_run
-from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import summary
-from adaptive_jax.workdir.settings import read_config, write_published
+from adaptive_jax.evaluation.report.runs import RunReport, difference, read_runs
+from adaptive_jax.workdir.settings import read_config, read_words, write_published
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
 
@@ -51,11 +51,13 @@ def made(trained, tmp_path_factory):
         ("steps", "body.layers"),
     )
     evaluate(directory / "one", Request(context=8))
+    for name in "one", "two":
+        evaluate(directory / name, Request(sample_from=20, sample_words=30))
     job = Job(str(directory / "page.html"), (NAME, "_two"), (10, 100), 20, 30)
     # A figure of one's own is a function, named in FIGURES.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(charts, "FIGURES", [*charts.FIGURES, toy])
-        runs, passages = report([directory / "one", directory / "two"], Request(), job)
+        runs, passages = report([directory / "one", directory / "two"], job)
     return directory, runs, passages[NAME]
 
 
@@ -79,8 +81,8 @@ def test_numbers(made):
     files = directory / "page_files"
     lines = lines_of(files / "runs.csv")
     assert [each["run"] for each in lines] == [NAME, "_two"]
-    for each, workdir in zip(lines, ("one", "two"), strict=True):
-        result = evaluate(directory / workdir, Request())
+    for each, file in zip(lines, ("one/eval/test-16-0-240", "two/eval/test-16-0-200"), strict=True):
+        result = json.loads((directory / f"{file}.json").read_text())
         assert float(each["perplexity"]) == pytest.approx(result["perplexity"], rel=1e-9)
         assert (int(each["words"]), int(each["updates"])) == (result["words"], result["step"])
     assert (one.result["step"], two.result["step"]) == (240, 200)
@@ -92,8 +94,9 @@ def test_numbers(made):
     assert "<p>_two differs from the paper&#x27;s row in steps, body.layers.</p>" in text
     assert [each["changed_keys"] for each in lines] == ["", "steps, body.layers"]
     assert ">0.0M<" not in text and "<td>0.00</td>" not in text  # of a small and short run
-    counts = one.vocabulary.counts[one.ids]
-    before = np.concatenate([[one.vocabulary.counts[one.vocabulary.eos]], counts[:-1]])
+    vocabulary = read_words(directory / "one")
+    counts = vocabulary.counts[load(one.config["data"]).ids["test"]]
+    before = np.concatenate([[vocabulary.counts[vocabulary.eos]], counts[:-1]])
     nll = one.nll.astype(float), two.nll.astype(float)
     for chart, values, frequency in (
         ("by_word", nll[1], counts),
@@ -160,8 +163,9 @@ def test_files(made):
 def test_the_passage(made):
     """Its surprisal, rank and alternatives are those of the model's distributions."""
     directory, (one, _), tokens = made
-    ids, nll = one.ids[20:50], one.nll[20:50]
-    assert [token.text for token in tokens] == [one.vocabulary.words[i] for i in ids]
+    ids, nll = one.words.ids[20:50], one.nll[20:50]
+    words = read_words(directory / "one").words
+    assert [token.text for token in tokens] == [words[i] for i in ids]
     np.testing.assert_allclose([token.bits for token in tokens], nll / math.log(2), rtol=1e-6)
     for token in tokens:
         likely, bits = dict(token.expected), token.bits
@@ -175,54 +179,73 @@ def test_the_passage(made):
     assert len(lines_of(directory / "page_files" / "sample.csv")) == 60
 
 
-def test_a_passage_that_no_example_holds(made, monkeypatch):
-    """Such as the empty line with which a text of documents begins: shown, and not scored."""
-    directory, (one, _), _ = made
-    none = SimpleNamespace(at=np.zeros(0, int), hidden=np.zeros((0, 8), "f"))
-    monkeypatch.setattr(passage, "scores", lambda *_: [none])
-    [token] = passage.read_passage(one, Run.open(directory / "one"), 20, 1)
-    assert token.text == one.vocabulary.words[one.ids[20]] and math.isnan(token.bits)
-
-
-def test_scores_are_kept(made, monkeypatch):
-    """A second report scores nothing again; other settings, other parameters of the same step and
-    damaged files are scored anew.
+def test_a_passage_without_distributions(made, monkeypatch):
+    """It is coloured all the same; a token of no example, such as the empty line with which a text
+    of documents begins, is shown and not scored.
     """
-    directory, (one, _), _ = made
-
-    def fail(workdir, request, run):
-        raise InputError("scored anew")
-
-    monkeypatch.setattr(runs, "evaluate", fail)
-    read, opened = read_run(directory / "one", NAME, Request())
-    np.testing.assert_array_equal(read.nll, one.nll)
-    assert opened is None
-    for request in Request(context=4), Request(split="validation"):
-        with pytest.raises(InputError, match="scored anew"):
-            read_run(directory / "one", NAME, request)
-    seal = directory / "one" / "checkpoints" / "240" / "_CHECKPOINT_METADATA"
-    scores = directory / "one" / "eval" / "test-16-0-240.npy"
-    other = seal.read_bytes() + b" "
-    np.save(short := io.BytesIO(), one.nll[1:])
-    for path, broken in (seal, other), (scores, b"\x93NUMPY"), (scores, short.getvalue()):
-        whole = path.read_bytes()
-        path.write_bytes(broken)
-        with pytest.raises(InputError, match="scored anew"):
-            read_run(directory / "one", NAME, Request())
-        path.write_bytes(whole)
+    _, (one, _), tokens = made
+    before, *others = passage.read_passage(one, 19, 31)
+    assert others == tokens and before.rank is None and before.bits > 0
+    assert "rank" not in sample([before]) and "in training." in sample([before])
+    one = dataclasses.replace(one)
+    vars(one)["nll"] = np.full(426, np.nan)
+    assert math.isnan(passage.read_passage(one, 20, 1)[0].bits)
+    none = SimpleNamespace(at=np.zeros(0, int), hidden=np.zeros((0, 8), "f"))
+    monkeypatch.setattr(distributions, "scores", lambda *_, **__: [none])
+    windows = Windows(16, 0, "none", "packed", 1)
+    assert distributions.of_passage(None, np.arange(9), windows, ({}, None), 0, 1).keys() == {"at"}
 
 
-def test_a_checkpoint_that_training_deletes(trained, tmp_path, monkeypatch):
-    """While it is scored: its scores, hours and passage are reported all the same."""
-    workdir = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+def test_which_results_are_read(made, tmp_path):
+    """Of a run the newest of the model alone, of a text that all runs have; or the one that is
+    named. What has no words beside it is evaluated first, by a command that is told.
+    """
+    workdirs = [shutil.copytree(made[0] / name, tmp_path / name) for name in ("one", "two")]
+    one, two = workdirs
+    chosen = lambda *places: [run.path.stem for run in read_runs(places, [*map(str, places)])]
+    assert chosen(one, two) == ["test-16-0-240", "test-16-0-200"]
+    assert chosen(one / "eval" / "test-16-8-240.json", two) == ["test-16-8-240", "test-16-0-200"]
+    evaluate(one, Request(window=10))
+    evaluate(one, Request(method="cache"))
+    with pytest.raises(InputError, match="--sample_words has no meaning with --method=cache"):
+        evaluate(one, Request(method="cache", sample_words=3))
+    evaluate(one, Request("validation"))
+    assert chosen(one) == ["validation-16-0-240"]
+    assert chosen(one, two) == ["test-10-0-240", "test-16-0-200"]
+    shutil.rmtree(one / "checkpoints")  # no model is opened
+    [cached] = one.glob("eval/*cache*.json")
+    [run], _ = report([cached], Job(f"{tmp_path}/a.html"))
+    assert run.result["settings"]["method"] == "cache" and run.about()["hours"] is None
+    validation = one / "eval" / "validation-16-0-240.json"
+    with pytest.raises(InputError, match="score different texts, of 409 and 426 words: evaluate"):
+        chosen(validation, two)
+    again = f"run evaluate again: python evaluate.py --workdir={one} --split=validation --window=16"
+    for content in b"no arrays", None:
+        arrays = validation.with_suffix(".npz")
+        arrays.write_bytes(content) if content else arrays.unlink()
+        with pytest.raises(InputError, match=f"lacks its .npz, or it is damaged: {again}$"):
+            chosen(validation, two)
+    shutil.rmtree(two / "eval")
+    (two / "eval").mkdir()
+    older = json.loads((made[0] / "two" / "eval" / "test-16-0-200.json").read_text())
+    first = f"run evaluate first: python evaluate.py --workdir={two} --split=test$"
+    del older["date"]  # as versions before wrote it
+    (two / "eval" / "test-16-0-200.json").write_text(json.dumps({"bands": []} | older))
+    with pytest.raises(InputError, match=first):
+        chosen(one, two)
 
-    def late(*given):
-        shutil.rmtree(workdir / "checkpoints" / "240")
-        return summary(*given)
 
-    monkeypatch.setattr(scored, "summary", late)
-    [run], passages = report([workdir], Request(), Job(f"{tmp_path}/a.html", sample_words=3))
-    assert run.result["step"] == 240 and run.hours > 0 and len(passages["run"]) == 3
+def test_words_that_training_never_saw(made, tmp_path):
+    """A result over them is reported where it is named: they have a bin and their spelling."""
+    workdir = shutil.copytree(made[0] / "one", tmp_path / "run")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "test.txt").write_text("the brand new t0w0\n" * 9)
+    request = Request(data_path=str(tmp_path / "text"), vocabulary="union")
+    result = evaluate(workdir, request)
+    assert result["bins"][0] | {"least": 0, "most": 0, "words": 18} == result["bins"][0]
+    [path] = workdir.glob("eval/*plain*.json")
+    _, passages = report([path], Job(f"{tmp_path}/a.html"))
+    assert [token.text for token in passages["run"][:5]] == ["the", "brand", "new", "t0w0", "<eos>"]
 
 
 CONTRASTS = """(() => {
@@ -309,7 +332,7 @@ def test_a_bin_without_an_interval(tmp_path):
     """Has none in the CSV file either, where it had one of width 0, that of a number known."""
     bins = [Bin(1, 9, 5, 3.0, 2.5, (2.0, 4.0), (2.0, 3.0)), Bin(10, None, 1, 1.0, 1.0, None, None)]
     found = {figure: {"a": bins} for figure in charts.BINNED}
-    scores = SimpleNamespace(bins=found, unit="word", nats="nats")
+    scores = SimpleNamespace(bins=found, unit="word")
     chart = charts.by_bins("mean", "by_word", scores)
     assert [(row["low"], row["high"]) for row in chart.rows()] == [(2.0, 4.0), (None, None)]
     assert "<path" in draw(chart, {"a": 0}, tmp_path / "a.png")
@@ -378,14 +401,14 @@ def test_runs_look_different():
 def test_one_text():
     """Word by word; `<unk>` stands for any."""
 
-    def run(*hashes):
-        words = Words(None, None, 1, np.array(hashes, np.uint32))
-        return runs.RunReport(f"{hashes}", Path("a"), *[None] * 4, words, *[None] * 4)
+    def words(*hashes):
+        return Words(None, None, np.array(hashes, np.uint32), 1)
 
-    runs.check_comparable([run(5, 0, 7), run(5, 6, 7), run(0, 6, 7)])
-    for other, says in (run(5, 6, 8), "which differ at word 3:"), (run(5), "of 3 and 1 words:"):
-        with pytest.raises(InputError, match=f"score different texts, {says} pass --data_path"):
-            runs.check_comparable([run(5, 0, 7), other])
+    assert not difference(words(5, 0, 7), words(5, 6, 7)) and not difference(
+        words(5, 0, 7), words(0, 6, 7)
+    )
+    assert difference(words(5, 0, 7), words(5, 6, 8)) == "which differ at word 3"
+    assert difference(words(5, 0, 7), words(5)) == "of 3 and 1 words"
 
 
 def test_logs_that_are_being_written(tmp_path):
@@ -397,43 +420,32 @@ def test_logs_that_are_being_written(tmp_path):
         ' "train/nll": 4.0, "validation/nll": 6.0, "train/words_per_second": 7}\n{"step": 6,'
         ' "train/n'
     )
-    run = runs.RunReport(*[None] * 9, runs._log(tmp_path / "metrics.jsonl"), None)
+    run = RunReport("a", tmp_path / "eval" / "a.json", {})
     assert (run.curve("train"), run.curve("validation")) == ([(2, 4.0)], [(2, 6.0)])
-    assert runs._log(tmp_path / "none") == [] and runs._parameters(tmp_path) is None
-    (tmp_path / "eval").mkdir()
-    (tmp_path / "eval" / "a.json").write_text('{"split": "test", "step": 1}')
-    for name, text in ("b", "{"), ("c", '{"settings": null}'), ("d", '{"settings": {}}'):
-        (tmp_path / "eval" / f"{name}.json").write_text(text)
-    assert runs._results(tmp_path, {}, "") == []
+    assert RunReport("a", tmp_path / "b" / "eval" / "a.json", {}).log == []
 
 
 def test_bad_input(made, tmp_path):
-    """What does not fit ends the report before a run is scored, with its numbers."""
+    """What does not fit ends the report in one line, with its numbers."""
     directory, *_ = made
     one, output = directory / "one", tmp_path / "report.html"
-    (tmp_path / "text").mkdir()
     (tmp_path / "a.html").mkdir()
-    (tmp_path / "text" / "test.txt").write_text("the t0w0\n" * 9)
-    shutil.copytree(one, tmp_path / "other")
-    config = json.loads((one / "config.json").read_text())
-    config["data"]["path"] = str(tmp_path / "text")
-    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "a.json").write_text("{}")
     for workdirs, changes, says in (
-        ([tmp_path / "none"], {}, "none holds no run"),
-        ([one, one], {}, "is given twice: use each run once"),
+        ([tmp_path / "none"], {}, "none has no result for a report: run evaluate first"),
+        ([tmp_path / "a.json"], {}, "a.json must be a result that evaluate.py wrote"),
+        ([one, one], {}, "must be one name for each of 2 runs, all different"),
         ([one], {"output": "report.png"}, "must be the name of a page"),
         ([one], {"output": ""}, "must be the name of a page, such as report.html"),
-        ([one], {"output": f"{tmp_path}/a.html"}, "a.html is a directory"),
+        ([one], {"output": f"{tmp_path}/a.html"}, "a.html"),
         ([one], {"output": "/proc/report.html"}, "/proc/report_files"),
         ([one], {"bins": (100, 10)}, "bins=100,10 must be growing frequencies"),
         ([one], {"names": ("a", "b")}, "names=a,b must be one name for each of 1 runs"),
-        ([one], {"sample_from": 3, "sample_words": 0}, "sample_from=3 has no effect"),
         ([one], {"sample_words": -1}, "--sample_words must be in [0, inf), got -1"),
         ([one], {"sample_from": 426}, "sample_from=426 must be less than the text's 426 words"),
-        ([one, tmp_path / "other"], {"sample_words": 0}, "score different texts, of 426"),
     ):
         with pytest.raises((InputError, OSError), match=re.escape(says)):
-            report(workdirs, Request(), Job(str(output))._replace(**changes))
+            report(workdirs, Job(str(output))._replace(**changes))
 
 
 def test_the_command(made, quick_command, tmp_path):
@@ -473,5 +485,7 @@ def test_the_command(made, quick_command, tmp_path):
 def test_the_line_below_the_title(place, corpus):
     """Names the text, wherever it is."""
     config = {"data": {"corpus": "text_files", "path": place}}
-    run = SimpleNamespace(name="a", config=config, result={"words": 7}, vocabulary=Vocabulary)
-    assert _title([run], Request(split="test")) == ("a", f"{corpus}, test split, 7 words")
+    settings = {"config": config, "data_path": None}
+    result = {"words": 7, "split": "test", "settings": settings, "vocabulary": {"unit": "word"}}
+    run = RunReport("a", Path(), result)
+    assert _title([run]) == ("a", f"{corpus}, test split, 7 words")

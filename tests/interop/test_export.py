@@ -23,7 +23,7 @@ from adaptive_jax.data.corpora.tokenise import MARKS
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.report.runs import read_run
+from adaptive_jax.evaluation.report.runs import read_runs
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.files import write_checksums
 from adaptive_jax.interop.export import Shape, export
@@ -148,7 +148,8 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(back.params), jax.device_get(again.params)
     )
-    read, _ = read_run(exported, "exported", Request("validation"))  # of a report
+    evaluate(exported, Request("validation"))
+    [read] = read_runs([exported], ["exported"])  # of a report
     assert np.mean(read.nll) == pytest.approx(logged["validation/nll"], abs=1e-6)
     assert read.result["step"] == run.step and read.about()["hours"] is None
     assert (

@@ -31,7 +31,7 @@ LIMIT = 900  # seconds that a command may take
 FAILED = "failed"  # the name under which the results have the end of a command's stderr
 READERS = "score", "generate", "examples/stablehlo_scorer.py"  # of their stdin
 TIMES = ("_second", "seconds", "data_wait", "utilisation")  # in the names of metrics that vary
-RESULTS = ("nll", "perplexity", "words", "tokens", "unknown", "unseen", "open", "bands", "grid")
+RESULTS = ("nll", "perplexity", "words", "tokens", "unknown", "unseen", "open", "grid")
 RESULTS += ("characters", "bits_per_character", "unigram_perplexity")  # what is read of eval/*.json
 
 

@@ -119,9 +119,9 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
     return PreparedText(settings, [split]).count_words(split)
 
 
-def count_prepared(data: Mapping) -> dict[str, dict[str, int]]:
-    """Counts of the words of each split, train first and `<eos>` once a line; {} unless all splits
-    of the text are prepared on this machine.
+def count_prepared(data: Mapping, splits: Collection[str] = SPLITS) -> dict[str, dict[str, int]]:
+    """Counts of the words of each split, train first and `<eos>` once a line; {} unless train and
+    these splits of the text are prepared on this machine.
 
     data: as of `load`, which raises InputError.
     """
@@ -132,7 +132,7 @@ def count_prepared(data: Mapping) -> dict[str, dict[str, int]]:
         text = PreparedText(settings, ())
     except InputError:  # the text, or its package, is on another machine
         return {}
-    return text.counts()
+    return text.counts(splits)
 
 
 def checked_settings(data: Mapping) -> Settings:
@@ -222,9 +222,9 @@ class PreparedText:
         logger.info("%s: vocabulary %s, tokens %s", name, len(vocabulary), tokens)
         return Corpus(vocabulary, ids, unseen)
 
-    def counts(self) -> dict[str, dict[str, int]]:
-        """`count_words` of every split; {} where one is not prepared."""
-        splits = [split for split in SPLITS if split in (self._texts or SPLITS)]
+    def counts(self, splits: Collection[str]) -> dict[str, dict[str, int]]:
+        """`count_words` of train and of these splits; {} where one is not prepared."""
+        splits = [split for split in splits if split in (self._texts or SPLITS)]
         prepared = (self._home(split) / "shards" / split / COMPLETE for split in splits)
         if not all(path.exists() for path in (checksums_of(self._all_words), *prepared)):
             return {}

@@ -5,8 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from adaptive_jax.evaluation.card import has_counts
-from adaptive_jax.evaluation.report.frequency import Bin, by_frequency, short
+from adaptive_jax.evaluation.frequency import Bin, by_frequency, short
 from adaptive_jax.evaluation.report.runs import RunReport
 
 BY_FREQUENCY, DIFFERENCE, TRAINING = "Loss by frequency", "Difference", "Training and context"
@@ -20,6 +19,8 @@ SECTIONS = {
     DIFFERENCE: "What each {unit} costs in a run less what it costs in the first run.",
     TRAINING: "",
 }
+
+NATS = "loss, nats a {}"
 
 
 class Line(NamedTuple):
@@ -63,33 +64,29 @@ class Chart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Data of the figures. edges: largest frequencies of the bins but the last."""
+    """Data of the figures.
+
+    edges: largest frequencies of the bins but the last. unit: of losses, "word" or "token".
+    """
 
     runs: Sequence[RunReport]
     edges: Sequence[int]
-
-    @property
-    def unit(self) -> str:
-        """Unit of the losses, "word" or "token"."""
-        return self.runs[0].vocabulary.unit
-
-    @property
-    def nats(self) -> str:
-        """Label of an axis of losses."""
-        return f"loss, nats a {self.unit}"
+    unit: str
 
     @functools.cached_property
     def bins(self) -> dict[str, dict[str, list[Bin]]]:
         """Losses by frequency of the word and of the word before, and differences from the first
         run by its frequencies; of each run that knows frequencies.
         """
-        first, values = self.runs[0].words, {"by_word": {}, "by_previous": {}, "difference": {}}
-        for run in self.runs:
-            if has_counts(run.vocabulary):
-                values["by_word"][run.name] = run.words.nll, run.words.counts
-                values["by_previous"][run.name] = run.words.nll, run.words.before()
-        for run in self.runs[1:] if has_counts(self.runs[0].vocabulary) else ():
-            values["difference"][run.name] = run.words.nll - first.nll, first.counts
+        values = {"by_word": {}, "by_previous": {}, "difference": {}}
+        losses = [run.words.nll(run.nll) for run in self.runs]
+        for run, nll in zip(self.runs, losses, strict=True):
+            if run.words.counts is not None:
+                values["by_word"][run.name] = nll, run.words.counts
+                values["by_previous"][run.name] = nll, run.words.counts_before()
+        if (counts := self.runs[0].words.counts) is not None:
+            for run, nll in zip(self.runs[1:], losses[1:], strict=True):
+                values["difference"][run.name] = nll - losses[0], counts
         return {
             figure: {run: by_frequency(*each, self.edges) for run, each in runs.items()}
             for figure, runs in values.items()
@@ -138,7 +135,7 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
         ("bin", statistic, "low", "high", "words", "least", "most"),
         lines,
         f"frequency in training; below, {scores.unit}s of the text",
-        f"difference in {scores.nats}" if figure == "difference" else scores.nats,
+        ("difference in " if figure == "difference" else "") + NATS.format(scores.unit),
         {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
     )
 
@@ -165,7 +162,7 @@ def curves(scores: Scores) -> Chart:
         ("updates", "nll", "split"),
         lines,
         "updates",
-        scores.nats,
+        NATS.format(scores.unit),
         limits=limits,
     )
 

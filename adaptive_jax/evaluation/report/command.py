@@ -3,36 +3,27 @@ passage coloured by surprisal.
 
     python -m adaptive_jax report runs/quickstart
     python -m adaptive_jax report runs/adp_t runs/adp runs/sm --output=figures/inputs.html
+    python -m adaptive_jax report runs/adp_t/eval/test-512-*-286000.json --names=0,480
 
 Writes the page, which needs no network, and beside it a directory with the figures as PNG and the
-numbers as CSV. A run that evaluate.py has scored with the same settings is not scored again.
+numbers as CSV. Of a run it reads the newest result of evaluate.py that all runs have of one text.
 docs/evaluation.md says more.
 """
 
-from absl import flags
-
-from adaptive_jax.config import commands
-from adaptive_jax.evaluation.evaluate import Request
 from adaptive_jax.evaluation.options import define_option_flags, flag_values
 from adaptive_jax.evaluation.report.report import Job, report
 from adaptive_jax.files import path_of
 
-OTHERS = "method", "break_mode", "vocabulary", "uniform", "down_weight", "share"
 POSITIONAL = ["RUN..."]
-STOPPED = "stopped: the scores of finished runs are kept; the same command resumes"
 
 
 def define_flags() -> None:
     """Defines the flags of the command."""
     define_option_flags(Job)
-    define_option_flags(Request, without=OTHERS)
-    commands.define_allow()
-    flags.adopt_module_key_flags(commands)  # --help shows them
 
 
-def main(*workdirs):
+def main(*places):
     """Makes the report that the flags ask for."""
     job = Job(**flag_values(Job))
-    request = Request(**flag_values(Request, without=OTHERS))
-    report([path_of(workdir) for workdir in workdirs], request, job)
+    report([path_of(place) for place in places], job)
     print(job.output)

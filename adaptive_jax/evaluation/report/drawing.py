@@ -1,6 +1,5 @@
 """Draws charts by matplotlib: as PNG, and as SVG in the colours of the page."""
 
-import importlib.util
 import io
 import re
 from collections.abc import Mapping
@@ -8,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import of_extra
+from adaptive_jax.evaluation.frequency import short
 from adaptive_jax.evaluation.report.charts import Chart
-from adaptive_jax.evaluation.report.frequency import short
 from adaptive_jax.files import replacing
 
 SIZE = 4.6, 3.3  # inches; text stays readable where a telephone shows it 370 pixels wide
@@ -39,15 +38,6 @@ STYLE = {
 }
 
 
-def check_matplotlib() -> None:
-    """Raises InputError where matplotlib is not installed."""
-    if not importlib.util.find_spec("matplotlib"):
-        raise InputError(
-            "a report draws its figures with matplotlib, which is not installed: pip install"
-            " 'matplotlib>=3.9'"
-        )
-
-
 def look(number: int) -> dict[str, str]:
     """Style of the line of a run: no two of the first eighty have the same marker and colour.
 
@@ -66,9 +56,9 @@ def draw(chart: Chart, numbers: Mapping[str, int], png: Path) -> str:
 
     numbers: of the runs in the report, which choose how they look.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
+    with of_extra("figures"):
+        import matplotlib
+        from matplotlib.figure import Figure
     text = io.StringIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's own settings

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from adaptive_jax.evaluation.frequency import short
 from adaptive_jax.evaluation.report.charts import Chart
-from adaptive_jax.evaluation.report.frequency import short
 from adaptive_jax.evaluation.report.passage import Token
 
 STYLE = Path(__file__).with_name("style.css")
@@ -145,9 +145,12 @@ def _token(token):
         f"<span><bdi>{html.escape(other)}</bdi> <i>{probability:.1%}</i></span> "
         for other, probability in token.expected
     )
+    rank, entropy = "", ""
+    if token.rank is not None:
+        rank, entropy = f", rank {token.rank:,}", f" Entropy {token.entropy:.1f} bits."
     about = (
-        f"<b>{text}</b> {token.bits:.1f} bits, probability {2**-token.bits:.2%}, rank"
-        f" {token.rank:,}; {token.count:,} times in training. Entropy {token.entropy:.1f} bits."
+        f"<b>{text}</b> {token.bits:.1f} bits, probability {2**-token.bits:.2%}{rank};"
+        f" {token.count:,} times in training.{entropy}"
     )
     more = f'<span class="more">{about}<span class="likely">{likely}</span></span>'
     style = f"--heat-share: {heat:.3f}"

@@ -8,24 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import jax
-
 from adaptive_jax.data.corpora.text import SPLIT
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request
+from adaptive_jax.evaluation.frequency import BINS, PAPER, check_edges
 from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.report import charts, page
-from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
-from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
+from adaptive_jax.evaluation.report.drawing import draw
 from adaptive_jax.evaluation.report.passage import Token, read_passage
-from adaptive_jax.evaluation.report.runs import RunReport, check_comparable, read_run
+from adaptive_jax.evaluation.report.runs import RunReport, read_runs
 from adaptive_jax.files import path_of, replacing
 
 OUTPUT = "The page to write; its files go to NAME_files beside it, report_files."
 NAMES = "What to call the runs; default: the names of their directories."
 SAMPLE = (
     "The stronger the colour, the less the model expected the token. Point at one, or tap it, to"
-    " see what the model expected instead. Units of one word stand without a space between them."
+    " see its probability and, where the evaluation kept it (--sample_words), what the model"
+    " expected instead. Units of one word stand without a space between them."
 )
 
 
@@ -37,56 +35,43 @@ class Job(NamedTuple):
 
     output: Annotated[str, Option(OUTPUT)] = "report.html"
     names: Annotated[tuple[str, ...], Option(NAMES)] = ()
-    bins: Annotated[tuple[int, ...], Option("Largest frequency of each bin but the last.")] = PAPER
+    bins: Annotated[tuple[int, ...], Option(BINS)] = PAPER
     sample_from: Annotated[int, Option("First word of the passage to show.", "[0, inf)")] = 0
     sample_words: Annotated[int, Option("Words of the passage; 0: none.", "[0, inf)")] = 150
 
 
-def report(
-    workdirs: Sequence[Path], request: Request, job: Job
-) -> tuple[list[RunReport], dict[str, list[Token]]]:
+def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str, list[Token]]]:
     """Reports trained runs on one page, with their figures as PNG and their numbers as CSV beside
-    it. Runs that evaluate.py has scored so already are not scored again.
+    it.
 
-    request: the text, and how it is scored.
+    places: of runs, or results of evaluate.py as JSON, see `read_runs`.
 
     Returns:
         What was read of the runs, and their passages by name.
 
     Raises:
-        InputError: matplotlib is missing, no run or split there, runs on texts that differ, scores
-            that are not finite, or the page cannot be written.
+        InputError: matplotlib is missing, no result, or results of texts that differ.
+        OSError: the page cannot be written.
     """
-    check_matplotlib()
     check_options(job)
     check_edges(job.bins)
-    if job.sample_from and not job.sample_words:
-        raise InputError(
-            f"sample_from={job.sample_from} has no effect with sample_words=0: leave one out"
-        )
     output = path_of(job.output)
-    names = names_of(workdirs, job.names)
+    names = names_of(places, job.names)
     if output.suffix not in (".html", ".htm"):
         raise InputError(f"output={output} must be the name of a page, such as report.html")
-    if output.is_dir():
-        raise InputError(f"output={output} is a directory: use the name of a new page")
-    runs, passages = [], {}
-    for workdir, name in zip(workdirs, names, strict=True):
-        run, opened = read_run(workdir, name, request, load_parameters=job.sample_words > 0)
-        check_comparable([*runs, run])
-        runs.append(run)
-        if job.sample_words:
-            passages[name] = read_passage(run, opened, job.sample_from, job.sample_words)
-    files = _files(output)
+    runs, passages = read_runs(places, names), {}
+    if job.sample_words:
+        passages = {run.name: read_passage(run, job.sample_from, job.sample_words) for run in runs}
+    files = output.with_name(f"{output.stem}_files")
     lines = [run.about() for run in runs]
     _write_csv(files / "runs.csv", lines)
     numbers = {name: number for number, name in enumerate(names)}
     drawn = []
-    for chart in charts.charts_of(charts.Scores(runs, job.bins)):
+    unit = runs[0].result["vocabulary"]["unit"]
+    for chart in charts.charts_of(charts.Scores(runs, job.bins, unit)):
         drawn.append((chart, draw(chart, numbers, files / f"{chart.name}.png")))
         _write_csv(files / f"{chart.name}.csv", chart.rows())
-    unit = runs[0].vocabulary.unit
-    table = page.runs_table(lines, request.split, unit)
+    table = page.runs_table(lines, runs[0].result["split"], unit)
     sections = [page.Section("Runs", _changes(lines), table)]
     for title, text in charts.SECTIONS.items():
         if inside := [(chart, svg) for chart, svg in drawn if chart.section == title]:
@@ -96,25 +81,24 @@ def report(
         _write_csv(files / "sample.csv", _sample_lines(passages))
         title = "A passage, coloured by surprisal"
         sections.append(page.Section(title, SAMPLE, page.passages(passages)))
-    text = page.page(*_title(runs, request), sections, _footer(runs))
+    text = page.page(*_title(runs), sections, _footer(runs))
     _write(output, text.encode(errors="replace"))
     return runs, passages
 
 
-def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
+def names_of(places: Sequence[Path], given: Sequence[str]) -> list[str]:
     """Names of the runs: those given, or those of their directories, or, where two have one
-    name, their paths.
+    name, the paths of the runs or of their results.
     """
-    if given and (len(given) != len(workdirs) or len(set(given)) != len(given)):
+    paths = [Path(os.path.abspath(path)) for path in places]
+    names = [(path.parents[1] if path.suffix == ".json" else path).name for path in paths]
+    names = list(given) or (names if len(set(names)) == len(names) else [*map(str, paths)])
+    if not len(names) == len(set(names)) == len(places):
         raise InputError(
-            f"names={','.join(given)} must be one name for each of {len(workdirs)} runs, all"
+            f"names={','.join(names)} must be one name for each of {len(places)} runs, all"
             " different"
         )
-    paths = [os.path.abspath(path) for path in workdirs]
-    if len(set(paths)) != len(paths):
-        raise InputError(f"{workdirs[0]} or another run is given twice: use each run once")
-    names = [os.path.basename(path) for path in paths]
-    return list(given) or (names if len(set(names)) == len(names) else paths)
+    return names
 
 
 def _changes(lines):
@@ -135,35 +119,27 @@ def _sample_lines(passages):
     ]
 
 
-def _title(runs, request):
+def _title(runs):
     """The title of the page and the line below it."""
-    data = runs[0].config["data"]
-    place = request.data_path or (data["path"] if data["corpus"] == "text_files" else "")
+    result, data = runs[0].result, runs[0].config["data"]
+    own = data["path"] if data["corpus"] == "text_files" else ""
+    place = result["settings"]["data_path"] or own
     path = path_of(place).resolve() if place else Path()
-    words = runs[0].result["words"]
     corpus = "text of one file" if path.parent.name == SPLIT else path.name or data["corpus"]
     names = ", ".join(run.name for run in runs)
     if len(runs) > 3:
         names = f"{runs[0].name} and {len(runs) - 1} other runs"
-    return names, f"{corpus}, {request.split} split, {words:,} {runs[0].vocabulary.unit}s"
+    units = f"{result['words']:,} {result['vocabulary']['unit']}s"
+    return names, f"{corpus}, {result['split']} split, {units}"
 
 
 def _footer(runs):
     about = "; ".join(
-        f"{run.name}: {run.workdir}, vocabulary {run.vocabulary.digest}" for run in runs
+        f"{run.name}: {run.workdir}, vocabulary {run.result['vocabulary']['fingerprint']}"
+        for run in runs
     )
-    return f"Made on {datetime.date.today()} by adaptive_jax (jax {jax.__version__}). {about}."
-
-
-def _files(output):
-    """The directory of a page's files, made if it is not there.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
-    files = output.with_name(f"{output.stem}_files")
-    files.mkdir(parents=True, exist_ok=True)
-    return files
+    version = runs[0].result["versions"]["jax"]
+    return f"Made on {datetime.date.today()} by adaptive_jax (jax {version}). {about}."
 
 
 def _write_csv(path: Path, lines: Sequence[Mapping]) -> None:

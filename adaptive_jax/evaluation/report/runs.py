@@ -1,55 +1,85 @@
-"""Runs as a report reads them: their scores, which evaluate.py keeps, and their logs."""
+"""Runs as a report reads them: results that evaluate.py wrote, and the logs of training."""
 
 import contextlib
+import dataclasses
+import functools
 import io
 import json
 import math
+import operator
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.batches.layouts import scored_break_mode
-from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
-from adaptive_jax.evaluation.evaluate import Request, data_of, evaluate
-from adaptive_jax.evaluation.report.frequency import Words, words_of
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.frequency import Words
 from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import names_in
-from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.parameters import checkpoint_step, identity_of
-from adaptive_jax.workdir.settings import is_exported
+
+TOLD_APART = "context", "checkpoint", "data_path", "config"  # settings of results on one curve
 
 
-class RunReport(NamedTuple):
-    """A run and what is known of it.
+@dataclasses.dataclass(frozen=True)
+class RunReport:
+    """A run with one of its results, whose files are read when they are needed.
 
     Attributes:
         name: as the report calls it.
-        ids: int32 `[tokens]` of the split.
-        nll: float32 `[tokens]` in nats, NaN for tokens that are not scored.
-        words: losses and frequencies of the words of the text.
-        result: what evaluate.py says of these scores.
-        others: its results of the same text and checkpoint with any window and context.
-        log: the lines of metrics.jsonl.
-        hours: of training until this checkpoint; None if unknown.
+        path: of the result's JSON.
+        result: what the JSON says.
     """
 
     name: str
-    workdir: Path
-    config: dict
-    vocabulary: Vocabulary
-    ids: np.ndarray
-    nll: np.ndarray
-    words: Words
+    path: Path
     result: dict
-    others: list[dict]
-    log: list[dict]
-    hours: float | None
+
+    @property
+    def workdir(self) -> Path:
+        """Directory of the run."""
+        return self.path.parent.parent
+
+    @property
+    def config(self) -> dict:
+        """Config that the run was started with."""
+        return self.result["settings"]["config"]
+
+    @functools.cached_property
+    def nll(self) -> np.ndarray:
+        """Losses `[tokens]` in nats, NaN for tokens that are not scored; of the .npy file."""
+        return self._load(".npy")
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The .npz file: the fields of `Words`, the vocabulary's `new_words`, and, if it was asked
+        for, what `of_passage` returned as `sample_*`.
+        """
+        return dict(self._load(".npz"))
+
+    @functools.cached_property
+    def words(self) -> Words:
+        """Words of the text."""
+        return Words(*map(self.arrays.get, Words._fields))
+
+    @functools.cached_property
+    def log(self) -> list[dict]:
+        """The lines of metrics.jsonl; one that is still being written is left out."""
+        path, records = self.workdir / "metrics.jsonl", []
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return [each for each in records if isinstance(each, dict) and "step" in each]
+
+    def _load(self, suffix):
+        try:
+            return np.load(io.BytesIO(self.path.with_suffix(suffix).read_bytes()))
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            command = _command(self.workdir, self.result["settings"])
+            raise InputError(
+                f"{self.path} lacks its {suffix}, or it is damaged: run evaluate again: {command}"
+            ) from None
 
     def curve(self, split: str) -> list[tuple[int, float]]:
         """`(updates, loss)` in nats a word, as logged for "train" or "validation".
@@ -62,20 +92,19 @@ class RunReport(NamedTuple):
         }
         return sorted((step, loss) for step, loss in losses.items() if math.isfinite(loss))
 
-    @property
+    @functools.cached_property
     def contexts(self) -> list[tuple[int, float, int]]:
-        """`(context, perplexity, window)` of every result with the window of the report, except
-        on streams.
-        """
-        if self.config["batches"]["layout"] == "streams":
-            return []
-        window = self.result["settings"]["window"]
-        perplexities = {
+        """`(context, perplexity, window)` of the run's results that differ in the context alone."""
+
+        def like(result):
+            settings = result["settings"].items()
+            return result["scored"], {k: v for k, v in settings if k not in TOLD_APART}
+
+        return sorted(
             (each["settings"]["context"], each["perplexity"], each["settings"]["window"])
-            for each in self.others
-            if each["settings"]["window"] == window
-        }
-        return sorted(perplexities)
+            for _, each in _results(self.path.parent)
+            if like(each) == like(self.result)
+        )
 
     def about(self) -> dict:
         """A line of the table of runs: layers, perplexities, size and speed; None if unknown."""
@@ -85,12 +114,13 @@ class RunReport(NamedTuple):
         speeds = [line.get("train/words_per_second") for line in self.log]
         speeds = sorted(speed for speed in speeds if speed)
         valid = dict(self.curve("validation")).get(result["step"])
+        saved = self.workdir / "checkpoints" / str(result["step"]) / "_CHECKPOINT_METADATA"
         split = result["split"]
         paper = {each: card.published(self.workdir, each) for each in ("validation", split)}
         if paper[split] and not result["published"]:  # the scores are of another text
             paper = dict.fromkeys(paper)
-        changed = next((found["changed"] for found in paper.values() if found), ())
-        paper = {each: found and found["perplexity"] for each, found in paper.items()}
+        changed = next((each["changed"] for each in paper.values() if each), ())
+        paper = {each: numbers and numbers["perplexity"] for each, numbers in paper.items()}
         return {
             "run": self.name,
             "input": config["input"]["name"],
@@ -107,140 +137,84 @@ class RunReport(NamedTuple):
             "nll": result["nll"],
             "words": result["words"],
             "unknown": result["unknown"],
-            "parameters": _parameters(self.workdir),
-            "hours": self.hours,
+            "parameters": _recorded(self.workdir / "plan.json", "parameters", "total"),
+            "hours": _recorded(saved, "custom_metadata", "hours") or None,
             "words_per_second": speeds[len(speeds) // 2] if speeds else None,
             "updates": result["step"],
         }
 
 
-def read_run(
-    workdir: Path, name: str, request: Request, load_parameters: bool = False
-) -> tuple[RunReport, Run | None]:
-    """Reads a run, and scores it unless its `eval/` has the scores of this text, checkpoint,
-    window and context.
-
-    Returns:
-        What is known of it, and the run itself, open, whose checkpoint training may have deleted
-        since; None if there are scores and parameters were not asked for.
+def read_runs(places: Sequence[Path], names: Sequence[str]) -> list[RunReport]:
+    """Reads a result of each place, all of one text: a JSON file that evaluate.py wrote, or a
+    run's newest result of the model alone.
 
     Raises:
-        InputError: no run or checkpoint there, no such text, or as `evaluate`.
+        InputError: no result, or none of one text, where `<unk>` stands for any word.
     """
-    saved = SavedRun.read(workdir)
-    _, config, vocabulary = saved
-    streams = config["batches"]["layout"] == "streams"
-    if streams and (request.rows or 1) == 1:  # a token sees all before it
-        request = request._replace(context=0)
-    data = data_of(workdir, config, request.data_path, request.split)
-    ids = load(data, vocabulary=vocabulary, splits=(request.split,)).ids[request.split]
-    asked = {
-        "window": request.window or config["batches"]["sequence_length"],
-        "context": request.context,
-    }
-    if streams:
-        asked["rows"] = request.rows or 1
-
-    def find(step, identity):
-        scored = card.fingerprint(step, identity, vocabulary, ids)
-        return scored, _result(workdir, config, scored, asked, len(ids))
-
-    run, step = None, checkpoint_step(workdir, request.checkpoint)
-    scored, found = find(step, identity_of(workdir, step))
-    if load_parameters or not found:
-        run = saved.load(request.checkpoint)
-        step = run.step  # another one if training has replaced the checkpoint since
-        scored, found = find(step, run.identity)
-    hours = _hours(workdir, step)
-    if not found:
-        evaluate(workdir, request, run)
-        found = _result(workdir, config, scored, asked, len(ids))
-    result, nll = found
-    words = words_of(ids, nll, vocabulary, config["data"], data)
-    others = [each for each, _ in _results(workdir, config, scored)]
-    log = _log(workdir / "metrics.jsonl")
-    about = RunReport(
-        name, workdir, config, vocabulary, ids, nll, words, result, others, log, hours
+    results = [_results_of(*each) for each in zip(places, names, strict=True)]
+    for first in results[0]:
+        runs = [
+            next((each for each in of_run if not difference(first.words, each.words)), None)
+            for of_run in results
+        ]
+        if None not in runs:
+            return runs
+    first = results[0][0]
+    other = next(each for each, *_ in results if difference(first.words, each.words))
+    raise InputError(
+        f"{first.path} and {other.path} score different texts,"
+        f" {difference(first.words, other.words)}: evaluate both on one text by --data_path=DIR, or"
+        " make a report for each"
     )
-    return about, run
 
 
-def _result(workdir, config, scored, asked, tokens):
-    """The result with the settings that are asked for, and the losses of so many tokens; or
-    None.
-    """
-    for result, path in _results(workdir, config, scored):
-        if asked.items() <= {key: result["settings"].get(key) for key in asked}.items():
-            try:
-                nll = np.load(io.BytesIO(path.read_bytes()))
-            except (OSError, ValueError, EOFError):  # missing or damaged: scored anew
-                continue
-            if nll.shape == (tokens,):
-                return result, nll
-    return None
+def difference(words: Words, others: Words) -> str:
+    """Says in what two texts differ; "" of one text. `<unk>` stands for any word."""
+    first, other = words.hashes, others.hashes
+    if len(first) != len(other):
+        return f"of {len(first):,} and {len(other):,} words"
+    differs = (first != other) & (first > 0) & (other > 0)
+    return f"which differ at word {np.argmax(differs) + 1:,}" if differs.any() else ""
 
 
-def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
-    """The plain results of a fingerprint, and where the losses of their tokens are."""
-    results = []
-    for name in sorted(names_in(workdir / "eval")):
-        path = workdir / "eval" / name
-        if path.suffix != ".json":
-            continue
+def _results_of(place, name):
+    """The result of a JSON file; or those of a run that the model alone gave, newest first."""
+    if place.suffix == ".json":
         try:
-            result = json.loads(path.read_text())
-            settings = result["settings"]
-            usual = (
-                settings["method"] == "plain"
-                and settings["break_mode"] == scored_break_mode(config)
-                and not {"vocabulary", "share"} & settings.keys()
-            )
+            result = json.loads(place.read_text())
+            result["settings"]["config"]
         except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if usual and result.get("scored") == scored:
-            results.append((result, path.with_suffix(".npy")))
-    return results
+            raise InputError(f"{place} must be a result that evaluate.py wrote") from None
+        return [RunReport(name, place, result)]
+    results = [
+        RunReport(name, path, result)
+        for path, result in _results(place / "eval")
+        if result["settings"]["method"] == "plain"
+        and not {"vocabulary", "share"} & result["settings"].keys()
+    ]
+    if not results:
+        command = _command(place, {"split": "test"})
+        raise InputError(f"{place} has no result for a report: run evaluate first: {command}")
+    return sorted(results, key=lambda run: run.result["date"], reverse=True)
 
 
-def check_comparable(runs: Sequence[RunReport]) -> None:
-    """Raises InputError unless all runs score the same words; `<unk>` stands for any word."""
-    first = runs[0].words.hashes
-    for run in runs[1:]:
-        other = run.words.hashes
-        if len(first) != len(other):
-            differ = f"of {len(first):,} and {len(other):,} words"
-        elif (wrong := (first != other) & (first > 0) & (other > 0)).any():
-            differ = f"which differ at word {np.argmax(wrong) + 1:,}"
-        else:
-            continue
-        raise InputError(
-            f"{runs[0].workdir} and {run.workdir} score different texts, {differ}: pass"
-            " --data_path=DIR to score one text, or make a report for each"
-        )
+def _results(folder):
+    """The results in a folder by path, but those of versions that kept no words beside them."""
+    paths = sorted(folder / name for name in names_in(folder) if name.endswith(".json"))
+    results = {path: json.loads(path.read_text()) for path in paths}
+    return [(path, result) for path, result in results.items() if "date" in result]
 
 
-def _log(path) -> list[dict]:
-    """The lines of metrics.jsonl; one that is still being written is left out."""
-    records = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "step" in value:
-            records.append(value)
-    return records
+def _command(workdir, settings):
+    """The command that scores with these settings."""
+    keys = "split", "window", "context", "data_path"
+    flags = [f"--{key}={settings[key]}" for key in keys if settings.get(key)]
+    return " ".join(["python evaluate.py", f"--workdir={workdir}", *flags])
 
 
-def _hours(workdir, step):
-    if is_exported(workdir):
-        return None
-    with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
-        return checkpoints.hours(step) or None
-
-
-def _parameters(workdir):
+def _recorded(path, *keys):
+    """What a JSON file says at these keys; None if there is no such file or key."""
     try:
-        return int(json.loads((workdir / "plan.json").read_text())["parameters"]["total"])
+        return functools.reduce(operator.getitem, keys, json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None

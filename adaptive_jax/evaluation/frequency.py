@@ -9,17 +9,18 @@ import functools
 import itertools
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora.load import count_words
+from adaptive_jax.data.corpora.load import count_prepared, count_words
 from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 
 logger = logging.getLogger(__name__)
+BINS = "Largest frequency in training of each bin of words but the last."
 # Largest frequency of each bin but the last, in Figures 2 to 5
 PAPER = 10, 100, 1_000, 10_000, 100_000, 1_000_000
 DRAWS = 1_000  # bootstrap samples
@@ -31,27 +32,48 @@ INTERVAL = 0.025, 0.975
 
 
 class Words(NamedTuple):
-    """The words of a text as a model scores them, `<eos>` included.
+    """The words of a text, `<eos>` included, and their frequencies.
 
     Attributes:
-        nll: float64 `[words]` in nats, summed over the units of a word; NaN for words that are not
-            scored.
-        counts: int64 `[words]`, how often each word occurs in the training text; 0 for one that it
-            lacks.
-        eos_count: how often `<eos>` occurs in the training text.
+        ids: int32 `[tokens]`.
+        ends: int64 `[words]`, the position of the last token of each word.
         hashes: uint32 `[words]`, of the letters of each word; 0 for `<unk>`.
+        eos_count: how often `<eos>` occurs in the training text.
+        counts: int64 `[words]`, how often each word occurs in the training text, 0 for one that it
+            lacks; None if that is unknown.
     """
 
-    nll: np.ndarray
-    counts: np.ndarray
-    eos_count: int
+    ids: np.ndarray
+    ends: np.ndarray
     hashes: np.ndarray
+    eos_count: int
+    counts: np.ndarray | None = None
 
-    def before(self) -> np.ndarray:
+    def nll(self, nll: np.ndarray) -> np.ndarray:
+        """The loss of each word, float64 `[words]` in nats, summed over its tokens; NaN for words
+        that are not scored. nll: `[tokens]`.
+        """
+        starts = np.concatenate([[0], self.ends[:-1] + 1])
+        return np.add.reduceat(nll[: self.ends[-1] + 1].astype(np.float64), starts)
+
+    def counts_before(self) -> np.ndarray:
         """The counts of the word before each word, int64 `[words]`; before the first stands
         `<eos>`.
         """
         return np.concatenate([[self.eos_count], self.counts[:-1]])
+
+    def span(self, first: int, words: int) -> tuple[int, int]:
+        """Positions of the first token of a passage, and of the first one after it.
+
+        Raises:
+            InputError: the text has no word `first`.
+        """
+        if first >= len(self.ends):
+            raise InputError(
+                f"sample_from={first} must be less than the text's {len(self.ends):,} words"
+            )
+        begin = 0 if first == 0 else int(self.ends[first - 1]) + 1
+        return begin, int(self.ends[min(first + words, len(self.ends)) - 1]) + 1
 
 
 class Bin(NamedTuple):
@@ -104,76 +126,92 @@ def check_edges(edges: Sequence[int]) -> None:
         )
 
 
-def words_of(
-    ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapping
-) -> Words:
-    """The words of a text: of sub-word units, their sums and the words' own frequencies.
+def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapping) -> Words:
+    """The words of a text, whatever their units; those of a converted list have no counts.
 
     Args:
-        ids, nll: `[tokens]`; nll is NaN for tokens that are not scored.
-        data: the group `data` of the run's config; the training text is counted for sub-word units
-            only.
+        ids: int32 `[tokens]`.
+        data: the group `data` of the run's config, whose training text has the frequencies of words
+            of sub-word units.
         other: the same with the text of --data_path, which is counted where the text of `data` is
-            not on this machine.
-
-    Raises:
-        InputError: as `count_words`.
+            not prepared on this machine.
     """
     ids = np.asarray(ids)
-    ends = np.flatnonzero(vocabulary.ends_word[ids])
-    ids, nll = ids[: ends[-1] + 1], nll[: ends[-1] + 1].astype(np.float64)
-    spellings, mark = vocabulary.utf8, MARK.encode()
+    ends, spellings = np.flatnonzero(vocabulary.ends_word[ids]), vocabulary.utf8
     eos_count = int(vocabulary.counts[vocabulary.eos])
     if not isinstance(vocabulary, Subwords):
-        return Words(nll, vocabulary.counts[ids], eos_count, _hashes(spellings)[ids])
-    starts = np.concatenate([[0], ends[:-1] + 1])
+        hashes = np.fromiter(map(_hash, spellings), np.uint32)[ids]
+        counts = vocabulary.counts
+        has_counts = len(np.unique(counts[counts > 0])) > 1  # those of a list are all 1
+        return Words(ids, ends, hashes, eos_count, counts[ids] if has_counts else None)
+    frequencies, mark = _training_counts(data, other), MARK.encode()
+
+    def spelled():
+        start = 0
+        for end in map(int, ends):
+            word = b"".join(spellings[i] for i in ids[start : end + 1]).removesuffix(mark)
+            yield frequencies.get(word.decode(errors="replace"), 0), _hash(word)
+            start = end + 1
+
+    table = np.fromiter(spelled(), [("count", np.int64), ("hash", np.uint32)])
+    return Words(ids, ends, table["hash"], eos_count, table["count"] if frequencies else None)
+
+
+def _training_counts(data, other):
+    """Counts of the words of the training text; {} if it is not on this machine."""
+    if counts := count_prepared(data, ("train",)):
+        return counts["train"]
     try:
-        seen = count_words(data, "train")
+        counts = count_words(other, "train") if other["path"] else {}
     except InputError:
-        if other == data:
-            raise
+        counts = {}
+    if not counts or other != data:
         logger.warning(
-            "frequencies are those of the training text of data_path=%s: the run's own is not here",
-            other["path"],
+            "frequencies of words are %s: the run's training text is not on this machine",
+            f"those of the training text of data_path={other['path']}" if counts else "unknown",
         )
-        seen = count_words(other, "train")
-    words = [
-        b"".join(spellings[i] for i in ids[a : b + 1]).removesuffix(mark)
-        for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
-    ]
-    counts = np.array([seen.get(word.decode(errors="replace"), 0) for word in words], np.int64)
-    return Words(np.add.reduceat(nll, starts), counts, eos_count, _hashes(words))
+    return counts
 
 
-def _hashes(words):
-    unknown = UNKNOWN.encode()
-    return np.array([0 if word == unknown else zlib.crc32(word) for word in words], np.uint32)
+def _hash(word):
+    return 0 if word == UNKNOWN.encode() else zlib.crc32(word)
+
+
+def in_bins(
+    counts: np.ndarray, edges: Sequence[int]
+) -> Iterator[tuple[int, int | None, np.ndarray]]:
+    """Yields the least and the largest frequency of each bin, None for the last one, and a mask of
+    the words in it, bool `[words]`.
+
+    A bin holds frequencies above the edge before it, up to its own; bins are not cumulative. Words
+    that do not occur in training have a bin of their own.
+
+    counts: int `[words]`. edges: growing, the largest frequency of each bin but the last.
+    """
+    numbers = np.where(counts == 0, 0, 1 + np.searchsorted(edges, counts, side="left"))
+    for number, (before, most) in enumerate(itertools.pairwise([-1, 0, *edges, None])):
+        yield before + 1, most, numbers == number
 
 
 def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = PAPER) -> list[Bin]:
-    """Means and medians of the values of a text's words, binned by frequency; bins without words
-    are left out.
-
-    A bin holds frequencies above the edge before it, up to its own; bins are not cumulative. Words
-    that do not occur in training have a bin of their own. Intervals are of a bootstrap that draws
-    parts of the text, because words near each other are alike.
+    """Means and medians of the values of a text's words, binned by frequency as `in_bins` says;
+    bins without words are left out. Intervals are of a bootstrap that draws parts of the text,
+    because words near each other are alike.
 
     Args:
         values: `[words]` in the order of the text, such as losses in nats; NaN for words that do
             not count.
         counts: int `[words]`.
     """
-    numbers = np.where(counts == 0, 0, 1 + np.searchsorted(edges, counts, side="left"))
     size = max(LEAST_BLOCK, -(-len(values) // BLOCKS))
     blocks = np.arange(len(values)) // size
     weights = _draws(int(blocks[-1]) + 1) if len(blocks) else None
-    limits, rows = [0, *edges, None], []
-    for number, most in enumerate(limits):
-        inside = (numbers == number) & ~np.isnan(values)
+    rows = []
+    for least, most, inside in in_bins(counts, edges):
+        inside &= ~np.isnan(values)
         if not inside.any():
             continue
         inner, inner_blocks = values[inside], blocks[inside]
-        least = 0 if number == 0 else limits[number - 1] + 1
         middle = float(np.mean(inner)), float(np.median(inner))
         intervals = None, None
         if len(np.unique(inner_blocks)) >= LEAST_BLOCKS:
