@@ -3,11 +3,12 @@ PYTHON ?= python3
 WORKDIR ?= runs/quickstart
 BIN := .venv/bin
 
-.PHONY: help train test test-slow test-targets test-device lint docs gpu-kit clean
+.PHONY: help train test test-install test-slow test-targets test-device lint docs gpu-kit clean
 
 help:
 	@echo "make train    creates .venv (1.2 GB), trains a small model in minutes, and prints its test perplexity"
 	@echo "make test     creates .venv and runs every test but the slow ones"
+	@echo "make test-install   runs those of installing and of types, which break first: a wheel in an environment of its own, mypy"
 	@echo "make test-slow   runs those: they train for minutes, or show what quicker ones show for another model"
 	@echo "make test-targets PYTHON=python3.12   creates .venv-targets (3 GB) and compiles for GPUs and TPUs that are not here"
 	@echo "make test-device   compares an update of every kind of model on the GPU or TPU that .venv's JAX finds with that of the CPU"
@@ -28,6 +29,9 @@ train: .venv/installed
 test: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q -rs -m "not slow" -n auto --dist loadfile --no-loadscope-reorder
+
+test-install: .venv/tested
+	$(BIN)/python -m pytest -q -rs -n 2 tests/test_install.py tests/test_typing.py
 
 test-slow: .venv/tested
 	$(BIN)/python -m pytest -q -rs -m slow -n auto --dist loadfile

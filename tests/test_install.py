@@ -144,7 +144,7 @@ def test_a_wheel_installed_outside_the_clone(clone, tmp_path):
     """
     outside = tmp_path / "outside"
     shutil.copytree(ROOT / "tests" / "losses", outside / "tests" / "losses")
-    for name in "toys.py", "eight.py", "programs.py", "test_testing.py":
+    for name in "__init__.py", "toys.py", "eight.py", "programs.py", "test_testing.py":
         shutil.copy(ROOT / "tests" / name, outside / "tests")
     (outside / "tests" / "conftest.py").write_text("from tests.programs import *\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -1,5 +1,5 @@
-"""The shape of the tree: which package may import which, no cycles, small files and functions,
-and every setting stated once.
+"""The shape of the tree: which room may import which, what each needs of other packages, no
+cycles, and docstrings.
 """
 
 import ast
@@ -70,14 +70,6 @@ def imported(path):
                 if "adaptive_jax." in alias.name
             }
     return found & MODULES.keys()
-
-
-def functions(path):
-    return [
-        node
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
 
 
 def room_of(name):

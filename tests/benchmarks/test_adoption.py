@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from adaptive_jax.errors import InputError
 from benchmarks import adoption
+from tests import refuses
 
 
 @pytest.mark.parametrize("trainer", adoption.TRAINERS)
@@ -14,13 +14,14 @@ def test_missing_checkout_or_package_is_named(trainer, tmp_path, monkeypatch):
     nothing.
     """
     for source in (None, str(tmp_path)):
-        with pytest.raises(InputError, match=f"must be a checkout of {trainer}, got {source}: git"):
+        with refuses(trainer, str(source), "git"):
             adoption.trainer_module(trainer, source)
     monkeypatch.setattr(sys, "path", [*sys.path])
     package = tmp_path / adoption.TRAINERS[trainer][1] / trainer
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import no_such_package.python")
-    missing = "no_such_package|haliax"  # levanter's own arrays are a package
-    with pytest.raises(InputError, match=f"which is not installed: pip install ({missing})$"):
+    with refuses("installed", "pip install") as error:
         adoption.trainer_module(trainer, str(tmp_path))
+    # levanter's own arrays are a package
+    assert str(error.value).endswith(("no_such_package", "haliax"))
     sys.modules.pop(trainer, None)

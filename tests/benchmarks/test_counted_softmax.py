@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from adaptive_jax.errors import InputError
 from benchmarks import counted_softmax, full_softmax
 from benchmarks.counted_softmax import OURS, REFERENCE, Row, Size, excesses
+from tests import refuses
 
 SIZE = Size(128_256, 2048, 8192)
 OPTAX = Row(REFERENCE, SIZE, "float32", False, 20.0, 6.0, int(8e9), 14, 1, 1)
@@ -35,14 +35,14 @@ def test_bounds():
 @pytest.mark.parametrize("text", ["128256x2048", "axbxc", "0x1x1", ""])
 def test_invalid_sizes(text):
     """One line with the form."""
-    with pytest.raises(InputError, match=f"--sizes={text} must be WORDSxWIDTHxTOKENS, as 128256x"):
+    with refuses(f"--sizes={text}", "WORDSxWIDTHxTOKENS"):
         counted_softmax.sizes_of([text])
 
 
 def test_a_loss_without_the_argument_chunk(monkeypatch):
     """One line, where the loss takes no number of tokens."""
     monkeypatch.setattr(counted_softmax, "linear_cross_entropy", lambda hidden, table, targets: 0.0)
-    with pytest.raises(InputError, match="--chunk=8 needs an argument chunk of linear_cross_ent"):
+    with refuses("--chunk=8", "chunk"):
         counted_softmax.of_chunk(8)
 
 

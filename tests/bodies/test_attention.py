@@ -11,9 +11,9 @@ import pytest
 
 from adaptive_jax.bodies.attention import Pairs, attention, kernels_fit
 from adaptive_jax.bodies.positions import alibi_slopes
-from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.dropout import keep_mask, positions, row_seeds
 from adaptive_jax.numerics.platforms import tracing_for
+from tests import refuses
 from tests.programs import hasty_jit
 
 RATE = 0.3
@@ -163,7 +163,7 @@ def test_where_the_kernels_run(device, time, width, dtype, fits):
 def test_more_weights_than_a_mask_has_positions():
     """One line with the cure."""
     like = jax.ShapeDtypeStruct((1, 65_537, 2, 16), jnp.float32)
-    with pytest.raises(InputError, match="2 heads over 65537 tokens.*choose a smaller batches.seq"):
+    with refuses("2 heads", "65537 tokens", "batches.sequence_length"):
         jax.eval_shape(functools.partial(attention, pairs=Pairs(dropout=0.1)), like, like, like)
 
 

@@ -12,8 +12,8 @@ from flax import linen as nn
 
 from adaptive_jax.bodies.positions import LearnedPositions, alibi_slopes, sinusoids
 from adaptive_jax.bodies.transformer import Block, PostNormTransformer, Transformer
-from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
+from tests import refuses
 
 ROWS, TIME, FEATURES, HEADS, LAYERS = 2, 7, 16, 4, 3
 VECTORS = np.random.default_rng(0).standard_normal((ROWS, TIME, FEATURES), np.float32)
@@ -130,13 +130,10 @@ def test_learned_positions_have_an_end():
     a compiled program too.
     """
     body = make(positions="learned", max_positions=TIME)
-    says = (
-        f"has {TIME} positions and cannot read {TIME + 1} tokens at once: use fewer, as by"
-        f" --window={TIME}, or train with body"
-    )
-    with pytest.raises(InputError, match=says):
+    names = f"{TIME} positions", f"{TIME + 1} tokens", f"--window={TIME}"
+    with refuses(*names):
         apply(body, random_params(body), np.concatenate([VECTORS, VECTORS[:, :1]], axis=1))
-    with pytest.raises(InputError, match=says):
+    with refuses(*names):
         body.cache(ROWS, TIME + 1)
     assert body.cache(ROWS, TIME).keys.shape[2] == TIME
 
@@ -152,9 +149,9 @@ def test_full_cache_is_an_error_and_never_silent():
     np.testing.assert_allclose(hidden, apply(body, params, VECTORS)[0][:, 2:4], atol=1e-5)
     stored = carry._replace(keys=np.float16(carry.keys), values=np.float16(carry.values))
     np.testing.assert_allclose(apply(body, params, VECTORS[:, 2:4], stored)[0], hidden, atol=0.01)
-    with pytest.raises(InputError, match=r"length 4 cannot hold 4 tokens and 2 more: .*length=6"):
+    with refuses("length 4", "length=6"):
         body.apply(params, VECTORS[:, :2], full)
-    with pytest.raises(InputError, match=r"length 4 cannot hold 0 tokens and 7 more: .*length=7"):
+    with refuses("length 4", "length=7"):
         apply(body, params, VECTORS, body.cache(ROWS, 4))
     for begun in (
         carry._replace(seen=jnp.int32(3)),
@@ -164,7 +161,7 @@ def test_full_cache_is_an_error_and_never_silent():
             hidden, begun = apply(body, params, VECTORS[:, 2:4], begun)
             assert jnp.isnan(hidden).all()
     for given in "segment_ids", "reset":  # which a cache cannot follow
-        with pytest.raises(InputError, match=f"pass no .*batch.{given}"):
+        with refuses(f"batch.{given}"):
             body.apply(
                 params,
                 VECTORS,

@@ -13,7 +13,7 @@ from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.spans import Spans, fill_rows
 from adaptive_jax.data.batches.windows import Windows, windows
-from adaptive_jax.errors import InputError
+from tests import refuses
 
 EOS = 99
 CHOICES = [
@@ -210,30 +210,24 @@ def test_windows_score_examples_after_their_context(text, choice, window, contex
 
 def test_impossible_settings_are_named():
     ids, good = np.arange(9, dtype=np.int32), Windows(4, 1, "none", "packed", 1)
-    for wrong, says in [
-        ({"context": 4}, "window=4 must be greater than context=4"),
-        ({"context": -1}, "window=4 .* context=-1"),
-        ({"break_mode": "eos"}, "context=1 .* batches.break_mode='eos' .*use context 0"),
-        ({"rows": 0}, "rows=0 must be 1"),
-        (
-            {"layout": "pack"},
-            "batches.layout='pack' is not one of packed, similar, streams. Did you mean \"packed\"",
-        ),
+    for wrong, names in [
+        ({"context": 4}, "window=4 context=4"),
+        ({"context": -1}, "window=4 context=-1"),
+        ({"break_mode": "eos"}, "context=1 batches.break_mode='eos'"),
+        ({"rows": 0}, "rows=0"),
+        ({"layout": "pack"}, "batches.layout='pack' packed streams"),
     ]:
-        with pytest.raises(InputError, match=says):
+        with refuses(*names.split()):
             windows(ids, EOS, good._replace(**wrong))
-    for arguments, says in [
-        (("none", "packed", 0), "batches.sequence_length=0 must be 1"),
-        (("none", "packed", 8, 1, 0), "microbatches=0 must be 1"),
-        (
-            ("sentence", "packed"),
-            r"batches.break_mode='sentence' is not one of none, complete, complete_doc, eos",
-        ),
-        (("eos", "pack"), "batches.layout='pack' is not one of"),
+    for arguments, names in [
+        (("none", "packed", 0), "batches.sequence_length=0"),
+        (("none", "packed", 8, 1, 0), "microbatches=0"),
+        (("sentence", "packed"), "batches.break_mode='sentence' complete_doc"),
+        (("eos", "pack"), "batches.layout='pack'"),
     ]:
-        with pytest.raises(InputError, match=says):
+        with refuses(*names.split()):
             batches_of(ids, *arguments)
-    with pytest.raises(InputError, match="0 tokens"):
+    with refuses("0 tokens"):
         batches_of(ids[:0], "none", "packed")
-    with pytest.raises(InputError, match="seed=-1"):
+    with refuses("seed=-1"):
         batches_of(ids, "none", "packed").batch(-1, 0)

@@ -21,6 +21,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.make_clusters import Clustering, make_clusters
 from adaptive_jax.planning.cutoffs import Workload, equal_products
+from tests import refuses
 
 GLOVE = Path(__file__).parents[3] / "shared" / "data" / "glove" / "glove.6B.50d.cut.txt.xz"
 WORDS = Vocabulary.build(
@@ -74,27 +75,26 @@ def in_deflate64(text):
 
 
 @pytest.mark.parametrize(
-    "name, text, says",
+    "name, text, names",
     [
-        ("a.txt", None, "cannot read the vectors .*: No such file"),
-        ("a.gz", b"the 1 2", "cannot read the vectors .*gzip"),
-        ("a.zip", b"the 1 2", "cannot read the vectors .*zip"),
-        ("a.zip", in_deflate64("the 1 2"), "cannot read the vectors .*compression"),
-        ("a.txt", b"the 1 2\ncat 1 x\n", "a.txt, line 2: '1 x' must be 2 numbers"),
-        ("a.txt", b"the 1 2\ncat 1\n", "a.txt, line 2: '1' must be 2 numbers"),
-        ("a.txt", b"the 1 2\ncat 1 nan\n", "a.txt, line 2: '1 nan' must be 2 numbers"),
-        ("a.txt", b"a 1 2\n", "has none of the 2 words"),
-        ("a.txt", b"the\ncat\n", "a.txt, line 1: 'the' must be a word and its numbers"),
-        ("a.txt", b"the\t1\t2\n", "a.txt, line 1: 'the.*' must be a word and its numbers"),
+        ("a.txt", None, ["No such file"]),
+        ("a.gz", b"the 1 2", ["gzipped"]),
+        ("a.zip", b"the 1 2", ["zip"]),
+        ("a.zip", in_deflate64("the 1 2"), ["compression"]),
+        ("a.txt", b"the 1 2\ncat 1 x\n", ["line 2", "'1 x'", "2 numbers"]),
+        ("a.txt", b"the 1 2\ncat 1\n", ["line 2", "'1'", "2 numbers"]),
+        ("a.txt", b"the 1 2\ncat 1 nan\n", ["line 2", "'1 nan'", "2 numbers"]),
+        ("a.txt", b"a 1 2\n", ["2 words"]),
+        ("a.txt", b"the\ncat\n", ["line 1", "'the'"]),
+        ("a.txt", b"the\t1\t2\n", ["line 1"]),
     ],
 )
-def test_files_that_hold_no_vectors(name, text, says, tmp_path):
-    """One line with the file, the line and the cure."""
+def test_files_that_hold_no_vectors(name, text, names, tmp_path):
+    """Each with the file and the line."""
     if text is not None:
         (tmp_path / name).write_bytes(text)
-    with pytest.raises(InputError, match=says) as error:
+    with refuses(name, *names):
         read_vectors(tmp_path / name, ("the", "cat"))
-    assert "\n" not in str(error.value)
 
 
 def test_damaged_archives_of_vectors(tmp_path):
@@ -105,7 +105,7 @@ def test_damaged_archives_of_vectors(tmp_path):
         damaged[at] ^= 1 << at % 8
         for content in damaged, whole[:at]:
             (tmp_path / "v.gz").write_bytes(content)
-            with pytest.raises(InputError, match=rf"{tmp_path}/v\.gz"):
+            with refuses(f"{tmp_path}/v.gz"):
                 read_vectors(tmp_path / "v.gz", WORDS.words)
 
 
@@ -119,7 +119,7 @@ def test_vectors_that_are_far_apart_are_clusters(method):
     )
     assert (found == again).all()
     assert len(set(zip(labels.tolist(), found.tolist(), strict=True))) == 3
-    with pytest.raises(InputError, match="240 words with vectors do not make 300 clusters"):
+    with refuses("240", "300"):
         clustering.run_way(method, vectors, np.ones(240), 300, 1)
 
 
@@ -135,9 +135,7 @@ def test_weights_are_log_counts():
 def test_scikit_learn_is_optional(monkeypatch):
     """Without it, one line names the command that installs it."""
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(
-        InputError, match="--method=kmeans needs scikit-learn: run `pip install scikit-learn`"
-    ):
+    with refuses("--method=kmeans", "scikit-learn"):
         clustering.run_way("kmeans", *blobs(), 3, 0)
 
 
@@ -146,7 +144,7 @@ def test_the_autoencoder_is_at_its_minimum():
     decomposition.
     """
     vectors = np.random.default_rng(0).normal(size=(600, 40)).astype(np.float32)
-    with pytest.raises(InputError, match="vectors of width 32 lose nothing in the autoencoder"):
+    with refuses("vectors", "32", "autoencoder"):
         clustering.run_way("autoencoder", vectors[:, :32], np.ones(600), 3, 0)  # order of rounding
     ours = clustering.run_way("autoencoder", vectors, np.ones(600), 3, 0)
     centred = vectors - vectors.mean(axis=0)
@@ -165,7 +163,7 @@ def test_a_way_is_one_entry(monkeypatch, tmp_path):
     header, order, _ = make_clusters(WORDS, options)
     assert sorted(header.sizes) == [80, 160]
     assert len({*signs[order[: header.sizes[0]]]}) == 1
-    with pytest.raises(InputError, match="--cutoffs does not fit --method=sign"):
+    with refuses("--cutoffs", "--method=sign"):
         make_clusters(WORDS, options._replace(cutoffs=(9,)))
 
 
@@ -186,7 +184,7 @@ def test_bands_of_equal_words_times_width():
     assert equal_products(33_278, 3, workload) == (2_541, 10_182) and equal_products(
         9, 3, Workload(4, 1)
     ) == (3, 6)
-    with pytest.raises(InputError, match="do not increase"):
+    with refuses("cutoffs"):
         equal_products(3, 3, workload)
 
 
@@ -272,7 +270,7 @@ def test_words_in_another_order_than_by_frequency():
     corpus.
     """
     turned = Vocabulary(WORDS.words[::-1], WORDS.counts[::-1])
-    with pytest.raises(InputError, match="words are not in order of frequency: pass --config"):
+    with refuses("frequency", "--config"):
         make_clusters(turned, Clustering("frequency"))
 
 

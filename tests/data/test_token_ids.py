@@ -20,6 +20,7 @@ from adaptive_jax.text.lines import Lines
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import with_text
 from configs import own_text, quickstart
+from tests import refuses
 
 SIZE, EOS = 60, 7  # id 59 never occurs, id 58 in the test split alone
 TOKENS = {"train": 4_000, "valid": 400, "test": 401}
@@ -62,13 +63,13 @@ def test_order_by_frequency_and_back():
     assert (np.diff(counts[back]) <= 0).all() and back[ranks].tolist() == list(range(SIZE))
     assert np.array_equal(back[ranks[ids]], ids)
     assert frequency_order([1, 2, 1, 2]).ids.tolist() == [1, 3, 0, 2]
-    with pytest.raises(InputError, match="must be from 0 to 58, got 59 at place 1: use the size"):
+    with refuses("58", "59"):
         count_ids(np.array([3, 59]), 59)
-    with pytest.raises(InputError, match="must be integers, got float64"):
+    with refuses("float64"):
         count_ids(np.array([3.0]), 59)
-    with pytest.raises(InputError, match=r"ids must be \[tokens\], got shape \[1, 2\]"):
+    with refuses("ids", "[1, 2]"):
         count_ids(np.array([[3, 4]]), 59)
-    with pytest.raises(InputError, match=r"counts must be integers \[V\], got float64 \[2\]"):
+    with refuses("counts", "float64"):
         frequency_order([0.3, 0.7])  # every share was 0
 
 
@@ -119,34 +120,27 @@ def test_the_order_is_kept_with_its_checksum(data, tmp_path):
     assert "<eos=7> " in corpus.vocabulary._text and again.eos == 0
     text = (tmp_path / "vocabulary.txt").read_text()
     (tmp_path / "vocabulary.txt").write_text(text.replace("13 ", "14 "))
-    with pytest.raises(InputError, match="is damaged"):
+    with refuses("vocabulary.txt", "damaged"):
         read_with_checksums(tmp_path / "vocabulary.txt", "restore it")
 
 
 WRONG = (
-    ({"vocabulary_size": 0}, "vocabulary_size=0 must be 2 or more for data.corpus=ids"),
-    (
-        {"vocabulary_size": 50},
-        r"train.bin: ids must be from 0 to 49, got 5\d at place .* as uint16",
-    ),
-    ({"eos": 60}, "data.eos=60 must be an id from 0 to 59, or -1"),
-    ({"threshold": 2}, "data.threshold=2 does not fit data.corpus=ids: leave it 1"),
-    ({"corpus": "text_files"}, "data.eos=7 does not fit data.corpus=text_files: leave it -1"),
-    ({"ids_dtype": "float32"}, "data.ids_dtype='float32' is not one of"),
-    (
-        {"ids_dtype": "uint32"},
-        "ids must be from 0 to 59, got .* read as uint32, which data.ids_dty",
-    ),
-    ({"path": ""}, "data.path='' must be a directory"),
+    ({"vocabulary_size": 0}, "vocabulary_size=0"),
+    ({"vocabulary_size": 50}, "train.bin uint16"),
+    ({"eos": 60}, "data.eos=60 59"),
+    ({"threshold": 2}, "data.threshold=2 data.corpus=ids"),
+    ({"corpus": "text_files"}, "data.eos=7 data.corpus=text_files"),
+    ({"ids_dtype": "float32"}, "data.ids_dtype='float32'"),
+    ({"ids_dtype": "uint32"}, "data.ids_dtype 59"),
+    ({"path": ""}, "data.path=''"),
 )
 
 
-@pytest.mark.parametrize("changes, says", WRONG, ids=str)
-def test_wrong_settings_are_told_in_one_line(data, changes, says):
+@pytest.mark.parametrize("changes, names", WRONG, ids=str)
+def test_wrong_settings_are_named(data, changes, names):
     """Before anything is trained, and with the cure."""
-    with pytest.raises(InputError, match=says) as told:
+    with refuses(*names.split()):
         load(data | changes)
-    assert "\n" not in str(told.value)
 
 
 def test_wrong_files_are_told_in_one_line(data, tmp_path):
@@ -204,11 +198,11 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     config["body"] |= {"layers": 1, "features": 8, "heads": 1, "feed_forward": 8}
     config["schedule"] |= {"warmup_steps": 1, "cycle_steps": 1}
     run = tmp_path / "run"
-    with pytest.raises(InputError, match="break_mode=eos breaks text where documents end: pass"):
+    with refuses("break_mode=eos"):
         train(resolve(config | {"data": data | {"eos": -1}}), run)
     config["evaluate_break_mode"] = "complete"
     none = config["batches"] | {"break_mode": "none"}
-    with pytest.raises(InputError, match="evaluate_break_mode=complete breaks text where"):
+    with refuses("evaluate_break_mode=complete"):
         train(resolve(config | {"data": data | {"eos": -1}, "batches": none}), run)
     train(resolve(config | {"evaluate_break_mode": ""}), run)
     assert "tokens       of the validation split: unseen tokens" in capsys.readouterr().out
@@ -225,14 +219,12 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     ids = lines.encode("12 13\n7 12")
     assert lines.vocabulary.ids[ids].tolist() == [12, 13, EOS, EOS, 12]
     assert lines.decode(ids) == "12 13\n\n12"
-    with pytest.raises(
-        InputError, match="'cat' is not one of the 60 tokens of this run, which reads ids"
-    ):
+    with refuses("'cat'", "60"):
         lines.encode("cat")
     without = load(data | {"eos": -1}).vocabulary
-    with pytest.raises(InputError, match="none of them ends a document: to score or write"):
+    with refuses("document"):
         Lines.of(kept, without)
-    with pytest.raises(InputError, match="composes words from letters, and data.corpus=ids has no"):
+    with refuses("data.corpus=ids"):
         lexicon(without, {"spelling": {"length": 4}})
 
 
@@ -243,5 +235,5 @@ def test_own_text_chooses_a_model_for_ids(data, tmp_path, capsys):
     chosen = with_text(resolve(config), tmp_path)["data"]
     assert (chosen["vocabulary_size"], chosen["threshold"], chosen["codes"]) == (SIZE, 1, 0)
     assert "words        the ids of the tokenizer, the most" in capsys.readouterr().out
-    with pytest.raises(InputError, match="data.limit=9 does not fit data.corpus=ids"):
+    with refuses("data.limit=9", "data.corpus=ids"):
         with_text(resolve(config | {"data": config["data"] | {"limit": 9}}), tmp_path)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from tests import refuses
 
 COUNTS = {"the": 5, "b": 2, "a": 2, "hat": 1, "mat": 1, "<eos>": 3}
 
@@ -20,7 +21,7 @@ def as_dict(vocabulary):
 
 @pytest.mark.parametrize("options", [{"threshold": 0}, {"limit": 2}, {"limit": -1}])
 def test_impossible_sizes_are_named(options):
-    with pytest.raises(InputError, match=rf"data\.\w+={next(iter(options.values()))} must be"):
+    with refuses(*(f"data.{name}={value}" for name, value in options.items())):
         Vocabulary.build(COUNTS, **options)
 
 
@@ -37,7 +38,7 @@ def test_lines_become_ids():
 
 
 def test_an_unknown_word_without_unk_is_named_with_the_cure():
-    with pytest.raises(InputError, match=r"'cat' is not .*train with a data\.threshold above"):
+    with refuses("'cat'", "data.threshold"):
         Vocabulary.build(COUNTS).encode("the cat")
 
 
@@ -89,9 +90,9 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, message):
     assert message in str(error.value)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
     path.unlink()
-    with pytest.raises(InputError, match=r"v\.txt: No such file"):
+    with refuses("v.txt", "No such file"):
         Vocabulary.read(path)
-    with pytest.raises(InputError, match=r"'a\\x00b' must be a path, which has no NUL byte"):
+    with refuses("NUL"):
         Vocabulary.read("a\0b")
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.groc import GroC
+from tests import refuses
 
 # Lengths on both sides of those that are read apart: 8, 12 and the full 20 letters, two of which
 # are marks.
@@ -198,7 +198,7 @@ def test_init():
 def test_what_it_needs_is_asked_for(grounded):
     """Without a lexicon one line says what `apply` needs."""
     model, params, given = grounded()
-    with pytest.raises(InputError, match="GroC needs the relations of its words: pass apply"):
+    with refuses("GroC", "relations"):
         model.apply(
             {"params": params, "lexicon": {"spelling": given["spelling"]}}, jnp.zeros(1, jnp.int32)
         )

@@ -12,12 +12,12 @@ import pytest
 
 from adaptive_jax import (
     Band,
-    InputError,
     adaptive_cross_entropy,
     linear_cross_entropy,
     linear_log_probs,
 )
 from adaptive_jax.losses import plans
+from tests import refuses
 from tests.losses.test_banded import check, in_float64
 from tests.losses.test_cross_entropy import adaptive_arrays
 from tests.programs import hasty_jit
@@ -197,9 +197,9 @@ def test_log_probs_outside_the_vocabulary():
     outside[1, 2] = WORDS
     values = jax.jit(lambda y: linear_log_probs(HIDDEN, TABLE, y))(outside)
     assert np.isnan(values[1]).all() and np.isfinite(np.delete(values, 1, axis=0)).all()
-    with pytest.raises(InputError, match=r"targets\[1, 2\]=23 does not exist"):
+    with refuses("targets[1, 2]=23"):
         linear_log_probs(HIDDEN, TABLE, outside)
-    with pytest.raises(InputError, match="'nll' needs one target a token"):
+    with refuses("'nll'", "target"):
         linear_log_probs(HIDDEN, TABLE, CHOSEN, reports="nll")
 
 
@@ -242,7 +242,7 @@ def test_a_gradient_of_a_report_is_refused(way):
         report = report[0] if way == "scan" else report
         return value - report.entropy.mean()
 
-    with pytest.raises(InputError, match="reports have no gradient with reduction='mean'"):
+    with refuses("reports", "reduction"):
         jax.eval_shape(jax.grad(with_bonus), HIDDEN)
 
 
@@ -257,20 +257,20 @@ def test_scopes_of_a_profile(options):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "wrong, cure",
     [
-        ({"table": TABLE.astype(np.int8)}, "table must have a float dtype, got int8: multiply by"),
-        ({"table": TABLE.T}, r"table has shape \[4, 23\], expected \[words, 4\]: transpose it"),
-        ({"table": TABLE[0]}, r"^table of shape \[4\]"),
-        ({"bias": BIAS[1:]}, r"^bias of shape \[22\]"),
-        ({"chunk": 0}, "chunk=0 must be 1 or more"),
+        ({"table": TABLE.astype(np.int8)}, "multiply"),
+        ({"table": TABLE.T}, "transpose"),
+        ({"table": TABLE[0]}, "[4]"),
+        ({"bias": BIAS[1:]}, "[22]"),
+        ({"chunk": 0}, "chunk=0"),
     ],
 )
-def test_arguments_are_named_as_the_caller_named_them(arguments, message):
+def test_arguments_are_named_as_the_caller_named_them(wrong, cure):
     """Not bands[0].table; quantized and transposed tables say the cure."""
-    arguments = {"hidden": HIDDEN, "table": TABLE, "targets": TARGETS} | arguments
-    with pytest.raises(InputError, match=message):
-        linear_cross_entropy(**arguments)
+    with refuses(*wrong, cure) as error:
+        linear_cross_entropy(**{"hidden": HIDDEN, "table": TABLE, "targets": TARGETS} | wrong)
+    assert "bands" not in str(error.value)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 50])
@@ -293,7 +293,7 @@ def test_padding_without_an_axis():
 
 def test_bands_have_no_name_of_a_full_softmax():
     """An adaptive softmax names the band."""
-    with pytest.raises(InputError, match=r"bands\[0\].table of shape \[4\]"):
+    with refuses("bands[0].table"):
         adaptive_cross_entropy(HIDDEN, [Band(TABLE[0])], None, TARGETS)
 
 

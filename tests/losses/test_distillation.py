@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import InputError, linear_distillation
+from adaptive_jax import linear_distillation
 from adaptive_jax.losses import distillation, plans
+from tests import refuses
 from tests.losses.test_banded import check, in_float64
 from tests.programs import hasty_jit
 
@@ -120,25 +121,25 @@ near(jax.jit(jax.value_and_grad(mapped))(student, teacher, targets))
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, names",
     [
-        ({"beta": 1.5}, "beta=1.5 must be from 0 to 1"),
-        ({"temperature": 0}, "temperature=0 must be a finite number above 0"),
-        ({"hard_weight": 0.5}, "hard_weight=0.5 needs targets"),
-        ({"words": 50}, "words=50 must be in both tables"),
-        ({"words": None}, r"words=None must be in both tables, which have \[19, 23\] rows"),
-        ({"teacher": (TEACHER[0][1:], TEACHER[1])}, r"hidden must have shape \[7, 'width"),
+        ({"beta": 1.5}, ["beta"]),
+        ({"temperature": 0}, ["temperature"]),
+        ({"hard_weight": 0.5}, ["hard_weight", "targets"]),
+        ({"words": 50}, ["words=50"]),
+        ({"words": None}, ["words", "[19, 23]"]),
+        ({"teacher": (TEACHER[0][1:], TEACHER[1])}, ["hidden"]),
     ],
 )
-def test_bad_input(options, message):
+def test_bad_input(options, names):
     """In one line."""
     arguments = {"student": STUDENT, "teacher": TEACHER, "words": WORDS} | options
-    with pytest.raises(InputError, match=message):
+    with refuses(*names):
         linear_distillation(**arguments)
 
 
 def test_the_teacher_has_no_gradient():
     """An error, not a silent 0."""
     loss = lambda teacher: linear_distillation(STUDENT, teacher, words=WORDS)
-    with pytest.raises(InputError, match="the teacher has no gradient here"):
+    with refuses("teacher", "gradient"):
         jax.eval_shape(jax.grad(loss), TEACHER)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from jax.experimental import checkify
 
-from adaptive_jax import InputError, adaptive_cross_entropy, linear_cross_entropy
+from adaptive_jax import adaptive_cross_entropy, linear_cross_entropy
 from adaptive_jax.losses import banded, distribution, plans
 from adaptive_jax.losses.distribution import log_probs, predict
 from adaptive_jax.numerics.bands import Band
+from tests import refuses
 from tests.losses.shardings import losses_of
 from tests.losses.test_banded import check, in_float64
 from tests.losses.test_cross_entropy import adaptive_arrays
@@ -184,13 +185,13 @@ def test_ignored_targets():
     eager = np.where(mask, targets, -100)
     listed = lambda h: linear_cross_entropy(h, table, eager.tolist(), weights=np.full(6, 3.0))
     check(jax.jit(listed)(hidden), wanted[0])
-    with pytest.raises(InputError, match=r"targets\[1\]=-100 does not exist"):
+    with refuses("targets[1]=-100"):
         linear_cross_entropy(hidden, table, eager, ignore_index=None)
     value, gradient = run(hidden, 0 * targets - 100, -100)
     assert value == 0 and not gradient.any()
     # Of soft targets, each one by itself.
     soft, probs = np.stack([targets, 0 * targets], axis=1), np.full((6, 2), 0.5, "f")
-    with pytest.raises(InputError, match="target_probs have no gradient here"):
+    with refuses("target_probs", "gradient"):
         jax.eval_shape(
             jax.grad(lambda q: linear_cross_entropy(hidden, table, soft, target_probs=q)), probs
         )
@@ -225,9 +226,9 @@ def test_numbers_that_the_program_knows():
     of_scale = jax.jit(scaled)
     slope = (of_scale(0.7 + step) - of_scale(0.7 - step)) / (2 * step)
     np.testing.assert_allclose(jax.jit(jax.grad(scaled))(0.7), slope, rtol=1e-3)
-    with pytest.raises(InputError, match="soft_cap and target_probs have no gradient here"):
+    with refuses("soft_cap", "gradient"):
         jax.eval_shape(jax.grad(lambda z: loss(hidden, (0.7, z, 1.5))), 0.05)
-    with pytest.raises(InputError, match=r"soft_cap=.* must be a finite number"):
+    with refuses("soft_cap"):
         loss(hidden, (0.7, 0.05, jnp.ones(2)))
 
 
@@ -393,7 +394,7 @@ def test_a_second_derivative_by_weights_is_refused():
         losses = lambda h: linear_cross_entropy(h, table, np.arange(7), **how).sum()
         return jnp.sum(jax.grad(losses)(hidden) ** 2)
 
-    with pytest.raises(InputError, match="this loss has no second derivative"):
+    with refuses("second derivative"):
         jax.eval_shape(jax.grad(by_hidden), jnp.ones(7))
 
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import Band, InputError, adaptive_cross_entropy, linear_cross_entropy
+from adaptive_jax import Band, adaptive_cross_entropy, linear_cross_entropy
 from adaptive_jax.losses import plans
 from adaptive_jax.losses.reports import REPORTS
+from tests import refuses
 from tests.losses.shardings import losses_of
 from tests.losses.test_banded import check, in_float64
 from tests.losses.test_cross_entropy import adaptive_arrays
@@ -115,7 +116,7 @@ def test_reports_beside_a_mean(tiled):
     check([report.z_loss, report.predicted, report.correct, *report.top_k], others)
     of_report = lambda h: jnp.sum(loss(h, ("nll", "entropy", "top_k"))[1].nll)
     assert report.nll is None
-    with pytest.raises(InputError, match="use reduction='none'"):
+    with refuses("reduction='none'"):
         jax.eval_shape(jax.grad(of_report), HIDDEN)
 
 
@@ -169,28 +170,28 @@ def test_reports_of_an_adaptive_softmax(case):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, names",
     [
-        ({"reports": ["accuracy"]}, r"reports='accuracy' is not one of nll, z_loss, predicted"),
-        ({"reports": ["top_k"]}, "top_k=0 must be 1 or more"),
-        ({"top_k": 3}, "top_k=3 has no effect without the report"),
-        ({"reports": ["top_k"], "top_k": 24}, r"top_k=24 must be at most 23, the words"),
-        ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, "no label_smoothing"),
-        ({"targets": TEACHER, "target_probs": PROBS[:, :2]}, r"targets of shape \[7, 3\]"),
+        ({"reports": ["accuracy"]}, ["reports", "predicted"]),
+        ({"reports": ["top_k"]}, ["top_k=0"]),
+        ({"top_k": 3}, ["top_k=3"]),
+        ({"reports": ["top_k"], "top_k": 24}, ["top_k=24", "23"]),
+        ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, ["label_smoothing"]),
+        ({"targets": TEACHER, "target_probs": PROBS[:, :2]}, ["targets", "[7, 3]"]),
         (
             {"targets": TEACHER[:, :1], "target_probs": PROBS[:, :1], "weights": WEIGHTS[1:]},
-            r"weights of shape \[6\]",
+            ["weights", "[6]"],
         ),
-        ({"reports": "nil"}, r"reports='nil' is not one of nll, z_loss, predicted"),
-        ({"token_axes": "data", "reduction": "none"}, r"token_axes=\('data',\) has no effect"),
-        ({"token_axes": "data"}, r"token_axes=\('data',\) cut no tokens here"),
-        ({"ignore_index": 0.5}, r"ignore_index=0.5 must be an integer or None"),
-        ({"ignore_index": 2**40}, r"ignore_index=1099511627776 must fit int32"),
+        ({"reports": "nil"}, ["reports='nil'", "predicted"]),
+        ({"token_axes": "data", "reduction": "none"}, ["token_axes", "effect"]),
+        ({"token_axes": "data"}, ["token_axes", "tokens"]),
+        ({"ignore_index": 0.5}, ["ignore_index"]),
+        ({"ignore_index": 2**40}, ["ignore_index", "int32"]),
     ],
 )
-def test_what_is_refused(options, message):
-    """In one line, with the cure."""
-    with pytest.raises(InputError, match=message):
+def test_what_is_refused(options, names):
+    """With the arguments, and what they may be."""
+    with refuses(*names):
         linear_cross_entropy(HIDDEN, TABLE, **({"targets": TARGETS} | options))
 
 
@@ -202,14 +203,14 @@ def test_a_target_that_does_not_exist_is_not_correct():
 
 
 @pytest.mark.parametrize(
-    "bands, options, message",
+    "bands, options, names",
     [
-        ([Band(TABLE)], {"reports": ["entropy"]}, "'entropy' is not one .*adaptive_jax.log_probs"),
-        (TABLE, {}, "must be a list of one Band"),
-        ([TABLE], {"logit_scale": 2.0}, r"bands\[0\] of type .* must be a Band"),
+        ([Band(TABLE)], {"reports": ["entropy"]}, ["'entropy'", "adaptive_jax.log_probs"]),
+        (TABLE, {}, ["list", "Band"]),
+        ([TABLE], {"logit_scale": 2.0}, ["bands[0]", "Band"]),
     ],
 )
-def test_what_an_adaptive_softmax_refuses(bands, options, message):
+def test_what_an_adaptive_softmax_refuses(bands, options, names):
     """Reports that it does not know, and bands that are none."""
-    with pytest.raises(InputError, match=message):
+    with refuses(*names):
         adaptive_cross_entropy(HIDDEN, bands, None, TARGETS, **options)

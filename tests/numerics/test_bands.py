@@ -1,54 +1,54 @@
 """How cutoffs split a vocabulary."""
 
-import re
+import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.bands import band_sizes, band_widths
+from tests import refuses
+
+thorough = settings(deadline=None, max_examples=100, derandomize=True)
+CUTS = st.lists(st.integers(-2, 62), max_size=4)
 
 
 def test_the_papers_bands():
-    """20K, 40K and the rest, of 1024, 256 and 64; with a fourth band of 16 (Table 8). Factor 1
-    keeps the width.
-    """
+    """20K, 40K and the rest, of 1024, 256 and 64; with a fourth band of 16 (Table 8)."""
     assert band_sizes(267_735, (20_000, 60_000)) == [20_000, 40_000, 207_735]
     assert band_widths(1024, 4, 4) == [1024, 256, 64, 16]
-    assert band_widths(64, 4, 4)[-1] == 1 and band_widths(24, 1, 3) == [24, 24, 24]
-    assert band_sizes(7, ()) == [7]
-    assert band_sizes(3, (1, 2)) == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    "vocabulary, cutoffs, says",
-    [
-        (
-            5_000,
-            (20, 60_000),
-            "cutoff 60,000 is not below the vocabulary size 5,000: use cutoffs that leave at least"
-            " one word for the last band",
-        ),
-        (
-            100,
-            (60, 20),
-            "cutoffs (60, 20) do not increase from 1: 20 follows 60; use them in rising order",
-        ),
-        (100, (20, 100), "cutoff 100 is not below the vocabulary size 100"),
-        (100, (20, 20), "20 follows 20"),
-        (100, (0, 20), "0 follows 0"),
-        (100, (-5,), "-5 follows 0"),
-    ],
-)
-def test_wrong_cutoffs(vocabulary, cutoffs, says):
-    """One line with the values and the cure."""
-    with pytest.raises(InputError, match=re.escape(says)):
-        band_sizes(vocabulary, cutoffs)
+@thorough
+@given(words=st.integers(1, 60), cuts=CUTS | CUTS.map(lambda cuts: sorted({*cuts})))
+def test_bands_are_the_vocabulary_cut(words, cuts):
+    """Every word is in one band, band i + 1 begins at cutoff i; cutoffs that leave a band empty
+    are named.
+    """
+    ends = [0, *cuts, words]
+    sizes = [after - before for before, after in itertools.pairwise(ends)]
+    if min(sizes) > 0:
+        assert band_sizes(words, tuple(cuts)) == sizes
+        return
+    with refuses() as error:
+        band_sizes(words, tuple(cuts))
+    assert "cutoff" in str(error.value) and any(f"{cut:,}" in str(error.value) for cut in cuts)
 
 
-def test_bands_without_width():
-    """A factor that leaves nothing for the last band is refused, and so is none at all."""
-    says = "4 bands of factor 4 leave the last band no width of 16: use fewer cutoffs, a smaller"
-    with pytest.raises(InputError, match=says):
-        band_widths(16, 4, 4)
-    with pytest.raises(InputError, match="factor=0 must be 1 or more"):
-        band_widths(16, 0, 2)
+@thorough
+@given(width=st.integers(1, 300), factor=st.integers(0, 5), bands=st.integers(1, 5))
+def test_bands_narrow_by_the_factor(width, factor, bands):
+    """Each by the whole factor; one that leaves the last band nothing is refused, as is none."""
+    if factor and width >= factor ** (bands - 1):
+        widths = band_widths(width, factor, bands)
+        assert widths == [width // factor**i for i in range(bands)] and widths[-1] >= 1
+        return
+    with refuses(*(["factor", str(width)] if factor else ["factor=0"])):
+        band_widths(width, factor, bands)
+
+
+@pytest.mark.parametrize("cutoffs", [5, (1.5,), "20"])
+def test_cutoffs_that_are_no_numbers(cutoffs):
+    """They are named before a table is made."""
+    with refuses("cutoffs", repr(cutoffs)):
+        band_sizes(100, cutoffs)

@@ -7,16 +7,15 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 
-from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.outputs.computed import MappedTable
+from tests import refuses
 
 
 def test_a_bilinear_map_is_one():
     """A depth of it would have no effect."""
-    with pytest.raises(InputError, match="depth=2 must be 1 with form='bilinear'"):
+    with refuses("depth=2", "form='bilinear'"):
         MappedTable(Lookup(5, 8), 8, form="bilinear", depth=2)
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build
 from adaptive_jax.parallel import sharding
+from tests import refuses
 
 # Rows of a table divide by no number of devices, by some or by all, and so do widths: 16x16, 32x8
 # and 55x4, of one width 103x4.
@@ -348,11 +348,11 @@ def test_words_over_devices_gather_no_table(on_grids):
 
 
 @pytest.mark.parametrize(
-    "changes, says",
+    "changes, name",
     [
         ({"output": {"name": "hierarchical", "table": {"name": "tied"}}}, "output.name='adaptive'"),
-        ({"output": {"name": "sampled", "table": {"name": "own"}}}, "output.name='adaptive' or"),
-        ({"input": LAYERS["cnn"]["input"]}, "input.name='adaptive' or 'lookup', got 'char_cnn'"),
+        ({"output": {"name": "sampled", "table": {"name": "own"}}}, "output.name='adaptive'"),
+        ({"input": LAYERS["cnn"]["input"]}, "input.name='adaptive'"),
         (
             {"input": {"name": "lookup"}}
             | {"output": {"name": "softmax", "table": {"name": "mapped"}}},
@@ -361,13 +361,13 @@ def test_words_over_devices_gather_no_table(on_grids):
         (
             {"input": {"name": "lookup"}}
             | {"output": {"name": "adaptive", "table": {"name": "tied", "cutoffs": (16,)}}},
-            r"output.table.cutoffs=\(16,\) cut its one band",
+            "output.table.cutoffs=(16,)",
         ),
     ],
 )
-def test_layers_that_need_whole_tables_are_refused(changes, says):
+def test_layers_that_need_whole_tables_are_refused(changes, name):
     """Else they would read the rows of one device as if they were all."""
-    with pytest.raises(InputError, match=f"config.shard_words=True .*{says}"):
+    with refuses("config.shard_words=True", name):
         build({"dtype": "float32"} | LAYERS["words"] | changes, 103)
 
 
@@ -470,7 +470,7 @@ def test_devices_of_a_slice_and_of_a_host_are_neighbours():
 
 def test_a_grid_that_does_not_divide():
     """One line with the value and what it has to divide."""
-    with pytest.raises(InputError, match=r"fsdp=3 does not divide the 1 device\(s\)"):
+    with refuses("fsdp=3", "1"):
         sharding.device_mesh(3)
 
 

@@ -12,12 +12,12 @@ import pytest
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.losses import plans
 from adaptive_jax.planning import coverage
 from adaptive_jax.planning import cutoffs as planner
 from adaptive_jax.planning.cutoffs import Workload, cost, propose
 from adaptive_jax.training.dry_run import dry_run
+from tests import refuses
 
 PAPER = (20_000, 60_000)
 COUNTS = {
@@ -132,29 +132,28 @@ def test_the_least_rows_are_the_chunk_of_a_tail():
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, names",
     [
-        (lambda: propose([3, 2, 1], 4, Workload()), "bands=4 of smallest=1 .*3 words.*bands=3"),
-        (lambda: propose([3, 2, 1], 2, Workload(), 2), "smallest=2 .*3 words .*bands=1"),
-        (lambda: propose([3, 2, 1], 2, Workload(), 4), "smallest=4 .*3 words .*most smallest=3"),
+        (lambda: propose([3, 2, 1], 4, Workload()), "bands=4 smallest=1 bands=3"),
+        (lambda: propose([3, 2, 1], 2, Workload(), 2), "smallest=2 bands=1"),
+        (lambda: propose([3, 2, 1], 2, Workload(), 4), "smallest=4 smallest=3"),
         (lambda: propose([3, 2, 1], 0, Workload()), "bands=0"),
         (lambda: propose([3, 2, 1], 2, Workload(), smallest=-1), "smallest=-1"),
-        (lambda: propose([3, 2, 1], 3, Workload(features=8)), "3 bands of factor 4.* 8"),
-        (lambda: cost([3, 2, 1], (3,), Workload()), "cutoff 3 .*vocabulary size 3"),
+        (lambda: propose([3, 2, 1], 3, Workload(features=8)), "bands factor 8"),
+        (lambda: cost([3, 2, 1], (3,), Workload()), "cutoff vocabulary 3"),
         (lambda: cost([3, 2, 1], (), Workload(tokens=0)), "tokens=0"),
         (lambda: cost([3, 2, 1], (), Workload(least_rows=-1)), "least_rows=-1"),
-        (lambda: cost([3, 2, 1], (2, 1), Workload()), "increase"),
-        (lambda: cost([3, 1, 2], (), Workload()), "counts must not rise, got 1 and then 2 at id 2"),
-        (lambda: cost([3, float("nan"), 1], (), Workload()), "counts must not rise, got 3 and"),
-        (lambda: cost([0, 0], (), Workload()), "counts must be .* not all 0"),
-        (lambda: cost([[3, 2]], (), Workload()), "counts must be one row"),
+        (lambda: cost([3, 2, 1], (2, 1), Workload()), "cutoffs"),
+        (lambda: cost([3, 1, 2], (), Workload()), "counts rise id"),
+        (lambda: cost([3, float("nan"), 1], (), Workload()), "counts rise"),
+        (lambda: cost([0, 0], (), Workload()), "counts 0"),
+        (lambda: cost([[3, 2]], (), Workload()), "counts row"),
     ],
 )
-def test_what_cannot_be_planned(call, says):
-    """One line with the value and the cure."""
-    with pytest.raises(InputError, match=says) as error:
+def test_what_cannot_be_planned(call, names):
+    """Each is named."""
+    with refuses(*names.split()):
         call()
-    assert "\n" not in str(error.value)
 
 
 TRAIN = ["a a a a b b b c c d", "a b c e", "f"]
@@ -205,7 +204,7 @@ def test_a_dry_run_covers_a_prepared_corpus(dry_run_lines, text):
     of the cheapest ones. Nothing where the corpus is not prepared: a dry run reads no text.
     """
     assert dry_run_lines(prepare=False) == []
-    with pytest.raises(InputError, match="cutoff 60 .* vocabulary size 52"):
+    with refuses("cutoff 60", "52"):
         dry_run_lines(**{"data.threshold": 20})
     lines = dry_run_lines(**{"data.threshold": 20, "input.cutoffs": (10, 20)})
     texts = {name: (text / f"{name}.txt").read_text() for name in ("train", "valid", "test")}
