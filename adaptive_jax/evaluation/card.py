@@ -18,7 +18,7 @@ import numpy as np
 from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import part_of
+from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.workdir.settings import PUBLISHED
 
 PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
@@ -37,8 +37,8 @@ def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
         losses are per) and its `fingerprint`, which differs when a word, a count or the order
         differs; `versions` of python, of packages and of the device.
     """
-    counts = ~np.isnan(nll)
-    nll, ids = nll[counts], ids[:][counts]
+    scores = Scores(ids, nll).counted()
+    ids, nll = scores.ids, scores.nll
     characters = count_characters(ids, run.vocabulary)
     bits = float(np.sum(nll, dtype=np.float64)) / math.log(2)
     vocabulary = run.vocabulary
@@ -46,7 +46,7 @@ def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
     return {
         "characters": characters,
         "bits_per_character": None if characters is None else bits / characters,
-        "bands": by_band(nll, vocabulary.ranks[ids], edges(run)) if known else [],
+        "bands": by_band(scores, vocabulary.ranks[ids], edges(run)) if known else [],
         "vocabulary": {
             "size": len(vocabulary),
             "fingerprint": vocabulary.digest,
@@ -106,11 +106,11 @@ def edges(run: Run) -> list[int]:
     return [0, *(edge for edge in own or tens if edge < known), known]
 
 
-def by_band(nll: np.ndarray, ranks: np.ndarray, parts: list[int]) -> list[dict]:
+def by_band(scores: Scores, ranks: np.ndarray, parts: list[int]) -> list[dict]:
     """Share of the tokens, and perplexity a token, of words by how frequent they are in training.
 
     Args:
-        nll: `[tokens]` in nats.
+        scores: of tokens that count.
         ranks: `[tokens]`, of the words by frequency.
         parts: ranks, ascending, the most frequent word's being 0: band i has those from `parts[i]`
             to below `parts[i + 1]`.
@@ -120,7 +120,7 @@ def by_band(nll: np.ndarray, ranks: np.ndarray, parts: list[int]) -> list[dict]:
         no tokens.
     """
     return [
-        {"first": begin + 1, "last": end} | part_of(nll, (ranks >= begin) & (ranks < end))
+        {"first": begin + 1, "last": end} | scores.part((ranks >= begin) & (ranks < end))
         for begin, end in itertools.pairwise(parts)
     ]
 

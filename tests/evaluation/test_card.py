@@ -30,6 +30,7 @@ from adaptive_jax.evaluation.card import (
 )
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.evaluation.scoring import Evaluation
 from adaptive_jax.workdir.settings import write_published
 
@@ -64,7 +65,7 @@ def test_perplexity_by_band():
     perplexity.
     """
     nll, ids = np.array([1.0, 3.0, 5.0, 7.0]), np.array([0, 1, 2, 9])
-    bands = by_band(nll, ids, [0, 2, 5, 9, 10])
+    bands = by_band(Scores(ids, nll), ids, [0, 2, 5, 9, 10])
     assert bands == [
         {"first": 1, "last": 2, "share": 0.5, "perplexity": pytest.approx(math.exp(2))},
         {"first": 3, "last": 5, "share": 0.25, "perplexity": pytest.approx(math.exp(5))},

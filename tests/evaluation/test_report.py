@@ -17,7 +17,6 @@ import pytest
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation import evaluate as scored
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report import charts, passage, runs
 from adaptive_jax.evaluation.report.drawing import VARIABLES, draw, look
@@ -27,7 +26,7 @@ from adaptive_jax.evaluation.report.passage import Token, spelled
 from adaptive_jax.evaluation.report.report import Job, _title, names_of, report
 from adaptive_jax.evaluation.report.runs import read_run
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import summary
+from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.workdir.settings import read_config, write_published
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
@@ -216,11 +215,13 @@ def test_a_checkpoint_that_training_deletes(trained, tmp_path, monkeypatch):
     """While it is scored: its scores, hours and passage are reported all the same."""
     workdir = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
 
+    summary = Scores.summary
+
     def late(*given):
         shutil.rmtree(workdir / "checkpoints" / "240")
         return summary(*given)
 
-    monkeypatch.setattr(scored, "summary", late)
+    monkeypatch.setattr(Scores, "summary", late)
     [run], passages = report([workdir], Request(), Job(f"{tmp_path}/a.html", sample_words=3))
     assert run.result["step"] == 240 and run.hours > 0 and len(passages["run"]) == 3
 

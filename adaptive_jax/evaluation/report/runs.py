@@ -18,7 +18,7 @@ from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.evaluate import Request, data_of, evaluate
 from adaptive_jax.evaluation.report.frequency import Words, words_of
 from adaptive_jax.evaluation.runs import Run, SavedRun
-from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.files import names_in
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.parameters import checkpoint_step, identity_of
