@@ -29,7 +29,7 @@ from absl import flags
 from adaptive_jax.config import commands, rows
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.evaluate import evaluate
-from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import processors
 from adaptive_jax.training.loop import train

@@ -17,7 +17,7 @@ import numpy as np
 
 from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
 from adaptive_jax.evaluation.frequency import Words, in_bins
-from adaptive_jax.evaluation.scoring import part_of
+from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.workdir.settings import PUBLISHED
 
 PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
@@ -100,11 +100,11 @@ def by_bin(words: Words, nll: np.ndarray, edges: Sequence[int]) -> list[dict]:
     """
     if words.counts is None:
         return []
-    losses = words.nll(nll)
-    scored = ~np.isnan(losses)
-    losses = losses[scored]
+    scores = Scores(words.ids[words.ends], words.nll(nll))
+    scored = ~np.isnan(scores.nll)
+    scores = scores.take(scored)
     return [
-        {"least": least, "most": most, "words": int(inside.sum())} | part_of(losses, inside)
+        {"least": least, "most": most, "words": int(inside.sum())} | scores.part(inside)
         for least, most, inside in in_bins(words.counts[scored], edges)
         if inside.any()
     ]

@@ -21,11 +21,12 @@ from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.distributions import of_passage
 from adaptive_jax.evaluation.frequency import BINS, PAPER, check_edges, words_of
 from adaptive_jax.evaluation.methods import METHODS, prepared
-from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
+from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended
 from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.results import MEASURED, print_result, write
 from adaptive_jax.evaluation.runs import Run, SavedRun
-from adaptive_jax.evaluation.scoring import Evaluation, composed, summary
+from adaptive_jax.evaluation.scores import Scores
+from adaptive_jax.evaluation.scoring import Evaluation, composed
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
@@ -82,13 +83,13 @@ def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
         share.
 
     Returns:
-        `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`
-        that scoring took (compilation included), `settings`: what was asked, with break_mode and
-        window filled in, rows where they change scores, and the config; what `card.metadata`
-        returns; and as `published` and `scored`, what `card.published` and `card.fingerprint`
-        return. Of a vocabulary with more words, `unseen` is the share of new words, and `open` has
-        share and perplexity of words that training knew and of others. Where several settings were
-        tried, `grid` has a line for each, and the rest is of the best one.
+        `Scores.summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`,
+        `seconds` that scoring took (compilation included), `settings`: what was asked, with
+        break_mode and window filled in, rows where they change scores, and the config; what
+        `card.metadata` returns; and as `published` and `scored`, what `card.published` and
+        `card.fingerprint` return. Of a vocabulary with more words, `unseen` is the share of new
+        words, and `open` has share and perplexity of words that training knew and of others. Where
+        several settings were tried, `grid` has a line for each, and the rest is of the best one.
 
     Raises:
         InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the
@@ -171,7 +172,7 @@ def evaluate_contexts(
             **card.metadata(vocabulary, text, nll, request.bins),
         }
         if request.vocabulary != TRAIN:
-            result["open"] = seen_and_unseen(nll, ids, run.num_known_words)
+            result["open"] = Scores(ids, nll).seen_and_unseen(run.num_known_words)
             result["unseen"] = result["open"]["unseen"]["share"]
         print_result(result, chosen, words, cut)
         passage = of_passage(run, ids, cut, tables(), *span) if span else {}
@@ -236,7 +237,7 @@ def _best(score, job):
     """
     best, tried = None, []
     for label, nll in score(job):
-        result = summary(nll, job.ids, job.run.vocabulary)
+        result = Scores(job.ids, nll).summary(job.run.vocabulary)
         tried.append(label | {key: result[key] for key in MEASURED})
         if best is None or result["nll"] < best[1]["nll"]:
             best = label, label | result, nll

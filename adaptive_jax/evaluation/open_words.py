@@ -11,12 +11,9 @@ that no word costs infinitely much:
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from adaptive_jax.data.corpora.load import count_words
 from adaptive_jax.data.vocabulary.words import Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.scoring import part_of
 from adaptive_jax.files import path_of
 
 TRAIN, UNION = "train", "union"
@@ -60,14 +57,3 @@ def _read(path):
             " line"
         ) from None
     return [line.split()[0] for line in lines if line.strip()]
-
-
-def seen_and_unseen(nll: np.ndarray, ids: np.ndarray, known: int) -> dict:
-    """Share of the tokens and perplexity of words that training knew, "seen", and of those it did
-    not, "unseen".
-
-    nll: `[tokens]`, NaN for those that do not count. A perplexity of no tokens is None.
-    """
-    counts = ~np.isnan(nll)
-    nll, new = nll[counts], ids[:][counts] >= known
-    return {"seen": part_of(nll, ~new), "unseen": part_of(nll, new)}

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check_windows, windows
-from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
+from adaptive_jax.data.vocabulary.words import pieces
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.composition import Compose, compose_shared
@@ -275,48 +275,6 @@ def scored_columns(batch: WindowBatch, columns: int) -> np.ndarray:
 def finite(nll: np.ndarray) -> np.ndarray:
     """The nll with infinity where the model gave no number, or one that is no nll."""
     return np.nan_to_num(nll, nan=np.inf, posinf=np.inf, neginf=np.inf)
-
-
-def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
-    """Loss and perplexity per word of the text, whatever the tokens: a word's probability is the
-    product of its units'.
-
-    Args:
-        nll: `[tokens]` in nats, NaN for those that do not count.
-        ids: `[tokens]`.
-
-    Returns:
-        Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
-        `unigram_perplexity`, the perplexity by the words' counts alone, and `unknown`, the share of
-        words that are `<unk>`.
-    """
-    counts = ~np.isnan(nll)
-    nll, ids = nll[counts], ids[:][counts]
-    words = vocabulary.count_words(ids)
-    mean = float(np.sum(nll, dtype=np.float64) / words)
-    return {
-        "nll": mean,
-        "perplexity": perplexity(mean),
-        "words": words,
-        "tokens": len(nll),
-        "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
-        "unknown": vocabulary.unk_rate(ids),
-    }
-
-
-def perplexity(nll: float) -> float:
-    """e^nll per word, infinite where that overflows."""
-    return math.exp(nll) if nll < 700 else math.inf
-
-
-def part_of(nll: np.ndarray, which: np.ndarray) -> dict:
-    """`share` of some tokens among all, and their `perplexity`, None of no tokens.
-
-    nll: `[tokens]` in nats; which: bool `[tokens]`.
-    """
-    mean = float(np.mean(nll[which], dtype=np.float64)) if which.any() else None
-    cost = None if mean is None else perplexity(mean)
-    return {"share": float(np.mean(which)), "perplexity": cost}
 
 
 def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:

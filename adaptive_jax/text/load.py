@@ -10,7 +10,8 @@ from absl import logging
 from adaptive_jax.data.vocabulary.words import UNKNOWN
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import composed, perplexity
+from adaptive_jax.evaluation.scores import perplexity
+from adaptive_jax.evaluation.scoring import composed
 from adaptive_jax.files import path_of
 from adaptive_jax.text.decoding import Decoder
 from adaptive_jax.text.generate import Continuation, Writer, next_words

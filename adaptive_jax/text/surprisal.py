@@ -26,7 +26,8 @@ from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer, perplexity
+from adaptive_jax.evaluation.scores import perplexity
+from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.text.line_batches import round_up, stream_batches, window_batches

@@ -26,7 +26,8 @@ from adaptive_jax.data.vocabulary.lexicon import check_lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
-from adaptive_jax.evaluation.scoring import score_split, summary
+from adaptive_jax.evaluation.scores import Scores
+from adaptive_jax.evaluation.scoring import score_split
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model.language_model import build
 from adaptive_jax.optimizers import optim
@@ -330,7 +331,7 @@ class Training:
         nll, _ = score_split(run, ids, windows, until_stopped)
         if job.stop.asked:
             return None
-        result = summary(nll, ids, vocabulary)
+        result = Scores(ids, nll).summary(vocabulary)
         if not math.isfinite(result["nll"]):
             raise Diverged(step, f"validation loss {result['nll']}")
         losses = {key: result[key] for key in ("nll", "perplexity")}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.files import naming
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.parallel.progress import Bar, clock

@@ -18,7 +18,8 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import ScoreOptions, as_stream, score_split, scores, summary
+from adaptive_jax.evaluation.scores import Scores
+from adaptive_jax.evaluation.scoring import ScoreOptions, as_stream, score_split, scores
 from tests.random_runs import log_probs_of, quiet, random_run
 
 EOS, SIZE = 3, 60
@@ -207,7 +208,7 @@ def test_summary_of_known_numbers():
     floats is infinite.
     """
     vocabulary, ids = Vocabulary.build({"a": 3, "<eos>": 1}), np.array([0, 1, 0, 1])
-    result = summary(np.array([1, 2, 6, np.nan], np.float32), ids, vocabulary)
+    result = Scores(ids, np.array([1, 2, 6, np.nan], np.float32)).summary(vocabulary)
     assert result == {
         "nll": 3.0,
         "perplexity": math.exp(3.0),
@@ -216,9 +217,10 @@ def test_summary_of_known_numbers():
         "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3)),
         "unknown": 0.0,
     }
-    assert summary(np.full(4, 1e4, np.float32), ids, vocabulary)["perplexity"] == math.inf
+    assert Scores(ids, np.full(4, 1e4, np.float32)).summary(vocabulary)["perplexity"] == math.inf
     vocabulary = Vocabulary.build({"a": 3, "<eos>": 1, "<unk>": 2})
-    assert summary(np.ones(4, np.float32), np.array([1, 0, 1, 2]), vocabulary)["unknown"] == 0.5
+    scores = Scores(np.array([1, 0, 1, 2]), np.ones(4, np.float32))
+    assert scores.summary(vocabulary)["unknown"] == 0.5
 
 
 def test_a_words_probability_is_the_product_of_its_units(config):
@@ -237,8 +239,13 @@ def test_a_words_probability_is_the_product_of_its_units(config):
             seen.append(unit)
         chances.append(chance)
     nll = score(run, ids, len(ids), 0, 1)
-    result = summary(nll, ids, vocabulary)
+    result = Scores(ids, nll).summary(vocabulary)
     assert (result["words"], result["tokens"]) == (len(chances), len(ids))
+    words = Scores(ids, nll).take(slice(0, -1)).words(vocabulary)  # the last word has no end
+    np.testing.assert_allclose(words.nll, -np.log(chances[:-1]), rtol=1e-4)
+    assert [vocabulary.encode_words([word])[1].item() for word in lines[0].split()] == np.diff(
+        words.place[:3]
+    ).tolist()
     assert result["perplexity"] == pytest.approx(
         math.prod(chances) ** (-1 / len(chances)), rel=1e-4
     )

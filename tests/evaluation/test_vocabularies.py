@@ -17,11 +17,9 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.open_words import (
-    extended,
-    seen_and_unseen,
-)
+from adaptive_jax.evaluation.open_words import extended
 from adaptive_jax.evaluation.runs import SavedRun, fits_any_vocabulary
+from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.evaluation.scoring import (
     PLAIN,
     ScoreOptions,
@@ -242,12 +240,12 @@ def test_known_numbers():
     """Perplexities of seen and unseen words; of none it is None. The uniform share alone where
     the model gives nothing.
     """
-    parts = seen_and_unseen(np.array([1.0, 3.0, np.nan, 5.0]), np.array([0, 1, 9, 9]), 2)
+    parts = Scores(np.array([0, 1, 9, 9]), np.array([1.0, 3.0, np.nan, 5.0])).seen_and_unseen(2)
     assert parts == {
         "seen": {"share": pytest.approx(2 / 3), "perplexity": pytest.approx(math.exp(2))},
         "unseen": {"share": pytest.approx(1 / 3), "perplexity": pytest.approx(math.exp(5))},
     }
-    assert seen_and_unseen(np.ones(2), np.zeros(2), 2)["unseen"] == {
+    assert Scores(np.zeros(2), np.ones(2)).seen_and_unseen(2)["unseen"] == {
         "share": 0.0,
         "perplexity": None,
     }

@@ -17,7 +17,7 @@ from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training import metrics as module
 from adaptive_jax.training.metrics import Interval, Metrics

@@ -16,7 +16,7 @@ import numpy as np
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.frequency import Words
-from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.files import names_in
 
 TOLD_APART = "context", "checkpoint", "data_path", "config"  # settings of results on one curve

@@ -1,0 +1,101 @@
+"""Scores of tokens: one table, its sums, and its groups."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.vocabulary.words import Vocabulary
+
+
+class Scores(NamedTuple):
+    """Scored tokens of a text, a row for each.
+
+    Attributes:
+        ids: int32 `[tokens]`, an array or `LazyIds`.
+        nll: float `[tokens]` in nats, NaN for tokens of no example.
+        rank: `[tokens]`, one more than the words that are more probable; None if not computed.
+        entropy: `[tokens]` in nats, of the predicting distribution; None if not computed.
+        place: int64 `[tokens]`, positions in the text; None for all of its tokens in order.
+    """
+
+    ids: np.ndarray
+    nll: np.ndarray
+    rank: np.ndarray | None = None
+    entropy: np.ndarray | None = None
+    place: np.ndarray | None = None
+
+    def take(self, which: np.ndarray | slice) -> "Scores":
+        """The rows of a mask, of indices or of a slice."""
+        return Scores(*(None if column is None else column[which] for column in self))
+
+    def counted(self) -> "Scores":
+        """The tokens that are part of an example."""
+        return self._replace(ids=self.ids[:]).take(~np.isnan(self.nll))
+
+    def words(self, vocabulary: Vocabulary) -> "Scores":
+        """A row for each word: the id of its last unit, the sum of its units' nll in float64, and
+        the place of its first unit in this table, see `word_bounds`.
+
+        Of words of several units there is no rank and no entropy.
+        """
+        bounds = word_bounds(self.ids, vocabulary)
+        starts, end = bounds[:-1], bounds[-1]
+        nll = np.add.reduceat(self.nll[:end].astype(np.float64), starts) if len(starts) else []
+        columns = self.rank, self.entropy
+        if len(starts) < end:
+            columns = None, None
+        return Scores(self.ids[bounds[1:] - 1], np.asarray(nll, np.float64), *columns, starts)
+
+    def part(self, which: np.ndarray) -> dict:
+        """`share` of some rows among all, and their `perplexity`, None of no rows.
+
+        which: bool `[tokens]`, such as those whose words have counts in a bin.
+        """
+        mean = float(np.mean(self.nll[which], dtype=np.float64)) if which.any() else None
+        return {
+            "share": float(np.mean(which)),
+            "perplexity": None if mean is None else perplexity(mean),
+        }
+
+    def seen_and_unseen(self, known: int) -> dict:
+        """`part` of the counted tokens of words that training knew, "seen", whose ids are below
+        `known`, and of those it did not, "unseen".
+        """
+        tokens = self.counted()
+        new = tokens.ids >= known
+        return {"seen": tokens.part(~new), "unseen": tokens.part(new)}
+
+    def summary(self, vocabulary: Vocabulary) -> dict:
+        """Loss and perplexity per word of the text, whatever the tokens: a word's probability is
+        the product of its units'.
+
+        Returns:
+            Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
+            `unigram_perplexity`, the perplexity by the words' counts alone, and `unknown`, the
+            share of words that are `<unk>`.
+        """
+        ids, nll, *_ = self.counted()
+        words = vocabulary.count_words(ids)
+        mean = float(np.sum(nll, dtype=np.float64) / words)
+        return {
+            "nll": mean,
+            "perplexity": perplexity(mean),
+            "words": words,
+            "tokens": len(nll),
+            "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
+            "unknown": vocabulary.unk_rate(ids),
+        }
+
+
+def word_bounds(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """Where the words of ids begin, and where the last one ends: int64 `[words + 1]`. Word i is
+    the tokens from `bounds[i]` to before `bounds[i + 1]`; units after the last complete word are
+    left out.
+    """
+    return np.append(0, 1 + np.flatnonzero(vocabulary.ends_word[ids]))
+
+
+def perplexity(nll: float) -> float:
+    """e^nll per word, infinite where that overflows."""
+    return math.exp(nll) if nll < 700 else math.inf
