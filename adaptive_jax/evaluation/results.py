@@ -71,7 +71,8 @@ def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.nda
     """
     path = folder / f"{_name(result)}.json"
     if hosts.first():
-        path.unlink(missing_ok=True)  # one that is there speaks for the files beside it
+        if path.exists():
+            path.unlink()  # it says that the files beside it are whole
         with replacing(path.with_suffix(".npy")) as file:
             np.save(file, nll)
         with replacing(path.with_suffix(".npz")) as file:

@@ -86,19 +86,19 @@ def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str,
     return runs, passages
 
 
-def names_of(places: Sequence[Path], given: Sequence[str]) -> list[str]:
-    """Names of the runs: those given, or those of their directories, or, where two have one
+def names_of(places: Sequence[Path], names: Sequence[str]) -> list[str]:
+    """Names of the runs: `names`, or those of their directories, or, where two have one
     name, the paths of the runs or of their results.
     """
     paths = [Path(os.path.abspath(path)) for path in places]
-    names = [(path.parents[1] if path.suffix == ".json" else path).name for path in paths]
-    names = list(given) or (names if len(set(names)) == len(names) else [*map(str, paths)])
+    runs = [(path.parents[1] if path.suffix == ".json" else path).name for path in paths]
+    names = names or (runs if len(set(runs)) == len(runs) else [*map(str, paths)])
     if not len(names) == len(set(names)) == len(places):
         raise InputError(
             f"names={','.join(names)} must be one name for each of {len(places)} runs, all"
             " different"
         )
-    return names
+    return list(names)
 
 
 def _changes(lines):
@@ -122,8 +122,8 @@ def _sample_lines(passages):
 def _title(runs):
     """The title of the page and the line below it."""
     result, data = runs[0].result, runs[0].config["data"]
-    own = data["path"] if data["corpus"] == "text_files" else ""
-    place = result["settings"]["data_path"] or own
+    place = result["settings"]["data_path"]
+    place = place or (data["path"] if data["corpus"] == "text_files" else "")
     path = path_of(place).resolve() if place else Path()
     corpus = "text of one file" if path.parent.name == SPLIT else path.name or data["corpus"]
     names = ", ".join(run.name for run in runs)

@@ -19,7 +19,8 @@ from adaptive_jax.evaluation.frequency import Words
 from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.files import names_in
 
-TOLD_APART = "context", "checkpoint", "data_path", "config"  # settings of results on one curve
+# Settings in which results of one curve over contexts may differ
+VARYING = "context", "checkpoint", "data_path", "config"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class RunReport:
         """The .npz file: the fields of `Words`, the vocabulary's `new_words`, and, if it was asked
         for, what `of_passage` returned as `sample_*`.
         """
-        return dict(self._load(".npz"))
+        return self._load(".npz")
 
     @functools.cached_property
     def words(self) -> Words:
@@ -74,7 +75,8 @@ class RunReport:
 
     def _load(self, suffix):
         try:
-            return np.load(io.BytesIO(self.path.with_suffix(suffix).read_bytes()))
+            content = np.load(io.BytesIO(self.path.with_suffix(suffix).read_bytes()))
+            return dict(content) if suffix == ".npz" else content
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             command = _command(self.workdir, self.result["settings"])
             raise InputError(
@@ -96,14 +98,14 @@ class RunReport:
     def contexts(self) -> list[tuple[int, float, int]]:
         """`(context, perplexity, window)` of the run's results that differ in the context alone."""
 
-        def like(result):
+        def curve(result):
             settings = result["settings"].items()
-            return result["scored"], {k: v for k, v in settings if k not in TOLD_APART}
+            return result["scored"], {k: v for k, v in settings if k not in VARYING}
 
         return sorted(
             (each["settings"]["context"], each["perplexity"], each["settings"]["window"])
             for _, each in _results(self.path.parent)
-            if like(each) == like(self.result)
+            if curve(each) == curve(self.result)
         )
 
     def about(self) -> dict:
@@ -114,7 +116,7 @@ class RunReport:
         speeds = [line.get("train/words_per_second") for line in self.log]
         speeds = sorted(speed for speed in speeds if speed)
         valid = dict(self.curve("validation")).get(result["step"])
-        saved = self.workdir / "checkpoints" / str(result["step"]) / "_CHECKPOINT_METADATA"
+        saved = self.workdir / "checkpoints" / str(result["step"])
         split = result["split"]
         paper = {each: card.published(self.workdir, each) for each in ("validation", split)}
         if paper[split] and not result["published"]:  # the scores are of another text
@@ -138,7 +140,7 @@ class RunReport:
             "words": result["words"],
             "unknown": result["unknown"],
             "parameters": _recorded(self.workdir / "plan.json", "parameters", "total"),
-            "hours": _recorded(saved, "custom_metadata", "hours") or None,
+            "hours": _recorded(saved / "_CHECKPOINT_METADATA", "custom_metadata", "hours") or None,
             "words_per_second": speeds[len(speeds) // 2] if speeds else None,
             "updates": result["step"],
         }
