@@ -17,7 +17,6 @@ from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.vocabulary.clusters import cut
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
@@ -25,6 +24,7 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
 from configs import wikitext103
+from tests import refuses
 from tests.toys import NoBody
 
 NAMES = [
@@ -284,10 +284,7 @@ def test_counts_of_the_public_code_of_groc(row, treebank, wikitext):
 def test_a_row_whose_clusters_are_missing():
     """One line names the file and the command that makes it."""
     config = resolve(FILES["penn_treebank"].get_config("hsm_kmeans_glove"))
-    with pytest.raises(
-        InputError,
-        match=r"clusters/penn_treebank_hsm_kmeans_glove.txt'.*python -m adaptive_jax clusters",
-    ):
+    with refuses("clusters/penn_treebank_hsm_kmeans_glove.txt", "python -m adaptive_jax clusters"):
         cut(config)
 
 

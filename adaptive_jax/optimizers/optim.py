@@ -76,6 +76,8 @@ def adam(
     learning_rate: float = 1e-3,
     *,
     epsilon: float = 1e-8,
+    b1: float = 0.9,
+    b2: float = 0.999,
     clip_norm: float | None = 0.25,
     l2_decay: float = 0.0,
     decoupled_decay: float = 0.0,
@@ -83,12 +85,12 @@ def adam(
     """Adam (Kingma & Ba 2015), with weight decay inside the gradient, as PyTorch's Adam has it, or
     apart from it, as AdamW.
 
-    Its decay rates are 0.9 and 0.999; optax's "adamw" takes others, as `b1` and `b2`. Clipping and
-    L2 decay are as those of `sgd`.
+    Clipping and L2 decay are as those of `sgd`.
 
     Args:
         learning_rate: the highest; the schedule says when.
         epsilon: added to the root of the mean squared gradient.
+        b1, b2: decay rates of the means of gradients and of their squares.
         decoupled_decay: an update shrinks every parameter by this share times the learning rate
             (Loshchilov & Hutter 2019).
 
@@ -96,7 +98,9 @@ def adam(
         InputError: a number out of range.
     """
     check(0 < epsilon < 1, "optimizer.epsilon", epsilon, "above 0 and less than 1, such as 1e-8")
-    scale = optax.scale_by_adam(eps=epsilon)
+    _check_share("b1", b1, 0.9)
+    _check_share("b2", b2, 0.999)
+    scale = optax.scale_by_adam(b1, b2, epsilon)
     return optax.chain(
         *_clipped(clip_norm, l2_decay), scale, *_descent(learning_rate, decoupled_decay)
     )

@@ -18,7 +18,6 @@ from adaptive_jax.data.vocabulary import clustering
 from adaptive_jax.data.vocabulary.clusters import read_clusters
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.make_clusters import Clustering, make_clusters
 from adaptive_jax.planning.cutoffs import Workload, equal_products
 from tests import refuses
@@ -242,27 +241,26 @@ def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
 
 
 @pytest.mark.parametrize(
-    "request_, says",
+    "request_, names",
     [
-        (Clustering("autoencoder"), "--embeddings is missing"),
-        (Clustering("autoencoder", "no_such_file"), "cannot read the vectors"),
-        (Clustering("kmeans", cutoffs=(9,)), "--cutoffs does not fit --method=kmeans"),
-        (Clustering("frequency", "runs/a"), "--embeddings does not fit --method=frequency"),
-        (Clustering("frequency", clusters=0), "--clusters must be in [1, inf), got 0"),
-        (Clustering("kmeans", seed=-1), "--seed must be in [0, 4294967296), got -1"),
-        (Clustering("kmeans", seed=1 << 32), "--seed must be in [0, 4294967296), got 4294967296"),
-        (Clustering("frequency", clusters=241), "--clusters=241 must be at most the 240 words"),
-        (Clustering("frequency", clusters=10**9), "must be at most the 240 words"),
-        (Clustering("frequency", cutoffs=(9, 3)), "do not increase"),
-        (Clustering("frequency", cutoffs=(9, 300)), "not below the vocabulary size 240"),
-        (Clustering("kmeens"), 'Did you mean "kmeans"'),
+        (Clustering("autoencoder"), "--embeddings"),
+        (Clustering("autoencoder", "no_such_file"), "no_such_file"),
+        (Clustering("kmeans", cutoffs=(9,)), "--cutoffs --method=kmeans"),
+        (Clustering("frequency", "runs/a"), "--embeddings --method=frequency"),
+        (Clustering("frequency", clusters=0), "--clusters 0"),
+        (Clustering("kmeans", seed=-1), "--seed -1"),
+        (Clustering("kmeans", seed=1 << 32), "--seed 4294967296"),
+        (Clustering("frequency", clusters=241), "--clusters=241 240"),
+        (Clustering("frequency", clusters=10**9), "--clusters=1000000000 240"),
+        (Clustering("frequency", cutoffs=(9, 3)), "cutoffs"),
+        (Clustering("frequency", cutoffs=(9, 300)), "cutoff 300 240"),
+        (Clustering("kmeens"), '"kmeans"'),
     ],
 )
-def test_requests_that_make_no_sense(request_, says):
-    """One line."""
-    with pytest.raises(InputError) as error:
+def test_requests_that_make_no_sense(request_, names):
+    """Each is named."""
+    with refuses(*names.split()):
         make_clusters(WORDS, request_)
-    assert says in str(error.value)
 
 
 def test_words_in_another_order_than_by_frequency():

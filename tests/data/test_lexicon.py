@@ -22,7 +22,6 @@ from adaptive_jax.data.vocabulary.lexicon import (
 )
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.files import write_checksums
 from tests import refuses
 
@@ -257,47 +256,44 @@ LINE = '{"word": "dog"}\n'
 
 
 @pytest.mark.parametrize(
-    "content, says",
+    "content, names",
     [
-        (LINE + "dog\n", ["lexicon.jsonl, line 2: 'dog' must be like"]),
-        (LINE + "[" * 100_000, ["lexicon.jsonl, line 2: '[[[", "must be like"]),
+        (LINE + "dog\n", ["line 2", "'dog'"]),
+        (LINE + "[" * 100_000, ["line 2"]),
         (LINE + '{"relations": []}', ["line 2", '"word": "dog"']),
-        (LINE + LINE, ["line 2: 'dog' has a line before: join the two"]),
-        ('{"word": "dog", "relations": "cur"}', ["line 1", "must be like"]),
-        ('{"word": "dog", "definition": [3]}', ["line 1", "must be like"]),
-        ('{"word": "dog", "definition": "\\ud83d"}', ["line 1", "must be like"]),
-        (None, ["cannot read input.lexicon=", "No such file", "docs/words.md"]),
+        (LINE + LINE, ["line 2", "'dog'"]),
+        ('{"word": "dog", "relations": "cur"}', ["line 1"]),
+        ('{"word": "dog", "definition": [3]}', ["line 1"]),
+        ('{"word": "dog", "definition": "\\ud83d"}', ["line 1"]),
+        (None, ["input.lexicon", "No such file", "docs/words.md"]),
     ],
 )
-def test_a_wrong_file_is_told(tmp_path, content, says):
-    """In one line, with the line's number."""
+def test_a_wrong_file_is_told(tmp_path, content, names):
+    """With the line's number."""
     path = tmp_path / "lexicon.jsonl"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(InputError) as error:
+    with refuses("lexicon.jsonl", *names):
         read_entries(VOCABULARY, str(path))
-    assert "\n" not in str(error.value)
-    assert all(part in str(error.value) for part in says)
 
 
 @pytest.mark.parametrize(
-    "wrong, says",
+    "wrong, name",
     [
-        (lambda wordnet, tmp: check_lexicon(str(tmp / "none")), "none' does not exist: use"),
-        (lambda wordnet, tmp: check_lexicon(str(tmp)), "has no lexnames: use a directory"),
-        (lambda wordnet, tmp: read_entries(VOCABULARY, ""), "input.lexicon is empty"),
-        (lambda wordnet, tmp: read_entries(UNITS, str(wordnet)), "set data.codes=0"),
-        (lambda wordnet, _: relations(VOCABULARY, str(wordnet), 3, "papr"), "Did you mean"),
+        (lambda wordnet, tmp: check_lexicon(str(tmp / "none")), "none"),
+        (lambda wordnet, tmp: check_lexicon(str(tmp)), "lexnames"),
+        (lambda wordnet, tmp: read_entries(VOCABULARY, ""), "input.lexicon"),
+        (lambda wordnet, tmp: read_entries(UNITS, str(wordnet)), "data.codes=0"),
+        (lambda wordnet, _: relations(VOCABULARY, str(wordnet), 3, "papr"), '"paper"'),
         (lambda wordnet, tmp: relations(VOCABULARY, str(wordnet), 0), "most=0"),
-        (lambda path, _: definitions(VOCABULARY, str(path), 3, share=82.0), "must be in [0, 1]"),
+        (lambda path, _: definitions(VOCABULARY, str(path), 3, share=82.0), "share=82.0"),
     ],
 )
-def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, says):
-    """In one line with the value; a directory of WordNet that is there passes the check."""
+def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, name):
+    """With the value; a directory of WordNet that is there passes the check."""
     check_lexicon(str(wordnet))
-    with pytest.raises(InputError) as error:
+    with refuses(name):
         wrong(wordnet, tmp_path)
-    assert "\n" not in str(error.value) and says in str(error.value), error.value
 
 
 def test_files_that_are_not_wordnets(wordnet, tmp_path):

@@ -16,7 +16,7 @@ from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.subwords import BYTES, MARK, Subwords, read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError, MissingPackage
+from adaptive_jax.errors import MissingPackage
 from tests import refuses
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -273,24 +273,16 @@ def test_without_the_package_the_file_is_not_blamed(tmp_path, small, monkeypatch
         read_vocabulary(tmp_path / "vocabulary.txt")
 
 
-def refusal(path):
-    with pytest.raises(InputError) as error:
-        read_vocabulary(path)
-    assert "\n" not in str(error.value)
-    assert str(path) in str(error.value)
-    return str(error.value)
-
-
 def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     """Half of the files, part of a model, another model, a flipped bit."""
     path, model = tmp_path / "vocabulary.txt", tmp_path / "subwords.model"
     small.write(path)
     model.unlink()
-    assert re.search(
-        r"subwords\.model, cannot be read: .*No such file.*; restore it, or remove", refusal(path)
-    )
+    with refuses(str(path), "subwords.model", "No such file", "restore", "remove"):
+        read_vocabulary(path)
     model.write_bytes(Subwords.build(COUNTS, 11).model)
-    assert "has other units; restore it" in refusal(path)
+    with refuses(str(path), "units", "restore"):
+        read_vocabulary(path)
     write_with_checksums(small, path)
     flipped = [bytearray(small.model) for _ in range(0, len(small.model), 97)]
     for k, damaged in enumerate(flipped):
@@ -302,9 +294,11 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
             read_with_checksums(path, "restore it")
     model.write_bytes(small.model)
     path.write_bytes(path.read_bytes().replace(b"est\xe2\x96\x81 ", b"ast\xe2\x96\x81 "))
-    assert "has other units" in refusal(path)
+    with refuses(str(path), "units"):
+        read_vocabulary(path)
     path.unlink()
-    assert "No such file" in refusal(path)
+    with refuses(str(path), "No such file"):
+        read_vocabulary(path)
     assert capfd.readouterr() == ("", "")
 
 

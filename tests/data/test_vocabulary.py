@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 from tests import refuses
 
@@ -70,25 +69,23 @@ def test_a_written_file_is_read_back_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "names"),
     [
-        (b"the 5\ncat\n<eos> 1\n", "line 2: 'cat' must be a word, one space and its count"),
-        (b"the 5\n\n<eos> 1\n", "line 2: '' must be"),
-        (b"the 5\ncat -1\n", "line 2: 'cat -1' must be"),
-        (b"the 1000000000000000000000\n<eos> 1\n", "line 1: 'the 1000000000000000000000' must be"),
-        (b"the 5\nthe 4\n<eos> 1\n", "line 2: 'the' occurs twice"),
-        (b"the 5\n<eos> 3\n\xff 2\n", "line 3: not UTF-8"),
-        (b"the 5\n", "<eos> is missing"),
-        (b"", "line 1: '' must be"),
+        (b"the 5\ncat\n<eos> 1\n", ["line 2", "'cat'"]),
+        (b"the 5\n\n<eos> 1\n", ["line 2", "''"]),
+        (b"the 5\ncat -1\n", ["line 2", "'cat -1'"]),
+        (b"the 1000000000000000000000\n<eos> 1\n", ["line 1", "'the 1000000000000000000000'"]),
+        (b"the 5\nthe 4\n<eos> 1\n", ["line 2", "'the'", "twice"]),
+        (b"the 5\n<eos> 3\n\xff 2\n", ["line 3", "UTF-8"]),
+        (b"the 5\n", ["<eos>"]),
+        (b"", ["line 1", "''"]),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, message):
+def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, names):
     path = tmp_path / "v.txt"
     path.write_bytes(content)
-    with pytest.raises(InputError) as error:
+    with refuses(str(path), *names):
         Vocabulary.read(path)
-    assert message in str(error.value)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
     path.unlink()
     with refuses("v.txt", "No such file"):
         Vocabulary.read(path)

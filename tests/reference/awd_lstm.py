@@ -205,7 +205,8 @@ class Trajectory:
         rate = self.settings["lr"]
         shared = {"clip_norm": self.settings["clip"], "l2_decay": self.settings["wdecay"]}
         if "optimizer" not in self.settings:
-            nonmono = self.settings["nonmono"]
+            # With a nonmono of 0 the public code stops before it switches.
+            nonmono = self.settings["nonmono"] or 1 + self.settings["updates"]
             return at(rate, optim.nt_asgd, nonmono=nonmono, form="torch", **shared)
         # main.py divides the rate by 10 after the epoch that --when names.
         first = int(np.sum(self.data["epoch"] <= self.settings["when"]))

@@ -18,6 +18,7 @@ from adaptive_jax.interop.converter import Checkpoint
 from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.interop.words import read_dictionary
 from adaptive_jax.model.language_model import LanguageModel, build
+from adaptive_jax.numerics.bands import Band
 from adaptive_jax.outputs.softmax import Loss
 from tests.reference import sets
 
@@ -29,15 +30,17 @@ class ReleasedSoftmax(Softmax):
     """The released criterion with its fault: of word cutoff + 1 of every tail, only the head's term
     counts.
 
-    It compares its padding id, 1, with ids that are counted within each cluster.
+    It compares its padding id with ids that are counted within each cluster.
     """
+
+    padding: int = PAD
 
     def loss(self, hidden, targets, weights, row_ids=None, *, train=False):
         if not self.clusters:
             return super().loss(hidden, targets, weights, row_ids, train=train)
         bands = self.table.bands()
         starts = np.cumsum([len(band.table) for band in bands[:-1]])
-        hit = jnp.stack([targets == start + 1 for start in starts], axis=-1)
+        hit = jnp.stack([targets == start + self.padding for start in starts], axis=-1)
         total, _ = super().loss(
             hidden, targets, jnp.where(hit.any(axis=-1), 0.0, weights), row_ids, train=train
         )
@@ -50,6 +53,29 @@ def released(model):
     return LanguageModel(model.input, model.body, ReleasedSoftmax(model.output.table))
 
 
+class HeadProjected(nn.Module):
+    """The table of a source whose first band is not as wide as the hidden states: as fairseq has
+    it, the words of the head have a projection, its clusters and the tails do without it.
+    """
+
+    source: nn.Module
+    features: int
+    share_projections: bool
+
+    def setup(self):
+        def projection(i, table):
+            init, shape = nn.initializers.xavier_uniform(), (table.shape[1], self.features)
+            return self.param(f"projection_{i}", init, shape)
+
+        (head, *_), *tails = self.source.bands()
+        if not self.share_projections:
+            tails = [Band(t.table, projection(i, t.table)) for i, t in enumerate(tails, start=1)]
+        self.projected = [Band(head @ projection(0, head)), *tails]
+
+    def bands(self, *, train=False):
+        return list(self.projected)
+
+
 class Tied(nn.Module):
     """An adaptive input and an adaptive softmax on its table."""
 
@@ -58,25 +84,44 @@ class Tied(nn.Module):
     kind: type = Softmax
 
     def setup(self):
-        table = TiedTable(self.input, self.input.features, self.share_projections)
+        features = self.input.features
+        same_width = (self.input.width or features) == features
+        kind = TiedTable if same_width else HeadProjected
+        table = kind(self.input, features, self.share_projections)
         self.softmax = self.kind(table)
+
+
+def shape_of(settings, features="output_dim"):
+    """What an adaptive input or softmax has: fairseq's cutoffs may end at the vocabulary."""
+    width = settings.get("initial_dim", settings.get("input_initial_dim"))
+    return {
+        "vocabulary_size": settings["vocab_size"],
+        "features": settings[features],
+        "cutoffs": tuple(cut for cut in settings["cutoff"] if cut < settings["vocab_size"]),
+        "factor": settings["factor"],
+        "width": width or 0,
+    }
+
+
+def has_no_width(shape):
+    """True if the factor leaves the last band no width; fairseq makes matrices of 0 columns."""
+    width = shape["width"] or shape["features"]
+    return width < shape["factor"] ** len(shape["cutoffs"])
 
 
 def softmax_of(settings, kind=Softmax):
     """The module, a function that calls its softmax, and where each reference weight goes: name
     to (path, transposed).
     """
-    cutoffs = tuple(cut for cut in settings["cutoff"] if cut < settings["vocab_size"])
-    shape = {
-        "vocabulary_size": settings["vocab_size"],
-        "features": settings["input_dim"],
-        "cutoffs": cutoffs,
-        "factor": settings["factor"],
-    }
+    shape = shape_of(settings, "input_dim")
+    cutoffs, features = shape["cutoffs"], shape["features"]
     bands = range(len(cutoffs) + 1)
     places = {}
     if settings["tied_embedding"]:
         places["softmax.head.class_proj.weight"] = (("softmax", "clusters"), False)
+        if (shape["width"] or features) != features:
+            path = "softmax", "table", "projection_0"
+            places["softmax.head.word_proj.0.weight"] = (path, False)
         for i in bands:
             places[f"input.embeddings.{i}.0.weight"] = (("input", f"table_{i}"), False)
             places[f"input.embeddings.{i}.1.weight"] = (("input", f"projection_{i}"), True)
@@ -88,7 +133,7 @@ def softmax_of(settings, kind=Softmax):
     for i in bands[1:]:
         places[f"softmax.tail.{i - 1}.0.weight"] = (("table", f"projection_{i}"), False)
         places[f"softmax.tail.{i - 1}.2.weight"] = (("table", f"table_{i}"), False)
-    return kind(OwnTable(**shape)), lambda m: m, places
+    return kind(OwnTable(**shape | {"width": 0})), lambda m: m, places
 
 
 def placed(weights, places):
@@ -191,8 +236,9 @@ def with_training(config, case):
     """The config with the optimizer and the schedule of a trajectory."""
     rates = case["lr_scheduler"]
     warmup, period = rates["warmup_updates"], int(rates["lr_period_updates"])
-    cycles = cycles_until(case["steps"], warmup, period)
+    cycles = cycles_until(case["steps"], warmup, period) if rates["t_mult"] == 2 else 1
     optimizer = {"name": "nag", "momentum": case["momentum"], "clip_norm": case["clip_norm"]}
+    optimizer["decoupled_decay"] = case.get("weight_decay", 0.0)
     schedule = {
         "name": "cosine_cycles",
         "warmup_from": rates["warmup_init_lr"],

@@ -16,6 +16,26 @@ from tests.reference import sets
 
 GROC = sets.code("groc")
 STRIDES = (1, 1, 2, 3, 4, 5)
+# What the public code's options are without a word in its command
+DEFAULTS = {
+    "max_rellen": 3,
+    "max_deflen": 10,
+    "char_emsize": 16,
+    "max_charlen": 20,
+    "char_activation": "selu",
+    "hdepth": 1,
+    "combine": "add",
+    "init": 0.1,
+    "alpha": 2.0,
+    "beta": 1.0,
+}
+
+
+def option(command, name, default=None):
+    """The value of an option in a command of the public code, of the type of its default."""
+    default = DEFAULTS.get(name, default)
+    found = re.search(rf"--{name}[ =](\S+)", command)
+    return type(default)(found[1]) if found else default
 
 
 def of_code(arrays):
@@ -48,24 +68,34 @@ def filters_of(settings):
     return tuple(zip(widths, counts, strict=True))
 
 
+def encoder_settings(settings):
+    """Arguments of the layer, by the settings of a case; lists are as long as the file's."""
+    lists = GROC.arrays("encoder", "tables/")
+    most = {name: lists[name].shape[1] for name in ("relations", "definitions")}
+    return {
+        "form": "code",
+        "width": settings["char_emsize"],
+        "filters": filters_of(settings),
+        "strides": tuple(settings.get("conv_strides", STRIDES)),
+        "length": settings["max_charlen"],
+        "activation": settings["char_activation"],
+        "highway_layers": 0 if settings.get("char_nohighways") else settings["hdepth"],
+        "combine": "concat" if settings["combine"] == "concat" else "add",
+        "relations": settings.get("max_rellen", most["relations"]) * settings["rel_emb"],
+        "definition": settings.get("max_deflen", most["definitions"]) * settings["def_emb"],
+    }
+
+
+def settings_of_command(command, case):
+    """The settings of a case that has a command: its options, and the public code's defaults."""
+    settings = {name: option(command, name) for name in DEFAULTS}
+    flags = ("rel_emb", "def_emb", "char_nohighways")
+    return settings | {name: f"--{name}" in command for name in flags} | case
+
+
 def encoder_of(words, settings):
     """The layer with the settings of a case."""
-    highways = 0 if settings.get("char_nohighways") else settings["hdepth"]
-    return GroC(
-        words,
-        settings["emsize"],
-        lexicon="given",
-        form="code",
-        width=settings["char_emsize"],
-        filters=filters_of(settings),
-        strides=tuple(settings.get("conv_strides", STRIDES)),
-        length=settings["max_charlen"],
-        activation=settings["char_activation"],
-        highway_layers=highways,
-        combine="concat" if settings["combine"] == "concat" else "add",
-        relations=settings.get("max_rellen", 3) if settings["rel_emb"] else 0,
-        definition=settings.get("max_deflen", 10) if settings["def_emb"] else 0,
-    )
+    return GroC(words, settings["emsize"], lexicon="given", **encoder_settings(settings))
 
 
 def rows(table, chunk):
@@ -105,8 +135,11 @@ def spelt(ids):
 
 def lexicon_of(settings):
     """The words of `encoder`, spelt, and their lists, as a layer reads them."""
-    tables = GROC.arrays("encoder", "tables/")
-    lists = {name: rows(tables[name], settings["div"]) for name in ("relations", "definitions")}
+    tables, most = GROC.arrays("encoder", "tables/"), {"relations": "rel", "definitions": "def"}
+    lists = {
+        name: rows(tables[name][:, : settings.get(f"max_{short}len")], settings["div"])
+        for name, short in most.items()
+    }
     return {"spelling": spelt(tables["char_ids"][:-1])} | lists
 
 
@@ -156,13 +189,15 @@ def table_of(settings, params, vectors):
     own = [name for name in params if name.startswith("_decoder.") and name != "_decoder.bias"]
     home = "_decoder" if own else "_lookup"
     if settings["adaptiveoutputs"] or settings["adaptiveoutputs_tied"]:
-        cuts = tuple(map(int, re.findall(r"\d+", settings["adaptivecutoffs"])))
+        cuts = map(int, re.findall(r"\d+", settings["adaptivecutoffs"]))
+        cuts = tuple(cut for cut in cuts if cut < words)
         table = AssembledTable(AdaptiveInput(words, width, cuts), width, dropout=rate, **how)
         ours = {"source": adaptive_of(params, home)}
     elif settings["cnnsoftmax"]:
-        shape = settings["char_emsize"], filters_of(settings), settings["hdepth"]
-        letters = settings["max_charlen"], STRIDES, settings["char_activation"], "elmo"
-        cnn = CharacterCNN(words, width, *shape, *letters)
+        names = "width", "filters", "highway_layers", "length", "strides", "activation"
+        shape = encoder_settings(settings)
+        shape = {name: shape[name] for name in names}
+        cnn = CharacterCNN(words, width, letters="elmo", **shape)
         table = ComposedTable(cnn, width, correction=settings["cnncorr"] or 0, **how)
         ours = corrections_of(params)
     else:

@@ -19,7 +19,7 @@ from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training.sparse import optimizer
-from tests.reference.groc import GROC, filters_of, of_code
+from tests.reference.groc import GROC, encoder_settings, of_code, option, settings_of_command
 from tests.reference.sets import window
 
 
@@ -31,6 +31,7 @@ class Settings:
         self.arrays = GROC.arrays("train", f"{case}/")
         command = self.case["command"]
         self.flags = dict(re.findall(r"--(\w+) (-?[\d.]+)", command))
+        self.command = command
         self.composed = "--char_emb" in command or "_char_emb.weight" in self.case.get(
             "parameters", ()
         )
@@ -46,6 +47,8 @@ class Settings:
             "name": "adam",
             "learning_rate": self["lr"],
             "epsilon": adam["eps"],
+            "b1": adam["betas"][0],
+            "b2": adam["betas"][1],
             "l2_decay": adam["weight_decay"],
             "clip_norm": self["clip"],
         }
@@ -54,15 +57,17 @@ class Settings:
             "features": width,
             "widths": (*[self["nhid"]] * (self["nlayers"] - 1), width),
             "biases": 2,
-            "ar": 2.0,
-            "tar": 1.0,
+            "ar": option(self.command, "alpha"),
+            "tar": option(self.command, "beta"),
         } | {name: 0.0 for name in ("input_dropout", "hidden_dropout", "dropout", "weight_drop")}
         groups = {"optimizer": optimizer, "body": body, "schedule": SCHEDULE}
         groups |= {"input": {"name": "lookup"}, "output": {"name": "softmax"}}
         table = {"name": "tied", "bias": True}
         if self.composed:
-            filters = filters_of(self.case if "conv_counts" in self.case else GROC_RUN)
-            groups["input"] = GIVEN | {"filters": filters, "lexicon": wordnet}
+            # A finetuned model is that of the run before it.
+            of = self.case if "conv_counts" in self.case else GROC_RUN
+            encoder = encoder_settings(settings_of_command(of["command"], of))
+            groups["input"] = {"name": "groc", "lexicon": wordnet} | encoder
             table = {"name": "mapped", "depth": 0, "bias": "predicted"}
         flat = {f"{group}.{key}": v for group, of in groups.items() for key, v in of.items()}
         flat |= {f"output.table.{key}": value for key, value in table.items()}
@@ -71,8 +76,9 @@ class Settings:
 
 
 SCHEDULE = {"name": "constant", "warmup_steps": 0}
-GIVEN = {"name": "groc", "form": "code", "combine": "add"}
-GROC_RUN = next(c for c in GROC.about("train")["cases"].values() if "conv_counts" in c)
+GROC_RUN = next(
+    (c for c in GROC.about("train")["cases"].values() if "--char_emb" in c.get("command", "")), {}
+)
 
 
 def parameters(arrays, prefix):

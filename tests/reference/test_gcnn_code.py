@@ -478,7 +478,17 @@ def test_plateau_lr(case):
     assert at_ends == pytest.approx(settings["lr_at_start_then_after_each_epoch"], rel=1e-12)
 
 
-LEFT_OUT = {
+LEFT_OUT = sets.SIZES | {
+    "*:cutoffs": "the options, which the converter reads, say them",
+    "*:has_residual_projection": "the tensors say it",
+    "*:residual_offsets": "with the layers, which are compared",
+    "*:layers_expanded": "the options, which the converter reads, say them",
+    "*:incremental_worst_abs_difference": "of fairseq from itself",
+    "*:state_dict.*": "shapes of tensors, which are converted",
+    "*:update_freq": "an update's rows are one batch here",
+    "init_stats:parameters.*": "mean and deviation are compared",
+    "parameter_counts:overrides.*": "the same options stand in the row",
+    "parameter_counts:parts.*": "those of the body, and the sum of all, are compared",
     "*/embed": "rows of the table that it names",
     "*/layer_in/*": "made of the convolution before it, which is compared; the first is, too",
     "*/final_hidden": "before `fc2`, what `fc2` makes of it is compared",
