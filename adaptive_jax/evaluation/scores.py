@@ -29,6 +29,19 @@ class Scores(NamedTuple):
         """The rows of a mask, of indices or of a slice."""
         return Scores(*(None if column is None else column[which] for column in self))
 
+    @classmethod
+    def unscored(cls, ids: np.ndarray, rank_and_entropy: bool = False) -> "Scores":
+        """Room for the scores of tokens, float64: NaN, rank 0."""
+        nll, entropy = np.full((2, len(ids)), np.nan)
+        more = (np.zeros(len(ids), np.int64), entropy) if rank_and_entropy else ()
+        return cls(ids, nll, *more)
+
+    def joined(self, ids: np.ndarray) -> "Scores":
+        """This table, and room for the scores of more tokens behind it."""
+        more = Scores.unscored(ids, self.rank is not None)
+        pairs = zip(self, more, strict=True)
+        return Scores(*(None if old is None else np.concatenate([old, new]) for old, new in pairs))
+
     def counted(self) -> "Scores":
         """The tokens that are part of an example."""
         return self._replace(ids=self.ids[:]).take(~np.isnan(self.nll))
@@ -42,10 +55,10 @@ class Scores(NamedTuple):
         bounds = word_bounds(self.ids, vocabulary)
         starts, end = bounds[:-1], bounds[-1]
         nll = np.add.reduceat(self.nll[:end].astype(np.float64), starts) if len(starts) else []
-        columns = self.rank, self.entropy
-        if len(starts) < end:
-            columns = None, None
-        return Scores(self.ids[bounds[1:] - 1], np.asarray(nll, np.float64), *columns, starts)
+        ids, nll = self.ids[bounds[1:] - 1], np.asarray(nll, np.float64)
+        if self.rank is None or len(starts) < end:
+            return Scores(ids, nll, place=starts)
+        return Scores(ids, nll, self.rank[:end], self.entropy[:end], starts)
 
     def part(self, which: np.ndarray) -> dict:
         """`share` of some rows among all, and their `perplexity`, None of no rows.

@@ -98,8 +98,10 @@ def scores(
         )
         return batch._replace(batch=batch.batch._replace(inputs=inputs))
 
-    scorer = Scorer(run, tables, options, None if settings.layout == "streams" else ())
-    return scorer(
+    def start(rows):
+        return initial_carry(run.model, run.mesh, rows)() if settings.layout == "streams" else ()
+
+    return Scorer(run, tables, options, start)(
         (given(batch), at, settings.context_columns) for batch, at in progress(batches, count)
     )
 
@@ -108,15 +110,24 @@ class Scorer:
     """A run that scores batches of rows, one after another.
 
     Attributes:
-        carry: the body's state after the last batch; () if rows do not continue each other. None:
-            the state before the first token.
+        carry: the body's state after the last batch; None before the first.
     """
 
-    def __init__(self, run: Run, tables: dict, options: ScoreOptions = PLAIN, carry: object = ()):
-        """tables: composed tables, as `composed` returns them; {} for a model that composes none.
-        The inputs of batches are rows of them.
+    def __init__(
+        self,
+        run: Run,
+        tables: dict,
+        options: ScoreOptions = PLAIN,
+        start: Callable[[int], object] = lambda rows: (),
+    ):
+        """Takes what all batches share.
+
+        tables: composed tables, as `composed` returns them; {} for a model that composes none.
+            The inputs of batches are rows of them.
+        start: the body's state of so many rows that begin; () if rows do not continue each other.
         """
-        self.run, self.tables, self.options, self.carry = run, tables, options, carry
+        self.run, self.tables, self.options, self.start = run, tables, options, start
+        self.carry = None
 
     def __call__(self, batches: Iterable[tuple[WindowBatch, np.ndarray, int]]) -> Iterator[Scored]:
         """Scores batches in order: each a `WindowBatch`, the positions of the tokens that count,
@@ -124,21 +135,19 @@ class Scorer:
         """
         run, before = self.run, None
         how = run.num_known_words, len(run.vocabulary), self.options
-        for batch, at, unscored in batches:
-            if self.carry is None:
-                self.carry = initial_carry(run.model, run.mesh, len(batch.first))()
+        for (batch, first), at, unscored in batches:
+            if self.carry is None or (batch.reset is not None and batch.reset.any()):
+                self.carry = self.start(len(first))
             scorer = make_scorer(run.model, run.mesh, unscored, how)
+            given = WindowBatch(batch._replace(reset=None), first)
+            on_devices = sharding.put_batch(run.mesh, given)
             results, self.carry = scorer(
-                run.params,
-                run.lexicon,
-                self.tables,
-                sharding.put_batch(run.mesh, batch),
-                self.carry,
+                run.params, run.lexicon, self.tables, on_devices, self.carry
             )
             # Fetch a batch's results only once the next one has been dispatched.
             if before is not None:
                 yield self._fetch(*before)
-            before = results, batch, at
+            before = results, given, at
         if before is not None:
             yield self._fetch(*before)
 

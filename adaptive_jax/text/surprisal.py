@@ -4,6 +4,7 @@ scorer = LineScorer(run, tables, lines, ScoreConfig())
 for line in scorer(["the cat sat", "on the mat"]): print(line.text, line.log_prob)
 """
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -12,25 +13,29 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import (
     ALONE,
     Windows,
+    WindowSpans,
     check_windows,
     ends_example,
     last_example,
+    long_rows,
+    read_on,
+    similar_windows,
+    windows_after,
 )
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scores import perplexity
-from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer
+from adaptive_jax.evaluation.scores import Scores, perplexity
+from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer, initial_carry
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
-from adaptive_jax.text.line_batches import round_up, stream_batches, window_batches
+from adaptive_jax.text.growing import GrowingText, Line
 from adaptive_jax.text.lines import Lines
 from adaptive_jax.text.options import ScoreConfig
 
@@ -75,21 +80,8 @@ class ScoredLine(NamedTuple):
         return perplexity(-self.log_prob / max(1, len(self.words)))
 
 
-class _Parsed(NamedTuple):
-    """A line, its words, its tokens, and how many tokens each word has."""
-
-    text: str
-    words: list[str]
-    ids: np.ndarray
-    lengths: np.ndarray
-
-
 class LineScorer:
-    """Scores lines of text in order.
-
-    Scores are columns float64 `[1 or 3, tokens]`: nll in nats and, if asked for, rank and entropy;
-    NaN for tokens of no example, the empty lines of break mode "complete_doc".
-    """
+    """Scores lines of text in order."""
 
     def __init__(self, run: Run, tables: dict, lines: Lines, config: ScoreConfig):
         """tables: composed tables of all words, as `composed` returns them.
@@ -112,21 +104,21 @@ class LineScorer:
                 "rank and entropy are of words, and this run has units of sub-words: leave them out"
             )
         self.run, self.tables, self.lines, self.config = run, tables, lines, config
-        self.eos, self.break_mode = run.vocabulary.eos, break_mode
-        self.carries = batches["layout"] == "streams"
-        self.window = config.window or batches["sequence_length"]
+        self.eos, self.carries = run.vocabulary.eos, batches["layout"] == "streams"
         if self.carries and config.context:
             raise InputError(
                 f"context={config.context} does not apply to this run, which carries its state: a"
                 " word sees all before it; leave it out"
             )
-        self.context = config.context
-        if self.context is None:
-            self.context = 0 if self.carries or break_mode in ALONE else self.window // 2
-        check_windows(Windows(self.window, self.context, break_mode, batches["layout"], rows=1))
-        self.given = lines.encode(config.given) if config.given else NO_TOKENS
-        self.given = last_example(self.given, self.eos, break_mode)
-        self._carry_of_given = None
+        window, context = config.window or batches["sequence_length"], config.context
+        if context is None:
+            context = 0 if self.carries or break_mode in ALONE else window // 2
+        self.settings = Windows(window, context, break_mode, batches["layout"], rows=1)
+        check_windows(self.settings)
+        given = lines.encode(config.given) if config.given else NO_TOKENS
+        self.given = last_example(given, self.eos, break_mode)
+        options = ScoreOptions(hidden=config.rank_and_entropy)
+        self._scorer = functools.partial(Scorer, run, tables, options)
 
     def __call__(self, texts: Iterable[str]) -> Iterator[ScoredLine]:
         """The scores of texts, each a line, or several with line feeds between them; a line feed at
@@ -142,134 +134,76 @@ class LineScorer:
             raise InputError(
                 f"lines must be a list of strings or an open file, got {texts!r:.40}: use [text]"
             )
-        blocks = _blocks(map(self._parsed, texts), self.config.eager)
-        if self.config.context_from == "previous":
-            return self._following(blocks)
-        return (
-            scored
-            for block in blocks
-            for scored in map(self._scored, block, self._alone([line.ids for line in block]))
-        )
+        blocks = _blocks(map(self._line, texts), self.config.eager)
+        follows = self.config.context_from == "previous"
+        scores = self._following(blocks) if follows else self._alone(blocks)
+        return itertools.starmap(self._scored, scores)
 
-    def _parsed(self, text):
+    def _line(self, text):
         words = self.lines.words(text)
         if not text.endswith("\n"):
             words.append(EOS)
-        ids, lengths = self.lines.tokens(words)
+        ids, _ = self.lines.tokens(words)
         if self.config.context_from != "previous":
-            ends = ends_example(ids, np.append(self.eos, ids[:-1]), self.eos, self.break_mode)
+            break_mode = self.settings.break_mode
+            ends = ends_example(ids, np.append(self.eos, ids[:-1]), self.eos, break_mode)
             if ends[:-1].any():
-                unit = "sentence" if self.break_mode == "eos" else "document"
+                unit = "sentence" if break_mode == "eos" else "document"
                 raise InputError(
                     f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
-                    f" nothing before them (break_mode={self.break_mode}): pass each by itself"
+                    f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
-        return _Parsed(text, words, ids, lengths)
+        return Line(text, words, ids)
 
-    def _alone(self, lines):
-        """The columns of each of the lines, which see only themselves and what is given."""
-        if self.carries:
-            return self._alone_carried(lines)
-        prefix = self.given[-self.window - 1 :]
-        shown = min(len(self.given), self.window)  # tokens of `given` that a line may see
-        first = self.window - min(len(self.given), self.context)
-        windows, begin = [], 0
-        for line in lines:
-            begin += len(prefix)
-            cuts = [0, *range(first, len(line), self.window - self.context), len(line)]
-            windows += [
-                (begin + max(-shown, end - self.window), begin + start, begin + end)
-                for start, end in itertools.pairwise(cuts)
-            ]
-            begin += len(line)
-        ids = np.concatenate([part for line in lines for part in (prefix, line)])
-        columns, _ = self._read(ids, self._windows(ids, windows))
-        columns = columns[:, ~np.isnan(columns[0])]
-        return np.split(columns, np.cumsum([len(line) for line in lines[:-1]]), axis=1)
-
-    def _alone_carried(self, lines):
-        """As `_alone`, where the body carries its state: all lines of a batch are read on from
-        window to window.
-        """
-        found = [None] * len(lines)
-        order = sorted(range(len(lines)), key=lambda number: len(lines[number]))
-        before = np.append(np.int32(self.eos), self.given)[-1:]
-        while order:
-            time = round_up(len(lines[order[-1]]), self.window)
-            rows = self._rows(len(order), time)
-            numbers, order = order[-rows:], order[:-rows]
-            ids = np.concatenate([part for n in numbers for part in (before, lines[n])])
-            ends = np.cumsum([1 + len(lines[n]) for n in numbers])
-            lengths = np.array([len(lines[n]) for n in numbers])
-            batches = stream_batches(ids, self.eos, ends - lengths, lengths, (rows, time))
-            columns, _ = self._read(ids, batches, self._after_given(rows))
-            for number, end, length in zip(numbers, ends, lengths, strict=True):
-                found[number] = columns[:, end - length : end]
-        return found
+    def _alone(self, blocks):
+        """Lines and their scores; each sees only itself and what is given."""
+        window, context = self.settings.window, self.settings.context
+        prefix, batches = self.given[-window - 1 :], similar_windows
+        shown = min(len(self.given), window)  # tokens of `given` that a line may see
+        scorer = self._scorer(self._start)
+        for block in blocks:
+            ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
+            lengths = np.array([len(line.ids) for line in block])
+            ends = np.cumsum(lengths + len(prefix))
+            starts = ends - lengths
+            if self.carries:
+                spans, batches = WindowSpans(starts, starts, ends), long_rows
+            else:
+                spans = windows_after(starts, ends, shown, window, context)
+            scores = Scores.unscored(ids, self.config.rank_and_entropy)
+            self._fill(scores, scorer(batches(ids, self.eos, spans, window, self._rows)))
+            for line, start, end in zip(block, starts, ends, strict=True):
+                yield line, scores.take(slice(start, end))
 
     def _following(self, blocks):
-        """The scores of lines that follow each other: windows are cut as those of a split, so the
-        perplexity is that of evaluate.py.
+        """Lines and their scores; windows are cut as those of a split, so the perplexity is that
+        of evaluate.py.
         """
-        carry = self._after_given(self.run.mesh.size) if self.carries else ()
-        history, pending = np.append(np.int32(self.eos), self.given), NO_TOKENS
-        waiting, found = deque(), self._columns(0)
-        scored = 0  # of the pending tokens, which the next line may make a longer example
-        for block in itertools.chain(blocks, [None]):
-            if block is not None:
-                waiting.extend(block)
-                pending = np.concatenate([pending, *(line.ids for line in block)])
-            starts, lengths, closed = self._examples(pending)
-            is_complete = block is None or self.config.eager
-            done = len(pending) if is_complete else closed
-            ids, offset = np.concatenate([history, pending[:done]]), len(history)
+        before = np.append(np.int32(self.eos), self.given)
+        before = Scores.unscored(before, self.config.rank_and_entropy)
+        text, scorer = GrowingText(before, self.eos, self.settings), self._scorer(self._start)
+        for block in itertools.chain(blocks, [()]):
+            if block:
+                text.extend(block)
+            spans = text.next_windows(ends=not block or self.config.eager)
+            ids, window = text.scores.ids, self.settings.window
             if self.carries:
-                batches = self._stream(ids, offset)
+                batches = self._stream(ids, spans.start[0], spans.end[0])
             else:
-                spans = zip((offset + starts).tolist(), lengths.tolist(), strict=True)
-                windows = [
-                    (begin - min(self.context, begin - 1), max(begin, offset + scored), end)
-                    for begin, end in ((begin, begin + length) for begin, length in spans)
-                    if offset + scored < end <= offset + done
-                ]
-                batches = self._windows(ids, windows)
-            columns, carry = self._read(ids, batches, carry)
-            found = np.concatenate([found, columns[:, offset + scored :]], axis=1)
-            closed = done if self.carries else closed
-            history, pending = ids[: offset + closed][-self.window - 1 :], pending[closed:]
-            scored = done - closed
-            while waiting and len(waiting[0].ids) <= found.shape[1]:
-                line = waiting.popleft()
-                yield self._scored(line, found[:, : len(line.ids)])
-                found = found[:, len(line.ids) :]
+                batches = similar_windows(ids, self.eos, spans, window, self._rows)
+            self._fill(text.scores, scorer(batches))
+            yield from text.pop_complete_lines()
 
-    def _examples(self, pending):
-        """Starts and lengths of the examples of `pending` tokens, and how many tokens no further
-        one can change: those before the last example, to which the next line may be added.
+    def _stream(self, ids, begin, end):
+        """Batches of one row that read tokens on. Rows are full, since a carry after padding would
+        be wrong; the rest has powers of two, for few programs.
         """
-        if self.carries:
-            return NO_TOKENS, NO_TOKENS, len(pending) // self.window * self.window
-        if not len(pending) or (self.break_mode in ALONE and (pending == self.eos).all()):
-            return NO_TOKENS, NO_TOKENS, len(pending)
-        longest = self.window - self.context
-        starts, lengths = examples(pending, self.eos, self.break_mode, longest)
-        begins = starts
-        if self.break_mode != "none":  # a part of a long sentence must not look like a line
-            begins = starts[(starts == 0) | (pending[starts - 1] == self.eos)]
-        return starts, lengths, int(begins[-1])
-
-    def _windows(self, ids, windows):
-        return window_batches(ids, self.eos, windows, self.window, self._rows)
-
-    def _stream(self, ids, begin):
-        """Batches of one row that read the tokens from `begin` on. Rows are full, since a carry
-        after padding would be wrong; the rest has powers of two, for few programs.
-        """
-        while begin < len(ids):
-            left = len(ids) - begin
-            time = self.window if left >= self.window else 1 << (left.bit_length() - 1)
-            shape, one = (self.run.mesh.size, time), np.array([time])
-            yield from stream_batches(ids, self.eos, np.array([begin]), one, shape)
+        while begin < end:
+            left, time = int(end - begin), self.settings.window
+            time = time if left >= time else 1 << (left.bit_length() - 1)
+            spans = WindowSpans(*np.array([[begin], [begin], [begin + time]]))
+            shape = self.run.mesh.size, time
+            yield from ((*batch, 0) for batch in read_on(ids, self.eos, spans, shape, reset=False))
             begin += time
 
     def _rows(self, lines, time):
@@ -277,48 +211,44 @@ class LineScorer:
         devices = self.run.mesh.size
         return devices if lines <= devices else rows_to_score(self.run.config, time) * devices
 
-    def _after_given(self, rows):
-        """The carry of so many rows after `given`."""
+    def _start(self, rows):
+        """The body's state of so many rows after `given`."""
+        if not self.carries:
+            return ()
         if not len(self.given):
-            return None
-        if self._carry_of_given is None:
-            ids = np.append(np.int32(self.eos), self.given)
-            _, carry = self._read(ids, self._stream(ids, 1), None)
-            self._carry_of_given = jax.tree.map(lambda a: np.asarray(jax.device_get(a))[:1], carry)
-        return sharding.put_batch(
-            self.run.mesh,
-            jax.tree.map(lambda a: np.repeat(a, rows, axis=0), self._carry_of_given),
-        )
+            return self._first(rows)
+        carry = jax.tree.map(lambda a: np.repeat(a, rows, axis=0), self._carry_of_given)
+        return sharding.put_batch(self.run.mesh, carry)
 
-    def _columns(self, tokens):
-        return np.full((3 if self.config.rank_and_entropy else 1, tokens), np.nan)
+    def _first(self, rows):
+        return initial_carry(self.run.model, self.run.mesh, rows)()
 
-    def _read(self, ids, batches, carry=()):
-        """The columns of `ids` as the batches score them, and the carry after the last batch."""
-        columns = self._columns(len(ids))
-        options = ScoreOptions(hidden=self.config.rank_and_entropy)
-        scorer = Scorer(self.run, self.tables, options, carry)
-        for scored in scorer(batches):
-            columns[0, scored.at] = scored.nll
+    @functools.cached_property
+    def _carry_of_given(self):
+        scorer, ids = self._scorer(self._first), np.append(np.int32(self.eos), self.given)
+        deque(scorer(self._stream(ids, 1, len(ids))), maxlen=0)
+        return jax.tree.map(lambda a: np.asarray(jax.device_get(a))[:1], scorer.carry)
+
+    def _fill(self, scores, batches):
+        """Fills in the scores of tokens, batch by batch."""
+        for scored in batches:
+            scores.nll[scored.at] = scored.nll
             if self.config.rank_and_entropy:
-                of = expected(self.run, self.tables, scored.hidden, ids[scored.at], k=1)
-                columns[1:, scored.at] = of.rank, of.entropy
-        return columns, scorer.carry
+                targets = scores.ids[scored.at]
+                of = expected(self.run, self.tables, scored.hidden, targets, k=1)
+                scores.rank[scored.at], scores.entropy[scored.at] = of.rank, of.entropy
 
-    def _scored(self, line, columns):
+    def _scored(self, line, scores):
         """A line's words from its tokens, without those of no example."""
-        words, vocabulary = line.words, self.lines.vocabulary
-        nll = np.add.reduceat(columns[0], np.cumsum(line.lengths) - line.lengths)
-        counts = ~np.isnan(nll)
-        unseen = frequencies = ranks = entropies = None
+        vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
+        scores = scores.words(vocabulary)
+        counts = ~np.isnan(scores.nll)
+        ids, nll, ranks, entropies, _ = scores.take(counts)
+        words = tuple(itertools.compress(line.words, counts))
         if not isinstance(vocabulary, Subwords):
-            unseen = np.array([word not in vocabulary.index for word in words])
-            frequencies = np.where(unseen, 0, vocabulary.counts[line.ids])[counts]
-            unseen = unseen[counts]
-        if self.config.rank_and_entropy:
-            ranks, entropies = columns[1, counts].astype(np.int64), columns[2, counts]
-        counted = tuple(itertools.compress(words, counts))
-        return ScoredLine(line.text, counted, -nll[counts], unseen, frequencies, ranks, entropies)
+            unseen = np.array([word not in vocabulary.index for word in words], bool)
+            frequencies = np.where(unseen, 0, vocabulary.counts[ids])
+        return ScoredLine(line.text, words, -nll, unseen, frequencies, ranks, entropies)
 
 
 def _blocks(lines, eager):

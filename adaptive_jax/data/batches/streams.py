@@ -3,7 +3,6 @@ bodies that carry a state on.
 """
 
 import functools
-import itertools
 
 import numpy as np
 
@@ -112,30 +111,3 @@ def round_lengths(base: int, lengths: np.ndarray) -> np.ndarray:
     rounded = base + step * np.rint((np.asarray(lengths) - base) / step).astype(np.int64)
     shortest = base - (base - min(SHORTEST, base)) // step * step  # that is drawn
     return np.maximum(rounded, shortest)
-
-
-def in_order(tokens: int, rows: int, window: int, context: int = 0) -> tuple[int, itertools.chain]:
-    """Cuts a split of `tokens` tokens into `rows` rows, read in windows, each token counted once:
-    for evaluation.
-
-    Tokens 0 to 9, 2 rows, context 2, window 3:
-        [0 1 2] and [4 5 6];   [3 4 5] and [7 8 9].   4 and 5 count in the first row.
-
-    context: tokens that every row but the first reads before those that count there.
-
-    Returns:
-        The number of windows, and an iterator that yields for each window its spans and how many of
-        the first tokens of each do not count, int64 `[spans]`. Rows that have ended have no span.
-    """
-    columns = max(1, -(-(tokens - context) // rows))
-    begins = range(0, columns + context if rows > 1 else tokens, window)
-
-    def spans(begin):
-        ends = np.minimum(tokens, (np.arange(rows) + 1) * columns + context)
-        starts = np.arange(rows) * columns + begin
-        lengths = np.clip(ends - starts, 0, window)
-        filled = np.flatnonzero(lengths > 0)
-        read = np.where(filled > 0, np.clip(context - begin, 0, lengths[filled]), 0)
-        return Spans(starts[filled], lengths[filled], filled), read
-
-    return len(begins), map(spans, begins)

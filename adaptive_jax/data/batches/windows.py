@@ -2,18 +2,18 @@
 as asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.batches import streams
 from adaptive_jax.data.batches.examples import check_split, examples, ranges
 from adaptive_jax.data.batches.layouts import LAYOUTS, Single, check_layout
 from adaptive_jax.data.batches.spans import Spans, fill_rows
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.numerics.batch import Batch
 
+SHORTEST = 8  # tokens of a row: shorter ones would need programs of their own, and save nothing
 ALONE = ("complete_doc", "eos")  # break modes whose examples see nothing before them
 
 
@@ -111,7 +111,8 @@ def windows(
 
     A row holds one example of at most window − context tokens, after the `context` tokens that
     precede it in the split. Examples that must see nothing else need context 0, and rows hold them
-    as `layout` says. Rows that only fill up the last batch have weight 0.
+    as `layout` says. Rows that only fill up the last batch have weight 0. With layout "streams"
+    each row of the split is one window, read on from batch to batch.
 
     Returns:
         The number of batches, and an iterator over pairs of a batch and the positions in `ids` that
@@ -124,45 +125,150 @@ def windows(
     window, context, break_mode, name, rows, multiple, in_text_order = settings
     check_split(ids)
     if name == "streams":
-        return _continued(ids, eos, settings)
+        rows = max(1, min(rows, len(ids) - context))
+        spans = _rows_of_split(len(ids), rows, context)
+        longest = int((spans.end - spans.shown).max())
+        shape = -(-rows // multiple) * multiple, min(window, longest)
+        return -(-longest // shape[1]), read_on(ids, eos, spans, shape)
     longest = max(1, min(window - context, len(ids)))  # a row need not be longer than the split
     starts, lengths = examples(ids, eos, break_mode, longest)
     make = LAYOUTS[name][1] if break_mode in ALONE and not in_text_order else Single
     layout = make(starts, lengths, longest, rows)
 
     def read(numbers, rows, time):
-        rows = -(-rows // multiple) * multiple
+        shape = -(-rows // multiple) * multiple, time + context
         scored = layout.spans(np.asarray(numbers), None, 0)
         before = np.minimum(scored.starts, context)
         shown = Spans(scored.starts - before, scored.lengths + before, scored.rows)
-        batch = fill_rows(ids, eos, shown, (rows, time + context), layout.segmented)
-        return _from_first(batch, shown, before)
+        return _window_batch(ids, eos, shown, before, shape, context, layout.segmented)
 
     batches = layout.in_order()
     return len(batches), (read(*batch) for batch in batches)
 
 
-def _from_first(batch, spans, first_of_span):
-    """A batch that counts each span of a row from its first target to score on."""
-    first = np.zeros(len(batch.weights), np.int32)
-    first[spans.rows] = first_of_span
-    counts = np.arange(batch.weights.shape[1]) >= first[:, None]
-    scored = ranges(spans.starts + first_of_span, spans.lengths - first_of_span)
-    return WindowBatch(batch._replace(weights=batch.weights * counts), first), scored
+class WindowSpans(NamedTuple):
+    """Windows of a text: window i shows the tokens `shown[i]` to `end[i] - 1`, after the token
+    before them, and scores those from `start[i]` on. All are int64 `[windows]`.
+    """
+
+    shown: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def take(self, which: np.ndarray) -> "WindowSpans":
+        """The windows of a mask, of indices or of a slice."""
+        return WindowSpans(*(column[which] for column in self))
 
 
-def _continued(ids, eos, settings):
-    """As `windows`, for layout "streams"."""
-    rows = max(1, min(settings.rows, len(ids) - settings.context))
-    context = settings.context if rows > 1 else 0
-    longest = -(-(len(ids) - context) // rows) + context
-    shape = -(-rows // settings.multiple) * settings.multiple, min(settings.window, longest)
-    count, parts = streams.in_order(len(ids), rows, shape[1], context)
+def windows_after(
+    starts: np.ndarray, ends: np.ndarray, given: int, window: int, context: int
+) -> WindowSpans:
+    """Windows of texts that stand alone, each after `given` tokens: before the tokens that it
+    scores a window shows as many as fit, at least `context`.
 
-    def read(number, spans, context_of_span):
-        batch = fill_rows(ids, eos, spans, shape)
-        shown, scored = _from_first(batch, spans, context_of_span)
-        reset = np.full(shape[0], number == 0)
-        return WindowBatch(shown.batch._replace(reset=reset), np.zeros_like(shown.first)), scored
+    starts, ends: of each text, `[texts]`.
+    """
+    first, step = window - min(given, context), window - context
+    counts = 1 + np.maximum(0, -(-(ends - starts - first) // step))
+    number = ranges(np.zeros_like(counts), counts)
+    begin, last = np.repeat(starts, counts), np.repeat(ends, counts)
+    end = np.minimum(last, begin + first + number * step)
+    start = np.where(number > 0, begin + first + (number - 1) * step, begin)
+    return WindowSpans(np.maximum(begin - given, end - window), start, end)
 
-    return count, (read(number, *part) for number, part in enumerate(parts))
+
+def read_on(
+    ids: np.ndarray, eos: int, spans: WindowSpans, shape: tuple[int, int], reset: bool = True
+) -> Iterator[tuple[WindowBatch, np.ndarray]]:
+    """Batches of `shape`, (rows, time), that read windows of any length on, a row for each, by a
+    body that carries its state.
+
+    spans: at most as many as rows.
+    reset: the rows of the first batch begin anew.
+    """
+    rows, time = shape
+    lengths = spans.end - spans.shown
+    for begin in range(0, int(lengths.max()), time):
+        left = np.clip(lengths - begin, 0, time)
+        row = np.flatnonzero(left)
+        context = np.clip(spans.start - spans.shown - begin, 0, left)[row]
+        part = Spans(spans.shown[row] + begin, left[row], row)
+        (batch, first), at = _window_batch(ids, eos, part, context, shape)
+        yield WindowBatch(batch._replace(reset=np.full(rows, reset and begin == 0)), first), at
+
+
+def _window_batch(ids, eos, spans, context, shape, unscored=0, segmented=False):
+    """A batch, and the positions that it scores: of each span all but its first `context` tokens.
+
+    unscored: columns of every row, wherever they are, whose targets do not count.
+    """
+    batch = fill_rows(ids, eos, spans, shape, segmented)
+    before = np.zeros(shape[0], np.int32)
+    before[spans.rows] = context
+    weights = batch.weights * (np.arange(shape[1]) >= before[:, None])
+    scored = ranges(spans.starts + context, spans.lengths - context)
+    return WindowBatch(batch._replace(weights=weights), np.minimum(before, unscored)), scored
+
+
+def _rows_of_split(tokens, rows, context):
+    """A split cut into equal rows, all but the first after `context` tokens.
+
+    Tokens 0 to 9, 2 rows, context 2: row 0 scores 0 to 5, row 1 reads 4 to 9 and scores 6 to 9.
+    """
+    context = context if rows > 1 else 0
+    columns = max(1, -(-(tokens - context) // rows))
+    shown = np.minimum(np.arange(rows) * columns, tokens)
+    end = np.minimum(shown + columns + context, tokens)
+    start = np.minimum(shown + context * (np.arange(rows) > 0), end)
+    return WindowSpans(shown, start, end)
+
+
+def round_up(tokens: np.ndarray, longest: int) -> np.ndarray:
+    """The next power of two, or `longest` if that is less: few lengths are few programs."""
+    powers = 2 ** np.ceil(np.log2(tokens)).astype(np.int64)
+    return np.minimum(longest, np.maximum(SHORTEST, powers))
+
+
+def similar_windows(
+    ids: np.ndarray,
+    eos: int,
+    spans: WindowSpans,
+    longest: int,
+    rows_of: Callable[[int, int], int],
+) -> Iterator[tuple[WindowBatch, np.ndarray, int]]:
+    """Batches of windows of similar length, the positions that they score, and how many columns
+    of a row do not count.
+
+    Args:
+        longest: tokens of a window at most.
+        rows_of: from a number of windows and the length of their rows to the rows of a batch.
+    """
+    sizes = np.stack([spans.end - spans.shown, spans.end - spans.start], axis=1)
+    sizes = round_up(sizes, longest)
+    for time, scored in np.unique(sizes, axis=0).tolist():
+        group = spans.take((sizes == (time, scored)).all(axis=1))
+        rows = rows_of(len(group.end), time)
+        for begin in range(0, len(group.end), rows):
+            shown, start, end = group.take(slice(begin, begin + rows))
+            part = Spans(shown, end - shown, np.arange(len(shown)))
+            shape, unscored = (rows, time), time - scored
+            yield *_window_batch(ids, eos, part, start - shown, shape, unscored), unscored
+
+
+def long_rows(
+    ids: np.ndarray,
+    eos: int,
+    spans: WindowSpans,
+    longest: int,
+    rows_of: Callable[[int, int], int],
+) -> Iterator[tuple[WindowBatch, np.ndarray, int]]:
+    """As `similar_windows`, of windows of any length for a body that carries its state: the
+    longest first, each batch of rows read on to its end in parts of `longest` tokens.
+    """
+    lengths = spans.end - spans.shown
+    order = np.argsort(lengths, kind="stable")
+    while len(order):
+        time = int(round_up(lengths[order[-1]], longest))
+        rows = rows_of(len(order), time)
+        order, last = order[:-rows], order[-rows:]
+        yield from ((*batch, 0) for batch in read_on(ids, eos, spans.take(last), (rows, time)))
