@@ -159,7 +159,7 @@ def optimizer_of(settings):
     if name in ("adam", "sgd"):
         return at(rate, optim.OPTIMIZERS[name], **shared)
     if not decay:
-        return at(rate, optim.nt_asgd, nonmono=0, form="torch", **shared)
+        return at(rate, optim.asgd, form="torch", **shared)
 
     # PyTorch's lambd is a decoupled decay, with a rate that falls by a power of the updates done;
     # after `t0` updates and one more, it averages as the paper says.
