@@ -41,20 +41,15 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
     if stacks and is_layerwise(name):
         if (share := config["compose_share"]) != 1:
             raise InputError(
-                f"compose_share={share:g} must be 1 with optimizer.name={name!r} and a body of"
-                " stacked layers: use another optimizer"
+                f"compose_share={share:g} must be 1 with optimizer.name={name!r} and stacked layers"
             )
         optimizer = on_each_layer(optimizer, stacks)
         if optim.params_to_evaluate(jax.eval_shape(optimizer.init, parameter_shapes(model)), None):
-            raise InputError(
-                f"optimizer.name={name!r} must keep no averages if it treats arrays as layers: use"
-                " another"
-            )
+            raise InputError(f"optimizer.name={name!r} must not average and treat arrays as layers")
     state = jax.eval_shape(optimizer.init, parameter_shapes(model))
     if any(a.size == 0 for a in jax.tree.leaves(state)):
         raise InputError(
-            f"optimizer.name={name!r} keeps arrays without numbers for this model, which no"
-            " checkpoint can hold: use another"
+            f"optimizer.name={name!r} keeps empty arrays, which no checkpoint can hold"
         )
     return optimizer
 
