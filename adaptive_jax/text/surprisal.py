@@ -111,12 +111,14 @@ class LineScorer:
         if context is None:
             context = 0 if self.carries or break_mode in ALONE else window // 2
         self.settings = Windows.of(run.config, window, context, break_mode)
-        given = lines.encode(config.given) if config.given else NO_TOKENS
-        self.given = last_example(given, self.eos, break_mode)
+        self.given = NO_TOKENS
+        if config.given:
+            self.given = last_example(lines.encode(config.given), self.eos, break_mode)
         self._reader = WindowReader(self.eos, self.settings.window, self._rows)
         options = ScoreOptions(hidden=config.rank_and_entropy)
         self._scorer = functools.partial(Scorer, run, tables, options)
         self._first = functools.partial(first_carry, run, batches["layout"])
+        self._start = self._after_given if len(self.given) and self.carries else self._first
 
     def __call__(self, texts: Iterable[str]) -> Iterator[ScoredLine]:
         """The scores of texts, each a line, or several with line feeds between them; a line feed at
@@ -142,8 +144,8 @@ class LineScorer:
         if not text.endswith("\n"):
             words.append(EOS)
         ids, _ = self.lines.tokens(words)
-        if self.config.context_from != "previous":
-            break_mode = self.settings.break_mode
+        break_mode = self.settings.break_mode
+        if self.config.context_from != "previous" and break_mode in ALONE:
             ends = ends_example(ids, np.append(self.eos, ids[:-1]), self.eos, break_mode)
             if ends[:-1].any():
                 unit = "sentence" if break_mode == "eos" else "document"
@@ -198,10 +200,8 @@ class LineScorer:
         devices = self.run.mesh.size
         return devices if lines <= devices else rows_to_score(self.run.config, time) * devices
 
-    def _start(self, rows):
+    def _after_given(self, rows):
         """The body's state of so many rows after `given`."""
-        if not self.carries or not len(self.given):
-            return self._first(rows)
         carry = jax.tree.map(lambda a: np.repeat(a, rows, axis=0), self._carry_of_given)
         return sharding.put_batch(self.run.mesh, carry)
 

@@ -178,10 +178,6 @@ class WindowSpans(NamedTuple):
     start: np.ndarray
     end: np.ndarray
 
-    def take(self, which: np.ndarray) -> "WindowSpans":
-        """The windows of a mask, of indices or of a slice."""
-        return WindowSpans(*(column[which] for column in self))
-
 
 def windows_after(
     starts: np.ndarray, ends: np.ndarray, given: int, window: int, context: int
@@ -271,10 +267,10 @@ class WindowReader(NamedTuple):
         sizes = np.stack([spans.end - spans.shown, spans.end - spans.start], axis=1)
         sizes = round_up(sizes, self.window)
         for time, scored in np.unique(sizes, axis=0).tolist():
-            group = spans.take((sizes == (time, scored)).all(axis=1))
-            rows = self.rows_of(len(group.end), time)
-            for begin in range(0, len(group.end), rows):
-                shown, start, end = group.take(slice(begin, begin + rows))
+            group = np.flatnonzero((sizes == (time, scored)).all(axis=1))
+            rows = self.rows_of(len(group), time)
+            for begin in range(0, len(group), rows):
+                shown, start, end = (column[group[begin : begin + rows]] for column in spans)
                 part = Spans(shown, end - shown, np.arange(len(shown)))
                 shape, unscored = (rows, time), time - scored
                 yield *_window_batch(ids, self.eos, part, start - shown, shape, unscored), unscored
@@ -288,8 +284,9 @@ class WindowReader(NamedTuple):
         while len(order):
             time = int(round_up(lengths[order[-1]], self.window))
             rows = self.rows_of(len(order), time)
-            order, last = order[:-rows], spans.take(order[-rows:])
-            yield from ((*batch, 0) for batch in read_on(ids, self.eos, last, (rows, time)))
+            order, batch = order[:-rows], order[-rows:]
+            part = WindowSpans(*(column[batch] for column in spans))
+            yield from ((*batch, 0) for batch in read_on(ids, self.eos, part, (rows, time)))
 
     def stream(self, ids: np.ndarray, begin: int, end: int) -> LineBatches:
         """Tokens that one row reads on, after those that it has read. Rows are full, since a carry
