@@ -9,8 +9,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.batches.layouts import scored_break_mode
-from adaptive_jax.data.batches.windows import Windows, check_windows
+from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
@@ -107,8 +106,10 @@ def evaluate_contexts(
     check_same_flags(request._asdict() | {"data_path": "", "contexts": list(contexts)})
     saved = SavedRun.read(workdir)
     config, split = saved.config, request.split
-    requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
-    windows = [_windows(config, each) for each in requests]
+    windows = [
+        Windows.of(config, request.window, context, request.break_mode, request.rows or 1)
+        for context in dict.fromkeys(contexts)
+    ]
     check_ends(saved.vocabulary, windows[0].break_mode)
     data = data_of(workdir, config, request.data_path, split)
     vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
@@ -150,21 +151,21 @@ def evaluate_contexts(
     arrays = {key: value for key, value in text._asdict().items() if value is not None}
     arrays["new_words"] = np.array(vocabulary.words[run.num_known_words :], str)
     tables = functools.cache(functools.partial(composed, run, ids))
-    results = []
-    for each, cut in zip(requests, windows, strict=True):
-        one_row = cut.layout == "streams" or METHODS[request.method].one_row
-        rows = request.rows or (1 if one_row else rows_to_score(config, cut.window) * run.mesh.size)
-        cut = cut._replace(rows=rows)
-        progress = functools.partial(_bar, each.context)
+    results, one_row = [], METHODS[request.method].one_row or windows[0].layout == "streams"
+    for settings in windows:
+        if not (request.rows or one_row):
+            rows = rows_to_score(config, settings.window) * run.mesh.size
+            settings = settings._replace(rows=rows)
+        progress = functools.partial(_bar, settings.context)
         job = Evaluation(
-            workdir, run, ids, cut, uniform, request.down_weight, train, progress, tables
+            workdir, run, ids, settings, uniform, request.down_weight, train, progress, tables
         )
         start = time.perf_counter()
         chosen, result, nll = _best(score, job)
         result |= {
             "seconds": time.perf_counter() - start,
             "split": split,
-            "settings": _settings(each, cut, config, lexicon_of(run.config)),
+            "settings": _settings(request, settings, config, lexicon_of(run.config)),
             "unseen": corpus.unseen.get(split),
             "step": run.step,
             "published": paper,
@@ -174,8 +175,8 @@ def evaluate_contexts(
         if request.vocabulary != TRAIN:
             result["open"] = Scores(ids, nll).seen_and_unseen(run.num_known_words)
             result["unseen"] = result["open"]["unseen"]["share"]
-        print_result(result, chosen, words, cut)
-        passage = of_passage(run, ids, cut, tables(), *span) if span else {}
+        print_result(result, chosen, words, settings)
+        passage = of_passage(run, ids, settings, tables(), *span) if span else {}
         sample = {f"sample_{key}": value for key, value in passage.items()}
         write(workdir / "eval", result, nll, arrays | sample)
         results.append(result)
@@ -202,21 +203,6 @@ def _check_request(request):
             " a method other than dynamic, or leave it out"
         )
     return score
-
-
-def _windows(config, request):
-    """Returns how the split is cut; rows are those of the request, or 1."""
-    batches = config["batches"]
-    break_mode = request.break_mode or scored_break_mode(config)
-    if batches["layout"] == "streams" and break_mode != "none":
-        raise InputError(
-            f"--break_mode={break_mode} is not for a run on streams, which reads the split as one"
-            " text: leave it out"
-        )
-    window = request.window or batches["sequence_length"]
-    cut = Windows(window, request.context, break_mode, batches["layout"], request.rows or 1)
-    check_windows(cut)
-    return cut
 
 
 def _check_no_new_words(request):
@@ -261,7 +247,8 @@ def _settings(request, windows, config, lexicon):
         asked["lexicon"] = lexicon
     if request.share is not None:
         asked["share"] = request.share
-    return asked | {"break_mode": windows.break_mode, "window": windows.window, "config": config}
+    keys = "break_mode", "window", "context"
+    return asked | {key: getattr(windows, key) for key in keys} | {"config": config}
 
 
 def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:

@@ -92,13 +92,8 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
     if options.datastore:
         name += f"-{hashlib.sha256(options.datastore.encode()).hexdigest()[:8]}"
     store = open_datastore(job.workdir, name, job.run, text, windows, job.progress("datastore"))
-    nll, hidden = job.score(hidden=True)
-    counts = ~np.isnan(nll)
-    states = hidden if counts.all() else hidden[counts]  # a copy
-    del hidden
-    of_neighbours = log_probs(
-        store, states, job.ids[:][counts], options, job.progress("neighbours")
-    )
+    nll, states, targets = job.counted()
+    of_neighbours = log_probs(store, states, targets, options, job.progress("neighbours"))
     temperatures = {"temperature": options.temperature}
     yield from interpolations(nll, of_neighbours, options.model_weight, temperatures)
 

@@ -316,11 +316,10 @@ class Training:
         None if told to stop meanwhile.
         """
         job, vocabulary = self.job, self.job.corpus.vocabulary
-        length, _, layout = Layout(**job.config["batches"])
         # As many rows of a stream begin anew, so their number may not depend on the devices.
-        streams = layout == "streams"
+        streams = job.config["batches"]["layout"] == "streams"
         rows = job.plan.rows_per_update if streams else job.batches.per_microbatch
-        windows = Windows(length, 0, scored_break_mode(job.config), layout, rows)
+        windows = Windows.of(job.config, rows=rows)
         ids = job.corpus.ids["validation"]
         params = optim.params_to_evaluate(self.state.optimizer, self.state.params)
 
