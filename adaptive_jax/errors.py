@@ -26,6 +26,7 @@ NEEDS = {
     "layers": "layers and optimizers need",
     "train": "training and trained models need",
     "gcs": "workdirs on gs:// need",
+    "export": "exported models need",
 }
 
 

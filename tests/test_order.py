@@ -132,12 +132,12 @@ def test_a_run_in_clusters(config, tmp_path):
     dry_run(config(steps=9, **last | {"data.vocabulary_size": 9}), stopped)
     for sizes, says in (
         ((40, 42, 40), r"input.cutoffs was \[40, 80\] and is now \[40, 82\]"),
-        ((40, 40, 42), "not the same ones in the same order: restore the corpus, and the clusters"),
+        ((40, 40, 42), "vocabulary was 122 words of .* and is now 122 words of "),
     ):
         write_clusters(moved, Header("kmeans", 4, words.digest, sizes), words.words)
         with pytest.raises(InputError, match=says):
             train(config(steps=9, **last | {"output.clusters": str(moved)}), stopped)
-    with pytest.raises(InputError, match=r"output.clusters was .*moved.txt and is now empty"):
+    with pytest.raises(InputError, match=r"output.clusters was a file and is now empty"):
         train(config(steps=9, **{"input.cutoffs": (40, 80)}), stopped)
     with pytest.raises(InputError, match=r"cannot read output.clusters=.*make it with .*--output="):
         train(config(**clusters), tmp_path / "new")

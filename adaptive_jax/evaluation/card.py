@@ -3,7 +3,6 @@ numbers, versions; and the lines that say so.
 """
 
 import contextlib
-import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -15,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import part_of
@@ -54,17 +53,6 @@ def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
         },
         "versions": _versions(),
     }
-
-
-def fingerprint(step: int, identity: bytes, vocabulary: Vocabulary, ids: np.ndarray) -> str:
-    """Returns 16 hexadecimal digits that differ when the parameters, the words or the text differ.
-
-    step, identity: of the checkpoint, as `Run` has them.
-    """
-    digest = hashlib.sha256(f"{step} {vocabulary.digest}".encode() + identity)
-    for piece in pieces(ids):
-        digest.update(np.ascontiguousarray(piece))
-    return digest.hexdigest()[:16]
 
 
 def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:

@@ -29,12 +29,17 @@ from adaptive_jax.evaluation.card import (
     published,
 )
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Evaluation
-from adaptive_jax.workdir.settings import write_published
+from adaptive_jax.workdir.start import write_published
 
 WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
+
+
+def without_last(vocabulary, count):
+    """The vocabulary before its last words were added."""
+    return Vocabulary(vocabulary.words[:-count], vocabulary.counts[:-count])
 
 
 @given(
@@ -89,7 +94,7 @@ def test_bands_of_a_model(table, cutoffs, last, expected):
     counts = np.append(np.ones(119, np.int64), [last, 0, 0])
     words = Vocabulary(tuple(f"w{n}" for n in range(122)), counts)
     config = {"output": {"table": table}, "input": {"cutoffs": cutoffs}}
-    run = Run(None, {}, {}, None, words, config, 7, num_new_words=2)
+    run = Run(None, {}, without_last(words, 2), vocabulary=words).with_parts(config=config)
     assert edges(run) == expected
 
 
@@ -97,7 +102,7 @@ def test_a_card_is_of_the_tokens_that_count():
     """Bits a character are those of all tokens that count; new words are in no band."""
     config = {"output": {"table": {}}, "input": {"cutoffs": (2,)}}
     run, ids = (
-        Run(None, {}, {}, None, WORDS, config, 7, num_new_words=1),
+        Run(None, {}, without_last(WORDS, 1), vocabulary=WORDS).with_parts(config=config),
         WORDS.encode_lines(["the é", "", "hat"]),
     )
     found = metadata(run, ids, np.array([1, 2, 3, np.nan, 5, 6], np.float32) * math.log(2))
@@ -113,7 +118,7 @@ def test_a_card_is_of_the_tokens_that_count():
 def test_words_without_counts():
     """Of a converted list of words nothing is said by frequency."""
     words = Vocabulary(("a", "b", "<eos>"), np.ones(3, np.int64))
-    run = Run(None, {}, {}, None, words, {"output": {"table": {}}, "input": {}}, 7)
+    run = Run(None, {"output": {"table": {}}, "input": {}}, words)
     found = metadata(run, np.array([0, 1, 2]), np.ones(3, np.float32))
     assert found["bands"] == [] and not has_counts(words) and has_counts(WORDS)
     result = {"bands": [], "bits_per_character": None}
@@ -144,7 +149,8 @@ def test_scores_that_are_not_finite():
     """Are counted and fail; tokens that do not count are none of them, and new words may have
     probability 0.
     """
-    run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, num_new_words=1)
+    run = Run(None, {}, without_last(WORDS, 1), vocabulary=WORDS)
+    run = run.with_parts(config={"dtype": "bfloat16"}, step=40)
     ids = np.array([0, 5, 1, 2, 3], np.int32)
     job = Evaluation(Path(), run, ids, None, 0.0, 1.0, None, None, None)
     with pytest.raises(
@@ -161,8 +167,8 @@ def test_scores_that_are_not_finite():
 def test_a_run_of_damaged_parameters(trained_copy, monkeypatch):
     """Fails in one line, and leaves no result."""
     run = Run.open(trained_copy, "latest")
-    broken = run._replace(params=jax.tree.map(lambda a: a + np.nan, run.params))
-    monkeypatch.setattr(SavedRun, "load", lambda *_: broken)
+    broken = run.with_parts(params=jax.tree.map(lambda a: a + np.nan, run.params))
+    monkeypatch.setattr(Run, "params", broken.params)
     with pytest.raises(InputError, match="^426 of 426 scores are not finite"):
         evaluate(trained_copy, Request(window=10))
     assert not list(trained_copy.glob("eval/test-10-*"))

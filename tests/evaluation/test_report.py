@@ -28,7 +28,8 @@ from adaptive_jax.evaluation.report.report import Job, _title, names_of, report
 from adaptive_jax.evaluation.report.runs import read_run
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import summary
-from adaptive_jax.workdir.settings import read_config, write_published
+from adaptive_jax.workdir.settings import read_config
+from adaptive_jax.workdir.start import write_published
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
 

@@ -1,6 +1,7 @@
 """Runs as a report reads them: their scores, which evaluate.py keeps, and their logs."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import math
@@ -17,10 +18,11 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.evaluate import Request, data_of, evaluate
 from adaptive_jax.evaluation.report.frequency import Words, words_of
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import names_in
 from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.identity import of_scores
 from adaptive_jax.workdir.parameters import checkpoint_step, identity_of
 from adaptive_jax.workdir.settings import is_exported
 
@@ -127,8 +129,8 @@ def read_run(
     Raises:
         InputError: no run or checkpoint there, no such text, or as `evaluate`.
     """
-    saved = SavedRun.read(workdir)
-    _, config, vocabulary = saved
+    saved = Run.of(workdir)
+    config, vocabulary = saved.saved_config, saved.vocabulary
     streams = config["batches"]["layout"] == "streams"
     if streams and (request.rows or 1) == 1:  # a token sees all before it
         request = request._replace(context=0)
@@ -142,13 +144,13 @@ def read_run(
         asked["rows"] = request.rows or 1
 
     def find(step, identity):
-        scored = card.fingerprint(step, identity, vocabulary, ids)
+        scored = of_scores(step, identity, vocabulary, ids)
         return scored, _result(workdir, config, scored, asked, len(ids))
 
     run, step = None, checkpoint_step(workdir, request.checkpoint)
     scored, found = find(step, identity_of(workdir, step))
     if load_parameters or not found:
-        run = saved.load(request.checkpoint)
+        run = dataclasses.replace(saved, checkpoint=request.checkpoint)
         step = run.step  # another one if training has replaced the checkpoint since
         scored, found = find(step, run.identity)
     hours = _hours(workdir, step)
