@@ -1,5 +1,6 @@
 """Evaluates a run: opens it, scores a split, prints and writes the result."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,14 +24,14 @@ from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended
 from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.results import MEASURED, print_result, write
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.evaluation.scoring import Evaluation, composed
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.plan import rows_to_score
-from adaptive_jax.workdir.settings import check_same_flags, check_same_text
+from adaptive_jax.workdir.identity import check_hosts, of_scores, on_this_host
 
 WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
 DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the run's corpus."
@@ -86,9 +87,9 @@ def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
         `seconds` that scoring took (compilation included), `settings`: what was asked, with
         break_mode and window filled in, rows where they change scores, and the config; what
         `card.metadata` returns; and as `published` and `scored`, what `card.published` and
-        `card.fingerprint` return. Of a vocabulary with more words, `unseen` is the share of new
-        words, and `open` has share and perplexity of words that training knew and of others. Where
-        several settings were tried, `grid` has a line for each, and the rest is of the best one.
+        `of_scores` return. Of a vocabulary with more words, `unseen` is the share of new words, and
+        `open` has share and perplexity of words that training knew and of others. Where several
+        settings were tried, `grid` has a line for each, and the rest is of the best one.
 
     Raises:
         InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the
@@ -103,9 +104,9 @@ def evaluate_contexts(
 ) -> list[dict]:
     """As `evaluate`, once for each context in place of the request's."""
     score = _check_request(request)
-    check_same_flags(request._asdict() | {"data_path": "", "contexts": list(contexts)})
-    saved = SavedRun.read(workdir)
-    config, split = saved.config, request.split
+    check_hosts(request._asdict() | {"data_path": "", "contexts": list(contexts)})
+    saved = Run.of(workdir)
+    config, split = saved.saved_config, request.split
     windows = [
         Windows.of(config, request.window, context, request.break_mode, request.rows or 1)
         for context in dict.fromkeys(contexts)
@@ -115,7 +116,7 @@ def evaluate_contexts(
     vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
     ids = corpus.ids[split]
-    check_same_text(corpus)
+    check_hosts(on_this_host({}, corpus))
     if request.window > len(ids):
         raise InputError(
             f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"
@@ -129,7 +130,9 @@ def evaluate_contexts(
     words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
     comparable = _is_published(request, config, vocabulary.count_words(ids))
     paper = card.published(workdir, split) if comparable else None
-    run = run or saved.load(request.checkpoint, vocabulary, request.share)
+    if run is None:
+        changes = {"checkpoint": request.checkpoint, "share": request.share}
+        run = dataclasses.replace(saved, vocabulary=vocabulary, **changes).read()
     uniform = request.uniform
     if uniform is None:
         uniform = 0.0 if run.predicts_new_words else UNIFORM
@@ -169,7 +172,7 @@ def evaluate_contexts(
             "unseen": corpus.unseen.get(split),
             "step": run.step,
             "published": paper,
-            "scored": card.fingerprint(run.step, run.identity, vocabulary, ids),
+            "scored": of_scores(run.step, run.identity, vocabulary, ids),
             **card.metadata(vocabulary, text, nll, request.bins),
         }
         if request.vocabulary != TRAIN:

@@ -3,6 +3,7 @@ layers in one array.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,13 @@ LAYERWISE = {
     "novograd",  # keeps one second moment an array
     "sm3",  # keeps one second moment an index of each axis
 }
+
+
+class Parts(NamedTuple):
+    """Layers of a config and their optimizer, see `adaptive_jax.training.sparse.parts_of`."""
+
+    model: LanguageModel
+    optimizer: optax.GradientTransformation
 
 
 def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransformationExtraArgs:
