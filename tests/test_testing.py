@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from adaptive_jax import linear_cross_entropy
-from adaptive_jax.testing import CASES, check_cross_entropy
+from adaptive_jax.testing import CASES, check_cross_entropy, cross_entropy
 
 DEVICES = [name for name, case in CASES.items() if case.specs]
 FAULTS = {
