@@ -27,6 +27,7 @@ NEEDS = {
     "train": "training and trained models need",
     "gcs": "workdirs on gs:// need",
     "figures": "figures need",
+    "export": "exported models need",
 }
 
 

@@ -35,6 +35,7 @@ from adaptive_jax.numerics.devices import DEVICES
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.planning.targets import topology
 from adaptive_jax.training.compiled import compile_update, memory_of
+from adaptive_jax.training.sparse import parts_of
 from benchmarks import roofline
 from benchmarks.collectives import CALLERS, COLLECTIVES, Program, exchanged, trips
 
@@ -150,10 +151,11 @@ def main(settings) -> None:
         raise InputError(f"fsdp must be 1 or {devices}, got {config['fsdp']}")
     if not config["tokens_per_device"]:
         config = config | {"tokens_per_device": config["tokens_per_update"] // devices}
-    plan = make_plan(config, config["data"]["vocabulary_size"], devices, target.memory, 1)
+    parts = parts_of(config, config["data"]["vocabulary_size"])
+    plan = make_plan(config, parts, devices, target.memory, 1)
     options = dict(option.split("=") for option in settings.option)
     options = {name: ast.literal_eval(value) for name, value in options.items()}
-    compiled = compile_update(config, plan, target.devices, target.options | options)
+    compiled = compile_update(config, plan, parts, target.devices, target.options | options)
     text, memory = compiled.as_text(), memory_of(compiled)
     if settings.text:
         Path(settings.text).write_text(text)

@@ -60,7 +60,8 @@ def _random_run(config):
     model = build(config, words)
     params = jax.jit(lambda: init_params(model, 0))()
     vocabulary = Vocabulary(names, np.arange(words, 0, -1))
-    return Run(model, params, {}, sharding.device_mesh(), vocabulary, config, 0)
+    parts = {"model": model, "params": params, "lexicon": {}, "mesh": sharding.device_mesh()}
+    return Run(None, config, vocabulary).with_parts(step=0, **parts)
 
 
 def _forward_pass(run, ids, settings, unscored):

@@ -47,6 +47,7 @@ from adaptive_jax.numerics.products import product
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import make_plan
+from adaptive_jax.training.sparse import parts_of
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 from benchmarks.reading_and_writing import evaluate_peers, generate_peers
@@ -215,7 +216,7 @@ def flops(config: dict, rows: int) -> float:
     """FLOPs of an update of so many rows, as the plan counts them."""
     tokens, words = rows * config["batches"]["sequence_length"], config["data"]["vocabulary_size"]
     sizes = {"tokens_per_update": tokens, "tokens_per_device": tokens, "fsdp": 1}
-    return tokens * make_plan(config | sizes, words, 1).flops_per_token
+    return tokens * make_plan(config | sizes, parts_of(config | sizes, words), 1).flops_per_token
 
 
 def main(settings) -> None:

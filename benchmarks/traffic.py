@@ -29,6 +29,7 @@ from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.planning.targets import topology
 from adaptive_jax.training.compiled import compile_for, memory_of
+from adaptive_jax.training.sparse import parts_of
 from benchmarks.collectives import (
     ARRAY,
     CALLERS,
@@ -187,7 +188,8 @@ def main(settings) -> None:
     tokens = settings.rows * config["batches"]["sequence_length"]
     everywhere = tokens * len(topology(settings.target).devices)
     config = config | {"tokens_per_update": everywhere, "tokens_per_device": tokens}
-    target, _, compiled = compile_for(settings.target, config)
+    parts = parts_of(config, config["data"]["vocabulary_size"])
+    target, _, compiled = compile_for(settings.target, config, parts)
     state, temporary = memory_of(compiled)
     found = moved(text := compiled.as_text())
     print(f"{target.devices[0].device_kind}, {tokens:,} tokens a device\n")

@@ -17,7 +17,7 @@ words; 33.6M parameters.
   averages of the first, that takes averages from its first update:
 
       python train.py --config=configs/wikitext2.py:awd_lstm --workdir=runs/finetuned \
-          --init_from=runs/awd_lstm --config.optimizer.nonmono=0 --config.early_stopping=5
+          --init_from=runs/awd_lstm --config.optimizer.name=asgd --config.early_stopping=5
 - `awd_sm`: as Apostoae 2019 did, by Adam (Tables 4.1, 4.2 and 4.4). 45 epochs are what it did in
   its 1.5 hours on a GTX 1070. Its alpha is 1 and its beta 2, those of Merity et al. 2 and 1. It
   stops after some number of divisions of the rate; 3 is ours. The other rows of its Table 4.4 are

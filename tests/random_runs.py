@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax.data.vocabulary.clusters import in_clusters
-from adaptive_jax.evaluation.runs import Run, put_lexicon
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
@@ -19,7 +19,8 @@ def random_run(config, vocabulary, scale=1.0):
     config, vocabulary = in_clusters(config, vocabulary)
     model, mesh = build(config, len(vocabulary)), sharding.device_mesh()
     params = random_params(parameter_shapes(model), scale)
-    return Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
+    parts = {"model": model, "mesh": mesh, "params": params, "step": 0, "identity": b""}
+    return Run(None, config, vocabulary).with_parts(**parts)
 
 
 def quiet(batches, count):

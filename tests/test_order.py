@@ -130,7 +130,7 @@ def test_a_run_in_clusters(config, tmp_path):
 
     stopped = tmp_path / "stopped"
     dry_run(config(steps=9, **last | {"data.vocabulary_size": 9}), stopped)
-    for sizes, name in ((40, 42, 40), "input.cutoffs"), ((40, 40, 42), "clusters"):
+    for sizes, name in ((40, 42, 40), "input.cutoffs"), ((40, 40, 42), "vocabulary"):
         write_clusters(moved, Header("kmeans", 4, words.digest, sizes), words.words)
         with refuses(name):
             train(config(steps=9, **last | {"output.clusters": str(moved)}), stopped)

@@ -189,7 +189,6 @@ FIELDS = {
         "combine": ["sum"],
         "form": ["papers"],
         "share": [16],
-        "lexicon": [None],
         "init_range": [-1.0],
     },
     tied: {"features": [8.0]},
@@ -238,7 +237,6 @@ FIELDS = {
         "form": ["papers"],
         "activation": ["glue"],
         "features": [0],
-        "blocks": [()],
         "dropout": [1],
         "output_width": [-1],
     },
@@ -315,6 +313,7 @@ WRONG = [
     (lambda: transformer(heads=3), "3 heads"),
     (lambda: transformer(features=7, heads=1), "7 features"),
     (lambda: LSTM(8, (5, 2.5)), "widths[1]=2.5"),
+    (lambda: GatedConv(8, ()), "blocks[0]=()"),
     (lambda: GatedConv(8, (2, 3, 6)), "blocks[0]=2"),
     (lambda: GatedConv(8, ((2, 3, 6), (1, 3))), "blocks[1]=(1, 3)"),
     (lambda: GatedConv(8, ((1, *[1, 6] * 6),)), "1 to 5 layers"),
@@ -402,17 +401,11 @@ WRONG = [
     (lambda: made(lstm(), HIDDEN, lstm().cache(5, 9)), "carry of shape [5, 5]"),
     (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9)[1:]), "1 states"),
     *(
-        (lambda body=body, wrong=wrong: made(body(), HIDDEN, *wrong), says)
+        (lambda body=body, carry=carry: made(body(), HIDDEN, carry), "carry")
         for body in (transformer, gated, lstm)
-        for wrong, says in (
-            (
-                ((), {"row_ids": np.arange(ROWS)}),
-                "batch must be a Batch or None, got one of type dict",
-            ),
-            ((HIDDEN,), "got one of type ndarray"),
-            ((batch(),), "got one of type Batch"),
-        )
+        for carry in (HIDDEN, batch())
     ),
+    (lambda: made(transformer(), HIDDEN, cache(ROWS, 9), batch(reset=np.ones(ROWS))), "reset"),
     (lambda: made(transformer(), HIDDEN, lstm().cache(ROWS, 9)), "got tuple"),
     (lambda: cache(ROWS, -1), "length=-1"),
     (lambda: lstm().initial_carry(2.0), "rows=2.0"),

@@ -10,6 +10,9 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from adaptive_jax.planning.plan import make_plan
+from adaptive_jax.training.sparse import parts_of
+
 
 def random_params(shapes, scale=1.0):
     """Parameters of these shapes, `scale` times about as large as a layer's own: those would
@@ -119,3 +122,8 @@ def halving(learning_rate: float = 0.01, *, flip: bool = False, share: float = 0
         return changes, state._replace(average=halved(optax.apply_updates(params, changes)))
 
     return optax.GradientTransformation(init, update)
+
+
+def plan_of(config, vocabulary_size, devices=1, **options):
+    """The plan of a config's update for so many words."""
+    return make_plan(config, parts_of(config, vocabulary_size), devices, **options)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from adaptive_jax.bodies.positions import positions_in_segments
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.batch import Batch
@@ -95,43 +96,42 @@ def unrolled(x: jax.Array, train: bool) -> bool:
     return train and (platform() == "gpu" or is_cpu_bfloat16(x))
 
 
-def ids_of(batch: Batch | None, rows: int, time: int) -> tuple[jax.Array, jax.Array | None]:
-    """`(row_ids [rows], segment_ids [rows, time] or None)` of a batch; of None, rows 0, 1, 2 … of
-    one segment each.
+class Rows(NamedTuple):
+    """What a body reads of a batch about its rows.
 
-    Raises:
-        InputError: no batch, other shapes, or no whole numbers.
+    Attributes:
+        ids: `[rows]`, the rows' numbers in the update, of which dropout masks are made.
+        segment_ids: `[rows, time]`; None: every row is one segment.
+        reset: bool `[rows]`: rows that begin anew; None: none does.
     """
-    if batch is None:
-        return jnp.arange(rows), None
-    if not hasattr(batch, "segment_ids"):
-        raise InputError(f"batch must be a Batch or None, got one of type {type(batch).__name__}")
-    row_ids, segment_ids = batch.row_ids, batch.segment_ids
-    if segment_ids is not None:
-        segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
-    if row_ids is None:
-        return jnp.arange(rows), segment_ids
-    return whole_numbers("row_ids", row_ids, rows), segment_ids
 
+    ids: jax.Array
+    segment_ids: jax.Array | None = None
+    reset: jax.Array | None = None
 
-def check_carry(carry) -> None:
-    """Raises InputError for what no body carries, such as an array or a batch."""
-    if not isinstance(carry, tuple | list) or isinstance(carry, Batch):
-        raise InputError(
-            "carry must be (), or made by body.initial_carry or body.cache, got one of type"
-            f" {type(carry).__name__}"
-        )
+    @classmethod
+    def of(cls, batch: Batch | None, vectors: jax.Array, carry=()) -> "Rows":
+        """Those of a batch beside `vectors [rows, time, features]`; of None, rows 0, 1, 2 … of one
+        segment each.
 
+        Raises:
+            InputError: other shapes, no whole numbers, or segments beside a carry.
+        """
+        (rows, time), ids, reset = vectors.shape[:2], None, None
+        segment_ids = None if batch is None else batch.segment_ids
+        if segment_ids is not None:
+            segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
+            if len(carry):
+                raise InputError("batch.segment_ids must be None beside a carry: rows continue")
+        if batch is not None and batch.row_ids is not None:
+            ids = whole_numbers("row_ids", batch.row_ids, rows)
+        if batch is not None and batch.reset is not None:
+            reset = floats("reset", batch.reset, rows) != 0
+        return cls(jnp.arange(rows) if ids is None else ids, segment_ids, reset)
 
-def reset_of(batch: Batch | None, rows: int) -> jax.Array | None:
-    """`reset` of a batch, bool `[rows]`; None: no row begins anew.
-
-    Raises:
-        InputError: another shape.
-    """
-    if batch is None or batch.reset is None:
-        return None
-    return floats("reset", batch.reset, rows) != 0
+    def positions(self) -> jax.Array | None:
+        """The position of each token in its segment, `[rows, time]`; None: that in its row."""
+        return None if self.segment_ids is None else positions_in_segments(self.segment_ids)
 
 
 def save_for_backward(x: jax.Array) -> jax.Array:

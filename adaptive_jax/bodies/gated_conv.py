@@ -26,15 +26,12 @@ from flax import linen as nn
 
 from adaptive_jax.bodies.blocks import (
     ParameterGroup,
+    Rows,
     as_stored,
-    check_carry,
     gathered_twice,
-    ids_of,
-    reset_of,
     save_for_backward,
     unrolled,
 )
-from adaptive_jax.bodies.positions import positions_in_segments
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
@@ -339,15 +336,10 @@ class GatedConv(nn.Module):
             InputError: shapes that do not fit, or segments together with a carry.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
-        check_carry(carry)
-        rows, time = vectors.shape[:2]
-        row_ids, segment_ids = ids_of(batch, rows, time)
-        positions = None if segment_ids is None else positions_in_segments(segment_ids)
-        memory = self.initial_carry(rows)
-        if carry:
-            _check_carry(carry, memory, rows, positions)
-            carry = jax.tree.map(lambda a, empty: jnp.asarray(a, empty.dtype), carry, memory)
-            memory = _reset(reset_of(batch, rows), carry)
+        rows, memory = Rows.of(batch, vectors, carry), self.initial_carry(len(vectors))
+        if len(carry):
+            memory = _continued(carry, memory, rows)
+        row_ids, positions = rows.ids, rows.positions()
         sizes = {"dtype": self.dtype, "normed": self.weight_norm}
         convolution, form, after = functools.partial(Convolution, **sizes), FORMS[self.form], []
         x = vectors.astype(self.dtype)
@@ -359,7 +351,16 @@ class GatedConv(nn.Module):
             name, activation = f"blocks_{i}", ACTIVATIONS[self.activation]
             unroll = stage.count if unrolled(x, train) else 1
             kind = self._gathered(Block, name, looped=stage.count > unroll)
-            kind = _repeated(kind, stage.count, unroll) if stage.count > 1 else kind
+            if stage.count > 1:
+                kind = nn.scan(  # memory has the axis of blocks after that of rows
+                    kind,
+                    variable_axes={"params": 0, "penalties": 0, "intermediates": 0},
+                    split_rngs={"params": True, "dropout": True},
+                    in_axes=(1, nn.broadcast, nn.broadcast),
+                    out_axes=1,
+                    length=stage.count,
+                    unroll=unroll,
+                )
             block = kind(stage, convolution, activation, form, self.dropout, train, name=name)
             x, state = block(x, memory[i], positions, row_ids)
             after.append(state)
@@ -401,50 +402,22 @@ class GatedConv(nn.Module):
         return self.initial_carry(rows)
 
 
-def _repeated(block, count, unroll):
-    """A class of blocks that runs `count` times under one scan, `unroll` of them in each step of
-    the loop; memory has the axis of blocks after that of rows.
-    """
-    return nn.scan(
-        block,
-        variable_axes={"params": 0, "penalties": 0, "intermediates": 0},
-        split_rngs={"params": True, "dropout": True},
-        in_axes=(1, nn.broadcast, nn.broadcast),
-        out_axes=1,
-        length=count,
-        unroll=unroll,
-    )
-
-
-def _reset(reset, carry):
-    """The carry with zeros for rows that are reset, bool `[rows]`; None: none are."""
-    if reset is None:
+def _continued(carry, empty, rows):
+    """A carry, in the shapes and dtypes of an `empty` one, with zeros for rows that are reset."""
+    if jax.tree.map(jnp.shape, carry) != jax.tree.map(jnp.shape, empty):
+        count = len(rows.ids)
+        raise InputError(f"carry must be () or made by body.initial_carry for {count} rows")
+    carry = jax.tree.map(lambda a, zeros: jnp.asarray(a, zeros.dtype), carry, empty)
+    if (reset := rows.reset) is None:
         return carry
     return jax.tree.map(lambda a: jnp.where(reset.reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry)
 
 
 def _check_blocks(blocks):
-    if not isinstance(blocks, tuple) or not blocks:
-        raise InputError(
-            f"body.blocks={blocks!r} must be a tuple of blocks, such as ((8, 4, 256),)"
-        )
-    for i, block in enumerate(blocks):
+    for i, block in enumerate(blocks or [()]):
         if not isinstance(block, tuple) or len(block) not in (3, 5, 7, 9, 11):
             raise InputError(
                 f"body.blocks[{i}]={block!r} must be a block of 1 to 5 layers: (repeat, kernel,"
-                " units, kernel, units, ...), such as (3, 1, 512, 5, 512, 1, 1024)"
+                " units, kernel, units, ...)"
             )
         check_at_least(1, **{f"body.blocks[{i}][{j}]": number for j, number in enumerate(block)})
-
-
-def _check_carry(carry, expected, rows, positions):
-    """Refuses a carry of other rows or of another body, and one of rows that do not simply
-    continue.
-    """
-    if jax.tree.map(jnp.shape, carry) != jax.tree.map(jnp.shape, expected):
-        raise InputError(
-            f"the carry does not fit this body for {rows} rows: make it with"
-            f" body.initial_carry({rows})"
-        )
-    if positions is not None:
-        raise InputError("a carry continues every row as one segment: pass no batch.segment_ids")

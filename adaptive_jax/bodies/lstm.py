@@ -9,11 +9,9 @@ from flax import linen as nn
 
 from adaptive_jax.bodies.blocks import (
     ParameterGroup,
+    Rows,
     as_stored,
-    check_carry,
     gathered_twice,
-    ids_of,
-    reset_of,
     save_for_backward,
 )
 from adaptive_jax.bodies.positions import positions_in_segments
@@ -116,11 +114,8 @@ class LSTM(nn.Module):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(1, features=self.features)
-        if not isinstance(self.widths, Sequence) or isinstance(self.widths, str) or not self.widths:
-            raise InputError(
-                f"body.widths={self.widths!r} must be one width for each layer, such as (1150,"
-                " 1150, 400)"
-            )
+        if not isinstance(self.widths, Sequence) or not self.widths:
+            raise InputError(f"body.widths={self.widths!r} must be one width for each layer")
         check_at_least(1, **{f"body.widths[{i}]": width for i, width in enumerate(self.widths)})
         check_rates(self, "dropout")
         if self.biases not in (1, 2):
@@ -160,26 +155,20 @@ class LSTM(nn.Module):
             InputError: shapes that do not fit; `batch` has segments, and a carry is given.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
-        check_carry(carry)
-        rows, time = vectors.shape[:2]
-        row_ids, segment_ids = ids_of(batch, rows, time)
-        if carry and segment_ids is not None:
-            raise InputError(
-                "a carry continues every row as one segment: pass no batch.segment_ids, or the"
-                " carry ()"
-            )
-        starts = None if segment_ids is None else positions_in_segments(segment_ids) == 0
-        states = self._states(carry, rows, reset_of(batch, rows))
+        rows = Rows.of(batch, vectors, carry)
+        starts = None if rows.segment_ids is None else rows.positions() == 0
+        states = self._states(carry, rows)
         drops = [
             Dropout(rate, self.locked, name=f"dropout_{i}") for i, rate in enumerate(self._rates())
         ]
-        hidden = drops[0](vectors.astype(self.dtype), row_ids, train=train)
+        hidden = drops[0](vectors.astype(self.dtype), rows.ids, train=train)
         for i, drop in enumerate(drops[1:]):
             raw, states[i] = self._layer(i, train)(self, hidden, states[i], starts)
-            hidden = drop(raw, row_ids, train=train)
+            hidden = drop(raw, rows.ids, train=train)
         if train:
-            self._penalise(raw, hidden, batch)
-        return hidden, tuple(states) if carry else ()
+            weights = None if batch is None else batch.weights
+            self._penalise(raw, hidden, rows.segment_ids, weights)
+        return hidden, tuple(states) if len(carry) else ()
 
     def initial_carry(self, rows: int) -> tuple[State, ...]:
         """The training carry before the first batch of a stream: zeros."""
@@ -201,7 +190,7 @@ class LSTM(nn.Module):
         """The recurrent matrix of layer `i` to compute with."""
         return matrix
 
-    def _penalise(self, raw, hidden, batch):
+    def _penalise(self, raw, hidden, segment_ids, weights):
         """Sows penalties on the last layer's hidden states, before and after dropout."""
 
     def _layer(self, i, train):
@@ -233,20 +222,17 @@ class LSTM(nn.Module):
             bias,
         )
 
-    def _states(self, carry, rows, reset):
+    def _states(self, carry, rows):
         """The state of each layer before the first step, in a list."""
-        zeros = self.initial_carry(rows)
-        if not carry:
+        zeros = self.initial_carry(len(rows.ids))
+        if not len(carry):
             return list(zeros)
         if len(carry) != len(zeros):
-            raise InputError(
-                f"a carry of {len(carry)} states does not fit {len(zeros)} layers: make it with"
-                " body.initial_carry"
-            )
-        keep = jnp.ones((rows, 1), bool) if reset is None else ~reset[:, None]
+            raise InputError(f"carry must be () or {len(zeros)} states, got {len(carry)} states")
 
         def checked(array, zero):
-            return jnp.where(keep, floats("carry", array, *zero.shape).astype(zero.dtype), 0)
+            array = floats("carry", array, *zero.shape).astype(zero.dtype)
+            return array if rows.reset is None else jnp.where(rows.reset[:, None], 0, array)
 
         return [State(*map(checked, *pair)) for pair in zip(carry, zeros, strict=True)]
 
@@ -294,26 +280,24 @@ class AWDLSTM(LSTM):
     def _recurrent(self, i, matrix, train):
         return WeightDropout(self.weight_drop, name=f"weight_dropout_{i}")(matrix, train=train)
 
-    def _penalise(self, raw, hidden, batch):
+    def _penalise(self, raw, hidden, segment_ids, weights):
         if self.ar:
             squares = jnp.square(hidden.astype(jnp.float32))
             self.sow("penalties", "ar", self.ar * jnp.mean(squares, axis=-1))
         if self.tar:
-            changes = _squared_changes(raw.astype(jnp.float32), batch)
+            changes = _squared_changes(raw.astype(jnp.float32), segment_ids, weights)
             self.sow("penalties", "tar", self.tar * changes)
 
 
-def _squared_changes(hidden, batch):
+def _squared_changes(hidden, segment_ids, weights):
     """The mean square of each hidden state's difference from the one before: `[rows, time]`, 0 for
     a token that has none before it.
 
     A row of T tokens has T - 1 pairs, so each is scaled by T / (T - 1): the mean over tokens is the
     mean over pairs.
     """
-    shape, (_, segment_ids) = hidden.shape[:2], ids_of(batch, *hidden.shape[:2])
-    batch_weights = None if batch is None else batch.weights
-    weights = jnp.ones(shape) if batch_weights is None else jnp.asarray(batch_weights)
-    weights = weights.astype(hidden.dtype)
+    shape = hidden.shape[:2]
+    weights = jnp.asarray(jnp.ones(shape) if weights is None else weights, hidden.dtype)
     segment_ids = jnp.zeros(shape, jnp.int32) if segment_ids is None else segment_ids
     pairs = positions_in_segments(segment_ids) > 0
     squares = jnp.mean(jnp.square(jnp.diff(hidden, axis=1, prepend=hidden[:, :1])), axis=-1)

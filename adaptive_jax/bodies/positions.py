@@ -64,8 +64,7 @@ def check_table(count: int, time: int) -> None:
     """
     if time > count:
         raise InputError(
-            f"body.positions='learned' has {count} positions and cannot read {time} tokens at once:"
-            f" use fewer, as by --window={count}, or train with body.max_positions={time}"
+            f"tokens must be {count} or fewer, body.max_positions, got {time}: use --window={count}"
         )
 
 

@@ -15,10 +15,9 @@ from adaptive_jax.bodies.blocks import (
     Dense,
     LayerNorm,
     ParameterGroup,
+    Rows,
     as_stored,
-    check_carry,
     gathered,
-    ids_of,
     policy,
     save_for_backward,
     unrolled,
@@ -28,7 +27,6 @@ from adaptive_jax.bodies.positions import (
     LearnedPositions,
     alibi_slopes,
     check_table,
-    positions_in_segments,
     sinusoids,
 )
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
@@ -215,8 +213,8 @@ class Transformer(nn.Module):
         check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
         if self.features % self.heads or self.features % 2:
             raise InputError(
-                f"{self.heads} heads do not divide {self.features} features, or those are odd:"
-                " choose an even body.features, and body.heads that divide it"
+                f"body.features must be even and a multiple of body.heads, got {self.features}"
+                f" features and {self.heads} heads"
             )
 
     def attention_flops(self, length: int) -> int:
@@ -251,11 +249,9 @@ class Transformer(nn.Module):
                 a cache that overflows are NaN.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
-        check_carry(carry)
-        rows, time = vectors.shape[:2]
-        (row_ids, segment_ids), seen = ids_of(batch, rows, time), 0
-        if carry:
-            _check_cache(carry, (rows, time), batch)
+        rows, time, seen = Rows.of(batch, vectors, carry), vectors.shape[1], 0
+        if len(carry):
+            _check_cache(carry, vectors, rows)
             keys, values = (jnp.asarray(a, self.dtype) for a in (carry.keys, carry.values))
             carry = carry._replace(keys=keys, values=values)
             seen = carry.seen
@@ -263,9 +259,8 @@ class Transformer(nn.Module):
         if self.scaled:
             x *= jnp.asarray(self.features**0.5, self.dtype)
         if (positions := self._position_vectors(seen, time)) is not None:
-            where = None if segment_ids is None else positions_in_segments(segment_ids)
-            x = (x.astype(positions.dtype) + positions[where]).astype(self.dtype)
-        x = Dropout(self.dropout)(x, row_ids, train=train)
+            x = (x.astype(positions.dtype) + positions[rows.positions()]).astype(self.dtype)
+        x = Dropout(self.dropout)(x, rows.ids, train=train)
 
         unroll, block = unrolled(x, train), self.block
         if self.gather is not as_stored:
@@ -293,7 +288,7 @@ class Transformer(nn.Module):
             name=BLOCKS,
         )
         x, cache = blocks(
-            x, (carry.keys, carry.values) if carry else (), seen, segment_ids, row_ids
+            x, (carry.keys, carry.values) if carry else (), seen, rows.segment_ids, rows.ids
         )
         if self.final_norm:
             x = LayerNorm(dtype=self.dtype, name="norm")(x)
@@ -333,31 +328,21 @@ class Transformer(nn.Module):
         )
 
 
-def _check_cache(cache, shape, batch):
-    """Refuses what would give wrong hidden states: other rows, rows that do not simply
-    continue, more tokens than fit.
+def _check_cache(cache, vectors, rows):
+    """Raises InputError for what would give wrong hidden states: other rows, rows that begin anew,
+    more tokens than fit.
     """
-    if not isinstance(cache, Cache):
-        raise InputError(f"carry must be () or made by body.cache, got {type(cache).__name__}")
-    (rows, time), held = shape, cache.keys.shape[1]
-    if rows != held:
-        raise InputError(
-            f"a cache of {held} rows does not fit vectors of {rows} rows: make it with"
-            f" body.cache({rows}, length=...)"
-        )
-    if batch is not None and (batch.segment_ids is not None or batch.reset is not None):
-        raise InputError(
-            "a cache continues every row as one segment: pass no batch.segment_ids and no"
-            " batch.reset"
-        )
+    (count, time), wanted = vectors.shape[:2], "carry must be () or made by body.cache"
+    if not isinstance(cache, Cache) or cache.keys.shape[1] != count:
+        got = f"{cache.keys.shape[1]} rows" if isinstance(cache, Cache) else type(cache).__name__
+        raise InputError(f"{wanted} for {count} rows, got {got}")
+    if rows.reset is not None:
+        raise InputError("batch.reset must be None beside a cache: rows continue")
     length, seen = cache.keys.shape[2], 0
     with contextlib.suppress(jax.errors.ConcretizationTypeError):  # inside jax.jit
         seen = int(cache.seen)
     if seen + time > length:
-        raise InputError(
-            f"a cache of length {length} cannot hold {seen} tokens and {time} more: "
-            f"make it with body.cache(rows, length={seen + time})"
-        )
+        raise InputError(f"{wanted} with length={seen + time} or more, got length {length}")
 
 
 class PostNormTransformer(Transformer):

@@ -66,13 +66,9 @@ class Cache(NamedTuple):
 
 def score(job: Evaluation, options: Cache) -> Iterator[tuple[dict, np.ndarray]]:
     """Scores of all pairs of λ and θ; the model scores the split once, whatever their number."""
-    nll, hidden = job.score(hidden=options.cache in ("local", "unbounded"))
-    counts = ~np.isnan(nll)
-    entries = hidden if hidden is None or counts.all() else hidden[counts]  # a copy
-    del hidden
-    of_cache = log_probs(
-        options, entries, job.ids[:][counts], len(job.run.vocabulary), job.progress("cache")
-    )
+    nll, entries, targets = job.counted(hidden=options.cache in ("local", "unbounded"))
+    words, progress = len(job.run.vocabulary), job.progress("cache")
+    of_cache = log_probs(options, entries, targets, words, progress)
     thetas = {"theta": options.theta} if options.cache == "local" else {}
     yield from interpolations(nll, of_cache, options.model_weight, thetas)
 

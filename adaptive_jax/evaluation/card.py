@@ -4,7 +4,6 @@ numbers, versions; and the lines that say so.
 
 import contextlib
 import datetime
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -15,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.evaluation.frequency import Words, in_bins
 from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.workdir.settings import PUBLISHED
@@ -51,17 +50,6 @@ def metadata(vocabulary: Vocabulary, words: Words, nll: np.ndarray, edges: Seque
         },
         "versions": _versions(),
     }
-
-
-def fingerprint(step: int, identity: bytes, vocabulary: Vocabulary, ids: np.ndarray) -> str:
-    """Returns 16 hexadecimal digits that differ when the parameters, the words or the text differ.
-
-    step, identity: of the checkpoint, as `Run` has them.
-    """
-    digest = hashlib.sha256(f"{step} {vocabulary.digest}".encode() + identity)
-    for piece in pieces(ids):
-        digest.update(np.ascontiguousarray(piece))
-    return digest.hexdigest()[:16]
 
 
 def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:

@@ -31,10 +31,9 @@ from adaptive_jax.evaluation.scoring import (
     PLAIN,
     Evaluation,
     Progress,
-    finite,
-    initial_carry,
+    fetch,
+    first_carry,
     make_scorer,
-    scored_columns,
 )
 from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.parallel import sharding
@@ -89,13 +88,13 @@ def dynamic(
     params, carry = jax.jit(functools.partial(jax.tree.map, jnp.copy))(run.params), None
     count, batches = windows(ids, run.vocabulary.eos, settings)
     for batch, at in progress(batches, count):
-        carry = _first_carry(run, settings, batch) if carry is None else carry
+        if carry is None:
+            carry = first_carry(run, settings.layout, len(batch.first))
         on_devices = sharding.put_batch(run.mesh, batch)
-        losses, params, carry = step(
+        results, params, carry = step(
             params, (run.params, squares, numbers), run.lexicon, on_devices, carry
         )
-        losses = jax.device_get(losses)
-        nll[at] = finite(losses[scored_columns(batch, losses.shape[1])])
+        nll[at] = fetch(results, batch, at).nll
         if np.isinf(nll[at]).any():
             raise InputError(f"--method=dynamic diverged at token {at[0]:,}: {CURE[options.rule]}")
     return nll
@@ -107,7 +106,8 @@ def mean_squares(run: Run, ids: np.ndarray, settings: Windows, progress: Progres
     count, batches = windows(ids, run.vocabulary.eos, settings)
     total = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like))(run.params)
     for batch, _ in progress(batches, count):
-        carry = _first_carry(run, settings, batch) if carry is None else carry
+        if carry is None:
+            carry = first_carry(run, settings.layout, len(batch.first))
         on_devices = sharding.put_batch(run.mesh, batch)
         total, carry = add(run.params, total, run.lexicon, on_devices, carry)
         # Collectives of hundreds of waiting programs block each other on several CPU devices.
@@ -131,7 +131,8 @@ def _make_sum(model, mesh):
 
 @functools.lru_cache(maxsize=2)
 def _make_step(model, mesh, unscored):
-    """Returns `step(params, rule, lexicon, batch, carry) -> (nll, params, carry)`.
+    """Returns `step(params, rule, lexicon, batch, carry) -> (results, params, carry)`, see
+    `fetch`.
 
     rule: the trained parameters, MS_g or None for sgd, and the rate, decay and epsilon.
     """
@@ -142,14 +143,14 @@ def _make_step(model, mesh, unscored):
     def step(params, rule, lexicon, batch, carry):
         trained, squares, numbers = rule
         rate, decay, epsilon = (numbers[name] for name in ("rate", "decay", "epsilon"))
-        (nll, _), after = scorer(params, lexicon, {}, batch, carry)
+        results, after = scorer(params, lexicon, {}, batch, carry)
         gradient, _ = _mean_gradient(gradients, params, lexicon, batch, carry)
 
         def sgd(p, t, g):
             return p - rate * g + decay * (t - p)
 
         if squares is None:
-            return nll, jax.tree.map(sgd, params, trained, gradient), after
+            return results, jax.tree.map(sgd, params, trained, gradient), after
         roots = jax.tree.map(jnp.sqrt, squares)
         leaves = jax.tree.leaves(roots)
         mean = sum(map(jnp.sum, leaves)) / sum(root.size for root in leaves)
@@ -157,7 +158,7 @@ def _make_step(model, mesh, unscored):
         def rms(p, t, g, root):
             return p - rate * g / (root + epsilon) + jnp.minimum(decay * root / mean, 1.0) * (t - p)
 
-        return nll, jax.tree.map(rms, params, trained, gradient, roots), after
+        return results, jax.tree.map(rms, params, trained, gradient, roots), after
 
     return jax.jit(step, donate_argnums=0)
 
@@ -167,11 +168,6 @@ def _mean_gradient(gradients, params, lexicon, given: WindowBatch, carry):
     batch, carry = jax.tree.map(lambda a: a[None], (given.batch, carry))
     gradient, carry, sums, _ = gradients(params, lexicon, jnp.int32(0), batch, carry)
     return jax.tree.map(lambda g: g / sums.tokens, gradient), jax.tree.map(lambda a: a[0], carry)
-
-
-def _first_carry(run, settings, batch):
-    streams = settings.layout == "streams"
-    return initial_carry(run.model, run.mesh, len(batch.first))() if streams else ()
 
 
 def _sample(ids, settings, segments):

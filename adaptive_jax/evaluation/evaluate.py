@@ -1,5 +1,6 @@
 """Evaluates a run: opens it, scores a split, prints and writes the result."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,8 +10,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.batches.layouts import scored_break_mode
-from adaptive_jax.data.batches.windows import Windows, check_windows
+from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
@@ -24,14 +24,14 @@ from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended
 from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.results import MEASURED, print_result, write
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.evaluation.scoring import Evaluation, composed
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.plan import rows_to_score
-from adaptive_jax.workdir.settings import check_same_flags, check_same_text
+from adaptive_jax.workdir.identity import check_hosts, of_scores, on_this_host
 
 WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
 DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the run's corpus."
@@ -87,9 +87,9 @@ def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
         `seconds` that scoring took (compilation included), `settings`: what was asked, with
         break_mode and window filled in, rows where they change scores, and the config; what
         `card.metadata` returns; and as `published` and `scored`, what `card.published` and
-        `card.fingerprint` return. Of a vocabulary with more words, `unseen` is the share of new
-        words, and `open` has share and perplexity of words that training knew and of others. Where
-        several settings were tried, `grid` has a line for each, and the rest is of the best one.
+        `of_scores` return. Of a vocabulary with more words, `unseen` is the share of new words, and
+        `open` has share and perplexity of words that training knew and of others. Where several
+        settings were tried, `grid` has a line for each, and the rest is of the best one.
 
     Raises:
         InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the
@@ -104,17 +104,19 @@ def evaluate_contexts(
 ) -> list[dict]:
     """As `evaluate`, once for each context in place of the request's."""
     score = _check_request(request)
-    check_same_flags(request._asdict() | {"data_path": "", "contexts": list(contexts)})
-    saved = SavedRun.read(workdir)
-    config, split = saved.config, request.split
-    requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
-    windows = [_windows(config, each) for each in requests]
+    check_hosts(request._asdict() | {"data_path": "", "contexts": list(contexts)})
+    saved = Run.of(workdir)
+    config, split = saved.saved_config, request.split
+    windows = [
+        Windows.of(config, request.window, context, request.break_mode, request.rows or 1)
+        for context in dict.fromkeys(contexts)
+    ]
     check_ends(saved.vocabulary, windows[0].break_mode)
     data = data_of(workdir, config, request.data_path, split)
     vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
     ids = corpus.ids[split]
-    check_same_text(corpus)
+    check_hosts(on_this_host({}, corpus))
     if request.window > len(ids):
         raise InputError(
             f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"
@@ -128,7 +130,9 @@ def evaluate_contexts(
     words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
     comparable = _is_published(request, config, vocabulary.count_words(ids))
     paper = card.published(workdir, split) if comparable else None
-    run = run or saved.load(request.checkpoint, vocabulary, request.share)
+    if run is None:
+        changes = {"checkpoint": request.checkpoint, "share": request.share}
+        run = dataclasses.replace(saved, vocabulary=vocabulary, **changes).read()
     uniform = request.uniform
     if uniform is None:
         uniform = 0.0 if run.predicts_new_words else UNIFORM
@@ -150,32 +154,32 @@ def evaluate_contexts(
     arrays = {key: value for key, value in text._asdict().items() if value is not None}
     arrays["new_words"] = np.array(vocabulary.words[run.num_known_words :], str)
     tables = functools.cache(functools.partial(composed, run, ids))
-    results = []
-    for each, cut in zip(requests, windows, strict=True):
-        one_row = cut.layout == "streams" or METHODS[request.method].one_row
-        rows = request.rows or (1 if one_row else rows_to_score(config, cut.window) * run.mesh.size)
-        cut = cut._replace(rows=rows)
-        progress = functools.partial(_bar, each.context)
+    results, one_row = [], METHODS[request.method].one_row or windows[0].layout == "streams"
+    for settings in windows:
+        if not (request.rows or one_row):
+            rows = rows_to_score(config, settings.window) * run.mesh.size
+            settings = settings._replace(rows=rows)
+        progress = functools.partial(_bar, settings.context)
         job = Evaluation(
-            workdir, run, ids, cut, uniform, request.down_weight, train, progress, tables
+            workdir, run, ids, settings, uniform, request.down_weight, train, progress, tables
         )
         start = time.perf_counter()
         chosen, result, nll = _best(score, job)
         result |= {
             "seconds": time.perf_counter() - start,
             "split": split,
-            "settings": _settings(each, cut, config, lexicon_of(run.config)),
+            "settings": _settings(request, settings, config, lexicon_of(run.config)),
             "unseen": corpus.unseen.get(split),
             "step": run.step,
             "published": paper,
-            "scored": card.fingerprint(run.step, run.identity, vocabulary, ids),
+            "scored": of_scores(run.step, run.identity, vocabulary, ids),
             **card.metadata(vocabulary, text, nll, request.bins),
         }
         if request.vocabulary != TRAIN:
             result["open"] = Scores(ids, nll).seen_and_unseen(run.num_known_words)
             result["unseen"] = result["open"]["unseen"]["share"]
-        print_result(result, chosen, words, cut)
-        passage = of_passage(run, ids, cut, tables(), *span) if span else {}
+        print_result(result, chosen, words, settings)
+        passage = of_passage(run, ids, settings, tables(), *span) if span else {}
         sample = {f"sample_{key}": value for key, value in passage.items()}
         write(workdir / "eval", result, nll, arrays | sample)
         results.append(result)
@@ -202,21 +206,6 @@ def _check_request(request):
             " a method other than dynamic, or leave it out"
         )
     return score
-
-
-def _windows(config, request):
-    """Returns how the split is cut; rows are those of the request, or 1."""
-    batches = config["batches"]
-    break_mode = request.break_mode or scored_break_mode(config)
-    if batches["layout"] == "streams" and break_mode != "none":
-        raise InputError(
-            f"--break_mode={break_mode} is not for a run on streams, which reads the split as one"
-            " text: leave it out"
-        )
-    window = request.window or batches["sequence_length"]
-    cut = Windows(window, request.context, break_mode, batches["layout"], request.rows or 1)
-    check_windows(cut)
-    return cut
 
 
 def _check_no_new_words(request):
@@ -261,7 +250,8 @@ def _settings(request, windows, config, lexicon):
         asked["lexicon"] = lexicon
     if request.share is not None:
         asked["share"] = request.share
-    return asked | {"break_mode": windows.break_mode, "window": windows.window, "config": config}
+    keys = "break_mode", "window", "context"
+    return asked | {key: getattr(windows, key) for key in keys} | {"config": config}
 
 
 def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:

@@ -10,7 +10,6 @@ of the last feed-forward layer.
 """
 
 import functools
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -24,13 +23,13 @@ from jax import lax
 
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError, of_extra
-from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.cache import WEIGHT, Floats, interpolations
 from adaptive_jax.evaluation.nearest import nearest, none_yet
 from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Evaluation, Progress, ScoreOptions, scores
 from adaptive_jax.files import in_bucket, new_directory
+from adaptive_jax.workdir.identity import digest, of_scores
 from adaptive_jax.workdir.settings import write_json
 
 with of_extra("train"):
@@ -90,15 +89,10 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
             windows = windows._replace(context=0)
     name = "datastore"
     if options.datastore:
-        name += f"-{hashlib.sha256(options.datastore.encode()).hexdigest()[:8]}"
+        name += f"-{digest(options.datastore)[:8]}"
     store = open_datastore(job.workdir, name, job.run, text, windows, job.progress("datastore"))
-    nll, hidden = job.score(hidden=True)
-    counts = ~np.isnan(nll)
-    states = hidden if counts.all() else hidden[counts]  # a copy
-    del hidden
-    of_neighbours = log_probs(
-        store, states, job.ids[:][counts], options, job.progress("neighbours")
-    )
+    nll, states, targets = job.counted()
+    of_neighbours = log_probs(store, states, targets, options, job.progress("neighbours"))
     temperatures = {"temperature": options.temperature}
     yield from interpolations(nll, of_neighbours, options.model_weight, temperatures)
 
@@ -144,14 +138,11 @@ def open_datastore(
 
 def _about(workdir, run, ids, windows):
     """Returns what a datastore depends on."""
-    lexicon = hashlib.sha256()
-    for array in jax.tree.leaves(run.lexicon):
-        lexicon.update(np.asarray(array))
     # Elsewhere they change no hidden state.
     rows = windows.rows if windows.layout == "streams" else 0
     return {
-        "states": card.fingerprint(run.step, run.identity, run.vocabulary, ids),
-        "lexicon": lexicon.hexdigest(),
+        "states": of_scores(run.step, run.identity, run.vocabulary, ids),
+        "lexicon": digest(*jax.tree.leaves(run.lexicon)),
         "windows": [windows.window, windows.context, windows.break_mode, windows.layout, rows],
     }
 

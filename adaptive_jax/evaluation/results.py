@@ -1,6 +1,5 @@
 """Results of evaluations: the lines that are printed, and the files in eval/."""
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.evaluation import card
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import hosts
+from adaptive_jax.workdir.identity import digest
 from adaptive_jax.workdir.settings import write_json
 
 MEASURED = "nll", "perplexity"  # of a setting in a grid; its other keys are options
@@ -92,11 +92,7 @@ def _name(result):
     keys = "options", "vocabulary", "uniform", "down_weight", "lexicon", "share"
     others = {key: settings[key] for key in keys if key in settings}
     if settings["method"] != "plain" or others:
-        name += f"-{settings['method']}-{_digest(json.dumps(others, sort_keys=True))}"
+        name += f"-{settings['method']}-{digest(json.dumps(others, sort_keys=True))[:8]}"
     if (path := settings["data_path"]) is not None:
-        name += f"-{_digest(str(Path(path).resolve()))}"
+        name += f"-{digest(str(Path(path).resolve()))[:8]}"
     return name
-
-
-def _digest(text):
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

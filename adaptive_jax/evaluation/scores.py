@@ -48,11 +48,11 @@ class Scores(NamedTuple):
 
     def words(self, vocabulary: Vocabulary) -> "Scores":
         """A row for each word: the id of its last unit, the sum of its units' nll in float64, and
-        the place of its first unit in this table, see `word_bounds`.
+        the place of its first unit in this table. Units after the last complete word are left out.
 
         Of words of several units there is no rank and no entropy.
         """
-        bounds = word_bounds(self.ids, vocabulary)
+        bounds = np.append(0, 1 + np.flatnonzero(vocabulary.ends_word[self.ids]))
         starts, end = bounds[:-1], bounds[-1]
         nll = np.add.reduceat(self.nll[:end].astype(np.float64), starts) if len(starts) else []
         ids, nll = self.ids[bounds[1:] - 1], np.asarray(nll, np.float64)
@@ -99,14 +99,6 @@ class Scores(NamedTuple):
             "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
             "unknown": vocabulary.unk_rate(ids),
         }
-
-
-def word_bounds(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Where the words of ids begin, and where the last one ends: int64 `[words + 1]`. Word i is
-    the tokens from `bounds[i]` to before `bounds[i + 1]`; units after the last complete word are
-    left out.
-    """
-    return np.append(0, 1 + np.flatnonzero(vocabulary.ends_word[ids]))
 
 
 def perplexity(nll: float) -> float:

@@ -98,9 +98,7 @@ def scores(
         )
         return batch._replace(batch=batch.batch._replace(inputs=inputs))
 
-    def start(rows):
-        return initial_carry(run.model, run.mesh, rows)() if settings.layout == "streams" else ()
-
+    start = functools.partial(first_carry, run, settings.layout)
     return Scorer(run, tables, options, start)(
         (given(batch), at, settings.context_columns) for batch, at in progress(batches, count)
     )
@@ -146,15 +144,20 @@ class Scorer:
             )
             # Fetch a batch's results only once the next one has been dispatched.
             if before is not None:
-                yield self._fetch(*before)
+                yield fetch(*before)
             before = results, given, at
         if before is not None:
-            yield self._fetch(*before)
+            yield fetch(*before)
 
-    def _fetch(self, results, batch, at):
-        nll, states = jax.device_get(results)
-        counts = scored_columns(batch, nll.shape[1])
-        return Scored(at, finite(nll[counts]), states[counts] if self.options.hidden else None)
+
+def fetch(results: tuple, batch: WindowBatch, at: np.ndarray) -> Scored:
+    """The results of a program of `make_scorer` for the positions `at` of a batch."""
+    nll, states = jax.device_get(results)
+    columns = batch.first[:, None] + np.arange(nll.shape[1])
+    counts = np.take_along_axis(batch.batch.weights, columns, axis=1) > 0
+    # Where the model gave no number, or one that is no nll, it is infinite.
+    nll = np.nan_to_num(nll[counts], nan=np.inf, posinf=np.inf, neginf=np.inf)
+    return Scored(at, nll, states[counts] if len(states) else None)
 
 
 def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
@@ -245,6 +248,16 @@ class Evaluation(NamedTuple):
         nll, states = score_split(self.run, self.ids, self.windows, progress, options, tables)
         return self.with_uniform(nll), states
 
+    def counted(self, hidden: bool = True) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """As `score`, with the hidden states and the ids, `[tokens that count]`, of those whose
+        nll is not NaN.
+        """
+        nll, states = self.score(hidden)
+        counts = ~np.isnan(nll)
+        if states is not None and not counts.all():
+            states = states[counts]
+        return nll, states, self.ids[:][counts]
+
     def with_uniform(self, nll: np.ndarray) -> np.ndarray:
         """The nll `[tokens]` of the model mixed with the uniform distribution.
 
@@ -271,19 +284,6 @@ def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
     """
     nll = nll.astype(np.float64)
     return -np.logaddexp(np.log1p(-uniform) - nll, np.log(uniform / words)) if uniform else nll
-
-
-def scored_columns(batch: WindowBatch, columns: int) -> np.ndarray:
-    """Mask, bool `[rows, columns]`, of the targets that count among the `columns` from
-    `batch.first` on.
-    """
-    at = batch.first[:, None] + np.arange(columns)
-    return np.take_along_axis(batch.batch.weights, at, axis=1) > 0
-
-
-def finite(nll: np.ndarray) -> np.ndarray:
-    """The nll with infinity where the model gave no number, or one that is no nll."""
-    return np.nan_to_num(nll, nan=np.inf, posinf=np.inf, neginf=np.inf)
 
 
 def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
@@ -374,6 +374,11 @@ def initial_carry(model: LanguageModel, mesh: Mesh, rows: int) -> Callable:
     """Returns a function that makes the body's state of so many rows before the first token."""
     by_rows = NamedSharding(mesh, sharding.batch_spec(0))
     return jax.jit(functools.partial(model.body.initial_carry, rows), out_shardings=by_rows)
+
+
+def first_carry(run: Run, layout: str, rows: int) -> object:
+    """The body's state of rows that begin; () if no row continues another."""
+    return initial_carry(run.model, run.mesh, rows)() if layout == "streams" else ()
 
 
 def local_model(

@@ -85,12 +85,14 @@ class AdaptiveInput(nn.Module):
         projections = [
             self.param(f"projection_{i}", init, s, jnp.float32) for i, s in enumerate(shapes)
         ]
-        self.own = list(map(Band, tables, projections))
+        self.table_bands = list(map(Band, tables, projections))
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
-        vectors = distinct.vectors(tokens, self.own, self.dtype, self.words(), self.word_axes)
+        vectors = distinct.vectors(
+            tokens, self.table_bands, self.dtype, self.words(), self.word_axes
+        )
         vectors = vectors * self.features**0.5 if self.scaled else vectors
         vectors = self.drop(vectors, tokens, train=train)
         return nan_if_missing(vectors, tokens, self.vocabulary_size)
@@ -107,4 +109,4 @@ class AdaptiveInput(nn.Module):
         """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent
         words first.
         """
-        return list(self.own)
+        return list(self.table_bands)

@@ -83,22 +83,13 @@ class CharacterCNN(nn.Module):
         check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
         check_known(f"letters={self.letters!r}", self.letters, LETTERS)
         filters, strides = self.filters, self.strides
-        if not isinstance(filters, Sequence) or not filters or not all(map(_is_filter, filters)):
-            raise InputError(
-                f"filters={filters} must be pairs of characters and features: ((1, 128), (2, 256))"
-            )
-        longest = max(span for span, _ in filters)
-        if self.length < longest:
-            raise InputError(
-                f"length={self.length} must be {longest} or more, the characters of the longest"
-                " filter"
-            )
-        if not isinstance(strides, Sequence) or len(strides) not in (0, len(filters)):
-            raise InputError(
-                f"strides={strides} must be one for each of {len(filters)} filters, or none"
-            )
-        for stride in strides:
-            check_at_least(1, strides=stride)
+        pairs = isinstance(filters, Sequence) and all(map(_is_filter, filters))
+        if not filters or not pairs:
+            raise InputError(f"filters={filters} must be pairs of characters and features")
+        check_at_least(max(span for span, _ in filters), length=self.length)
+        if len(strides) not in (0, len(filters)):
+            raise InputError(f"strides={strides} must be one for each of {len(filters)} filters")
+        check_at_least(1, strides=min(strides, default=1))
 
     @property
     def lexicon_spec(self) -> dict:

@@ -98,16 +98,11 @@ class GroC(CharacterCNN):
         check_at_least(0, relations=self.relations, definition=self.definition)
         check_not_negative(init_range=self.init_range)
         if not self.init_range:
-            raise InputError("init_range=0 must be above 0: use 0.05, as GroC's public code")
+            raise InputError("init_range=0 must be above 0")
         check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))
         check_known(f"form={self.form!r}", self.form, ("paper", "code"))
-        if not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
-            raise InputError(f"share={self.share!r} must be a number from 0 to 1")
-        if not isinstance(self.lexicon, str):
-            raise InputError(
-                f"lexicon={self.lexicon!r} must be a string, the path of WordNet or of a .jsonl"
-                " file; see docs/words.md"
-            )
+        if not 0 <= self.share <= 1:
+            raise InputError(f"share={self.share!r} must be from 0 to 1")
 
     def _parts(self):
         """The parts that the lexicon gives, with their most words."""
@@ -130,12 +125,12 @@ class GroC(CharacterCNN):
         return super().lexicon_shapes(words) | parts
 
     def setup(self):
-        self.others = {
+        self.word_lists = {
             name: from_lexicon(self, name, self.vocabulary_size)["words"] for name in self._parts()
         }
         super().setup()
-        if self.combine == "concat" and self.others:
-            width = (1 + len(self.others)) * self.features
+        if self.combine == "concat" and self.word_lists:
+            width = (1 + len(self.word_lists)) * self.features
             init = uniform(width**-0.5)
             self.map = (
                 self.param("map", init, (width, self.features), jnp.float32),
@@ -156,8 +151,8 @@ class GroC(CharacterCNN):
         return super()._encode(words)
 
     def _encode(self, words):
-        neighbours = map(jnp.asarray, self.others.values())
-        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in neighbours]
+        others = map(jnp.asarray, self.word_lists.values())
+        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in others]
         if self.has_variable("tables", "surfaces"):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:

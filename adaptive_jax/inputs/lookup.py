@@ -58,10 +58,8 @@ class Lookup(nn.Module):
         check_rates(self, "word_dropout")
         check_not_negative(init_range=self.init_range, init_deviation=self.init_deviation)
         if self.init_range and self.init_deviation:
-            raise InputError(
-                f"init_range={self.init_range} and init_deviation={self.init_deviation} exclude"
-                " each other: use one"
-            )
+            ranges = f"init_range={self.init_range} and init_deviation={self.init_deviation}"
+            raise InputError(f"one of {ranges} must be 0")
         check_dtype(self.dtype)
 
     def setup(self):
@@ -72,11 +70,10 @@ class Lookup(nn.Module):
         rows = own_rows(self.vocabulary_size, self.word_axes)
         self.table = self.param("table", init, (rows, width), jnp.float32)
         self.drop = WordDropout(self.word_dropout)
-        shape = (width, self.features)
-        init = nn.initializers.xavier_uniform()
-        self.projection = (
-            None if width == self.features else self.param("projection", init, shape, jnp.float32)
-        )
+        self.projection = None
+        if width != self.features:
+            init, shape = nn.initializers.xavier_uniform(), (width, self.features)
+            self.projection = self.param("projection", init, shape, jnp.float32)
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""

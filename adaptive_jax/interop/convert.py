@@ -17,7 +17,8 @@ from adaptive_jax.interop.converter import Checkpoint, Converter
 from adaptive_jax.interop.fairseq import TRANSFORMER_LM
 from adaptive_jax.interop.fconv import FCONV_LM
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import check_name, write_json
+from adaptive_jax.workdir.settings import write_json
+from adaptive_jax.workdir.start import check_name
 
 CONVERTERS = [AWD_LSTM, FCONV_LM, TRANSFORMER_LM]  # the first that knows a file converts it
 

@@ -10,12 +10,13 @@ from flax import traverse_util
 
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.files import names_in, new_directory, path_of, replacing
 from adaptive_jax.interop.stablehlo import Shape, make_scorer
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.workdir.parameters import write_tensors
-from adaptive_jax.workdir.settings import EXPORTED, check_name, write_json
+from adaptive_jax.workdir.settings import EXPORTED, write_json
+from adaptive_jax.workdir.start import check_name
 
 __all__ = ["Shape", "export"]
 
@@ -37,12 +38,11 @@ def export(
             or a package is missing.
     """
     output = _new(output)
-    saved = SavedRun.read(workdir)
-    run = saved.load(checkpoint)
+    run = Run.open(workdir, checkpoint)
     params = sharding.on_host(run.params, run.mesh)
     if hosts.first():
         with new_directory(output) as directory:
-            _write(saved, directory, run, params, shape)
+            _write(run, directory, params, shape)
     hosts.barrier("the export")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     hosts.log0(
@@ -67,20 +67,22 @@ def _new(output):
     return path
 
 
-def _write(saved: SavedRun, output: Path, run: Run, params: Mapping, shape: Shape | None) -> None:
+def _write(run: Run, output: Path, params: Mapping, shape: Shape | None) -> None:
     """Writes the words, what is known of them, the config and the arrays."""
     write_with_checksums(run.vocabulary, output / "vocabulary.txt")
     metadata = {"step": str(run.step), "vocabulary": run.vocabulary.digest}
     if shape is None:
         for name in COPIES:
-            if (saved.workdir / name).exists():
+            if (run.workdir / name).exists():
                 with replacing(output / name) as file:
-                    file.write((saved.workdir / name).read_bytes())
-        write_json(output / "config.json", saved.config)
+                    file.write((run.workdir / name).read_bytes())
+        write_json(output / "config.json", run.saved_config)
         write_tensors(output / EXPORTED, traverse_util.flatten_dict(params, sep="."), metadata)
         return
     scorer = make_scorer(run, params, shape)
     with replacing(output / "scorer.stablehlo") as file:
         file.write(scorer.program)
-    write_json(output / "scorer.json", scorer.about | {"step": run.step, "config": saved.config})
+    write_json(
+        output / "scorer.json", scorer.about | {"step": run.step, "config": run.saved_config}
+    )
     write_tensors(output / "scorer.safetensors", scorer.arrays, metadata)

@@ -48,7 +48,7 @@ def main():
                 " --format=stablehlo"
             )
     shape = Shape(ROWS.value, WINDOW.value) if FORMAT.value == "stablehlo" else None
-    workdir, others = commands.workdir()
-    hosts.initialize(*others)
+    workdir, host = commands.workdir()
+    hosts.initialize(*host)
     with hosts.fail_together():
         export(workdir, OUTPUT.value, CHECKPOINT.value, shape)

@@ -5,6 +5,7 @@ one column for each cluster.
 """
 
 import math
+import re
 import types
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -37,7 +38,9 @@ NOT_PARAMETERS = (
     "*._float_tensor",
     "decoder.embed_positions.weights",
 )
+_PART = re.compile(r"(.+\.)([qkv])_proj\.(weight|bias)")
 RENAMED = {
+    ".in_proj_": ".qkv_proj.",  # until 2019
     "layer_norms.0": "self_attn_layer_norm",  # until 2018
     "layer_norms.2": "final_layer_norm",
     "decoder.embed_out": "decoder.output_projection.weight",  # until 2020
@@ -126,6 +129,13 @@ def read_content(content: object) -> Checkpoint | None:
     return Checkpoint(plain(options), state, updates, nll if math.isfinite(nll) else None)
 
 
+def with_defaults(defaults: dict, options: dict) -> dict:
+    """Options with defaults for those that a checkpoint lacks."""
+    options = defaults | {name: value for name, value in options.items() if value is not None}
+    width = options["decoder_embed_dim"]
+    return {"decoder_input_dim": width, "decoder_output_dim": width} | options
+
+
 def run_settings(options: dict, vocabulary_size: int) -> dict[str, object]:
     """The settings outside of the model by dotted key, of a run with these options."""
     length = options["tokens_per_sample"]
@@ -159,7 +169,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         InputError: an option has a value that the layers here do not support; the message gives
             both.
     """
-    options = _renamed(DEFAULTS | {name: v for name, v in options.items() if v is not None})
+    options = _renamed(with_defaults(DEFAULTS, options))
     if wrong := _unsupported(options):
         raise unsupported(options, wrong)
     if options["adaptive_softmax_cutoff"] and f"{SOFTMAX}.version" not in state:
@@ -184,7 +194,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         "body.final_norm": before and not options["no_decoder_final_norm"] and version > 2,
     }
     model |= _positions_of(options, state) | _input_of(options, vocabulary_size)
-    model |= _output_of(options, vocabulary_size)
+    model |= output_of(options, vocabulary_size)
     return completed(run_settings(options, vocabulary_size) | model)
 
 
@@ -203,8 +213,6 @@ def _renamed(options):
         options["tie_adaptive_proj"] |= options["no_tie_adaptive_proj"] is False
     if "decoder_final_norm" in options:
         options["no_decoder_final_norm"] = not options["decoder_final_norm"]
-    for name in ("decoder_input_dim", "decoder_output_dim"):
-        options.setdefault(name, options["decoder_embed_dim"])
     return options
 
 
@@ -272,7 +280,8 @@ def _input_of(options, vocabulary_size):
     }
 
 
-def _output_of(options, vocabulary_size):
+def output_of(options: dict, vocabulary_size: int) -> dict[str, object]:
+    """The settings of the softmax by dotted key."""
     adaptive = bool(options["adaptive_softmax_cutoff"])
     # The released code applies the rate of the tails to the whole input of the softmax too.
     rate = options["adaptive_softmax_dropout"] if adaptive else 0.0
@@ -306,23 +315,23 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
 
 def _newest_names(state, config):
     """The parameters of a state under fairseq's present names; tensors that are several
-    parameters here are split.
+    parameters here are split, those of queries, keys and values joined.
     """
-    tensors = {}
+    tensors, joint = {}, {}
     for name, tensor in state.items():
-        module, _, last = name.rpartition(".")
         if any(fnmatchcase(name, pattern) for pattern in NOT_PARAMETERS):
             continue
-        if last in ("in_proj_weight", "in_proj_bias"):  # until 2019
-            features = config["body"]["features"]
-            for part, rows in zip("qkv", np.split(tensor, [features, 2 * features]), strict=True):
-                tensors[f"{module}.{part}_proj.{last.removeprefix('in_proj_')}"] = rows
+        if match := _PART.fullmatch(name):
+            module, part, kind = match.groups()
+            joint.setdefault(f"{module}qkv_proj.{kind}", {})[part] = tensor
         elif name == POSITIONS:
             tensors[f"{name}[{FIRST_POSITION}:]"] = np.atleast_1d(tensor)[FIRST_POSITION:]
         else:
             for old, new in RENAMED.items():
                 name = name.replace(old, new)
             tensors[name] = tensor
+    for name, parts in joint.items():
+        tensors[name] = np.concatenate([parts[part] for part in "qkv"])
     return split_head(tensors, config)
 
 
@@ -419,18 +428,11 @@ def _input_targets(settings):
 
 
 def _body_targets(settings):
-    features = settings["features"]
-    linear = {"self_attn.out_proj": "attended", "fc1": "inner", "fc2": "outer"}
+    linear = {"self_attn.qkv_proj": "query_key_value", "self_attn.out_proj": "attended"}
+    linear |= {"fc1": "inner", "fc2": "outer"}
     norms = {"self_attn_layer_norm": "norm_attention", "final_layer_norm": "norm_feed_forward"}
     for i in range(settings["layers"]):
         layer = f"decoder.layers.{i}"
-        for j, part in enumerate("qkv"):
-            columns, joint = slice(j * features, (j + 1) * features), "body/blocks/query_key_value"
-            yield (
-                f"{layer}.self_attn.{part}_proj.weight",
-                Target(f"{joint}/kernel", (i, slice(None), columns), transposed=True),
-            )
-            yield f"{layer}.self_attn.{part}_proj.bias", Target(f"{joint}/bias", (i, columns))
         for name, path in linear.items():
             path = f"body/blocks/{path}"
             yield from _linear(f"{layer}.{name}", f"{path}/kernel", f"{path}/bias", (i,))

@@ -18,18 +18,18 @@ from adaptive_jax.interop.converter import (
     Target,
     assign,
     completed,
-    parse_list,
     unsupported,
 )
 from adaptive_jax.interop.fairseq import (
     INPUT,
     RUN,
     SOFTMAX,
-    cutoffs_of,
+    output_of,
     read_content,
     run_settings,
     softmax_targets,
     split_head,
+    with_defaults,
 )
 from adaptive_jax.interop.words import fairseq_words
 from adaptive_jax.model.language_model import build
@@ -47,6 +47,13 @@ DEFAULTS = {
     "add_bos_token": False,
 } | RUN
 
+# Options of a softmax that fconv_lm always has, whatever else a checkpoint says.
+OWN_SOFTMAX = {
+    "adaptive_softmax_factor": 4,
+    "tie_adaptive_weights": False,
+    "share_decoder_input_output_embed": False,
+}
+
 
 def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
     """The complete config of the model in a checkpoint, as evaluate.py reads it.
@@ -62,11 +69,10 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         InputError: an option has a value that the layers here do not support; the message gives
             both.
     """
-    options = DEFAULTS | {name: value for name, value in options.items() if value is not None}
+    options = with_defaults(DEFAULTS, options) | OWN_SOFTMAX
     adaptive = any(name.startswith(f"{SOFTMAX}.") for name in state)
     wrong = {
-        # One word, or a list of them.
-        "decoder_attention": "True" in str(parse_list(options["decoder_attention"])),
+        "decoder_attention": "True" in str(options["decoder_attention"]),  # one word, or a list
         "add_bos_token": options["add_bos_token"],
         "adaptive_softmax_cutoff": adaptive and not options["adaptive_softmax_cutoff"],
     }
@@ -81,24 +87,16 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         "body.activation": "glu",
         "body.weight_norm": True,
         "body.dropout": options["dropout"],
-        "output.table.name": "own",
     }
-    if adaptive:
-        cutoffs = cutoffs_of(options, "adaptive_softmax_cutoff", vocabulary_size)
-        model |= {
-            "output.name": "adaptive",
-            "output.table.cutoffs": cutoffs,
-            "output.table.factor": 4,
-            "output.tail_dropout": options["adaptive_softmax_dropout"],
-            "output.input_dropout": options["adaptive_softmax_dropout"],
-        }
-    else:
+    options["decoder_output_dim"] = options["decoder_embed_dim"]
+    if not adaptive:
+        options["adaptive_softmax_cutoff"] = None
         model |= {
             "body.output_width": options["decoder_embed_dim"],
-            "output.name": "softmax",
             "output.table.bias": True,
             "output.table.weight_norm": True,
         }
+    model |= output_of(options, vocabulary_size)
     return completed(run_settings(options, vocabulary_size) | model)
 
 

@@ -17,7 +17,7 @@ from jax.tree_util import keystr
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.composition import Compose
-from adaptive_jax.model.language_model import LanguageModel, build
+from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.platforms import tracing_for
 from adaptive_jax.parallel import sharding
@@ -74,64 +74,49 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
     model = build(run.config, len(run.vocabulary))
     lexicon = sharding.on_host(run.lexicon, run.mesh)
     variables = {"params": params, "lexicon": lexicon, "tables": _tables(model, params, lexicon)}
-    arrays = {
-        keystr(path, simple=True, separator="."): np.asarray(a)
-        for path, a in jax.tree.leaves_with_path(variables)
-    }
-    function, carry = _function(model, variables, shape.rows)
-    shapes = carry, *[jax.ShapeDtypeStruct((shape.rows, window), jnp.int32)] * 2
+    leaves, structure = jax.tree.flatten_with_path(variables)
+    arrays = {keystr(path, simple=True, separator="."): np.asarray(a) for path, a in leaves}
+    carry, carried = jax.tree.flatten(jax.eval_shape(lambda: model.body.initial_carry(shape.rows)))
+    narrow = getattr(model.body, "dtype", jnp.float32) != jnp.float32
+
+    def score(stored, carry, inputs, targets):
+        def array(name):
+            like = arrays[name]
+            # The program does not read those that are not stored.
+            return stored[name].astype(like.dtype) if name in stored else jnp.zeros_like(like)
+
+        # The products of a TPU or an NVIDIA GPU would have fewer digits by default.
+        with contextlib.nullcontext() if narrow else jax.default_matmul_precision("highest"):
+            variables = jax.tree.unflatten(structure, map(array, arrays))
+            row_ids = jnp.arange(shape.rows, dtype=jnp.int32)
+            batch = Batch(inputs, targets, jnp.ones(inputs.shape), row_ids)
+            carry = jax.tree.unflatten(carried, carry)
+            hidden, carry = model.apply(variables, batch, carry, method="hidden")
+            return model.apply(variables, hidden, targets, method="nll"), jax.tree.leaves(carry)
+
+    def export(stored):
+        tokens = jax.ShapeDtypeStruct((shape.rows, window), jnp.int32)
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (stored, carry))
+        with tracing_for("cpu", "cpu"):  # kernels of one platform would run on no other
+            return jax.export.export(jax.jit(score), platforms=PLATFORMS)(*shapes, tokens, tokens)
+
     stored = {
-        name: a.astype(np.float32) if a.dtype == jnp.bfloat16 else a for name, a in arrays.items()
+        name: a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
+        for name, a in sorted(arrays.items())  # in the order of the program's arguments
     }
-    names = sorted(stored)  # in the order of the program's arguments
-    read = [
-        names[i] for i in _exported(function, stored, *shapes).module_kept_var_idx if i < len(names)
-    ]
-    stored = {name: stored[name] for name in read}
+    read = {*export(stored).module_kept_var_idx}
+    stored = {name: a for i, (name, a) in enumerate(stored.items()) if i in read}
     about = {
         "rows": shape.rows,
         "window": window,
         "carry": [{"shape": a.shape, "dtype": a.dtype.name} for a in carry],
     }
     try:
-        return Scorer(bytes(_exported(function, stored, *shapes).serialize()), stored, about)
+        return Scorer(bytes(export(stored).serialize()), stored, about)
     except ImportError:
         raise InputError(
             "--format=stablehlo needs a package that is not installed: pip install flatbuffers"
         ) from None
-
-
-def _exported(function, *arguments):
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
-    with tracing_for("cpu", "cpu"):  # kernels of one platform would run on no other
-        return jax.export.export(jax.jit(function), platforms=PLATFORMS)(*shapes)
-
-
-def _function(model: LanguageModel, variables: Mapping, rows: int):
-    """The function to export, of arrays by name, and the carry that it starts with; it fills in
-    arrays that it is not given.
-    """
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), variables)
-    start, carried = jax.tree.flatten(jax.eval_shape(lambda: model.body.initial_carry(rows)))
-    narrow = getattr(model.body, "dtype", jnp.float32) != jnp.float32
-
-    def score(arrays, carry, inputs, targets):
-        def taken(path, like):
-            array = arrays.get(keystr(path, simple=True, separator="."))
-            return jnp.zeros(like.shape, like.dtype) if array is None else array.astype(like.dtype)
-
-        # The products of a TPU or an NVIDIA GPU would have fewer digits by default.
-        with contextlib.nullcontext() if narrow else jax.default_matmul_precision("highest"):
-            variables = jax.tree.map_with_path(taken, shapes)
-            batch = Batch(
-                inputs, targets, jnp.ones(inputs.shape), jnp.arange(rows, dtype=jnp.int32)
-            )
-            hidden, carry = model.apply(
-                variables, batch, jax.tree.unflatten(carried, carry), method="hidden"
-            )
-            return model.apply(variables, hidden, targets, method="nll"), jax.tree.leaves(carry)
-
-    return score, start
 
 
 def _tables(model, params, lexicon):

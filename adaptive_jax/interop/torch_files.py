@@ -148,8 +148,9 @@ def read(path: Path):
             return (_read_zip if zipped else _read_stream)(file, size)
     except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
         reason = getattr(error, "strerror", None) or one_line(error)[:300]
-        whole = "" if isinstance(error, InputError) else "; it must be a whole file of torch.save"
-        raise InputError(f"cannot read {path}: {reason}{whole}") from error
+        reason = "damaged" if isinstance(error, LookupError) else reason
+        wish = "" if isinstance(error, InputError) else "; it must be a whole file of torch.save"
+        raise InputError(f"cannot read {path}: {reason}{wish}") from error
 
 
 class _Unpickler(pickle._Unpickler):
@@ -288,12 +289,12 @@ def _read_stream(file, size):
 
 def _fill(source, array):
     """Fills an array with the next bytes of a file, without a copy in between."""
-    rest = memoryview(array.view(np.uint8))
-    while len(rest):
-        count = source.readinto(rest)
+    unread = memoryview(array.view(np.uint8))
+    while len(unread):
+        count = source.readinto(unread)
         if not count:
             raise ValueError("it ends within a storage")
-        rest = rest[count:]
+        unread = unread[count:]
 
 
 def _check_byte_order(little):

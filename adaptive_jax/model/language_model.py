@@ -17,6 +17,7 @@ from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.numerics.arrays import ids
+from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
 from adaptive_jax.outputs.differentiated import Differentiated
@@ -257,8 +258,15 @@ def variable_shapes(model: LanguageModel) -> dict:
     """The collections "params" and "lexicon" as shapes: always the same dicts, not to be
     changed.
     """
-    shapes = jax.eval_shape(model.init, jax.random.key(0), _smallest_batch())
-    return {"params": shapes["params"], "lexicon": model.lexicon_shapes()}
+    shapes = jax.eval_shape(lambda: init_params(model, 0))
+    return {"params": shapes, "lexicon": model.lexicon_shapes()}
+
+
+@functools.lru_cache(maxsize=8)
+def band_shapes(model: LanguageModel) -> list[Band]:
+    """The bands of the output's table, as shapes."""
+    bands = functools.partial(model.init_with_output, method=lambda m: m.output.bands())
+    return jax.eval_shape(lambda: bands(jax.random.key(0))[0])
 
 
 def parameter_shapes(model: LanguageModel) -> dict:
@@ -268,12 +276,14 @@ def parameter_shapes(model: LanguageModel) -> dict:
 
 def init_params(model: LanguageModel, seed: int) -> dict:
     """Fresh parameters."""
-    return model.init(jax.random.key(seed), _smallest_batch())["params"]
-
-
-def _smallest_batch():
     ids = jnp.zeros((1, 2), jnp.int32)
-    return Batch(ids, ids, jnp.ones((1, 2), jnp.float32), jnp.zeros(1, jnp.int32))
+    batch = Batch(ids, ids, jnp.ones((1, 2), jnp.float32), jnp.zeros(1, jnp.int32))
+    # Every output makes its parameters in `setup`, so its loss need not be computed.
+    return model.init(jax.random.key(seed), batch, method=_visit)["params"]
+
+
+def _visit(model, batch):
+    return model.hidden(batch), model.output.bands()
 
 
 def _check_word_tables(model, config):
@@ -303,11 +313,8 @@ def _check(model, output):
             "config.input.scaled=True and config.body.scaled=True would both multiply vectors by"
             " sqrt(features): use config.input.scaled=False"
         )
-    bands = jax.eval_shape(
-        lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0]
-    )
     features, sliced = model.output.table.features, getattr(model.output, "reads_slices", False)
-    if not sliced and any(band.features != features for band in bands):
+    if not sliced and any(band.features != features for band in band_shapes(model)):
         raise InputError(
             "config.output.table.projected=False leaves a band that is not as wide as the hidden"
             f" states, {features}, and config.output.name={output!r} cannot read it: use"

@@ -3,6 +3,7 @@ layers in one array.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,13 @@ LAYERWISE = {
 }
 
 
+class Parts(NamedTuple):
+    """Layers of a config and their optimizer, see `adaptive_jax.training.sparse.parts_of`."""
+
+    model: LanguageModel
+    optimizer: optax.GradientTransformation
+
+
 def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransformationExtraArgs:
     """A config's optimizer for a model.
 
@@ -41,20 +49,15 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
     if stacks and is_layerwise(name):
         if (share := config["compose_share"]) != 1:
             raise InputError(
-                f"compose_share={share:g} must be 1 with optimizer.name={name!r} and a body of"
-                " stacked layers: use another optimizer"
+                f"compose_share={share:g} must be 1 with optimizer.name={name!r} and stacked layers"
             )
         optimizer = on_each_layer(optimizer, stacks)
         if optim.params_to_evaluate(jax.eval_shape(optimizer.init, parameter_shapes(model)), None):
-            raise InputError(
-                f"optimizer.name={name!r} must keep no averages if it treats arrays as layers: use"
-                " another"
-            )
+            raise InputError(f"optimizer.name={name!r} must not average and treat arrays as layers")
     state = jax.eval_shape(optimizer.init, parameter_shapes(model))
     if any(a.size == 0 for a in jax.tree.leaves(state)):
         raise InputError(
-            f"optimizer.name={name!r} keeps arrays without numbers for this model, which no"
-            " checkpoint can hold: use another"
+            f"optimizer.name={name!r} keeps empty arrays, which no checkpoint can hold"
         )
     return optimizer
 

@@ -48,7 +48,7 @@ def nag(
     Raises:
         InputError: a number out of range.
     """
-    _check_share("momentum", momentum, 0.99)
+    _check_share("momentum", momentum)
     clipped = _clipped(clip_norm, clip=optax.clip_by_global_norm)
     trace = optax.trace(decay=momentum, nesterov=True)
     return optax.chain(*clipped, trace, *_descent(learning_rate, decoupled_decay))
@@ -97,9 +97,9 @@ def adam(
     Raises:
         InputError: a number out of range.
     """
-    check(0 < epsilon < 1, "optimizer.epsilon", epsilon, "above 0 and less than 1, such as 1e-8")
-    _check_share("b1", b1, 0.9)
-    _check_share("b2", b2, 0.999)
+    check(0 < epsilon < 1, "optimizer.epsilon", epsilon, "above 0 and less than 1")
+    _check_share("b1", b1)
+    _check_share("b2", b2)
     scale = optax.scale_by_adam(b1, b2, epsilon)
     return optax.chain(
         *_clipped(clip_norm, l2_decay), scale, *_descent(learning_rate, decoupled_decay)
@@ -131,22 +131,47 @@ def nt_asgd(
 
     Args:
         learning_rate: the highest; the schedule says when.
-        nonmono: evaluations that a loss may be above an older one before averages are taken; 0:
-            averages from the first update on, as the public code finetunes.
+        nonmono: evaluations that a loss may be above an older one before averages are taken, 1 or
+            more.
         form: "paper", or "torch" for the trajectories of the public code: a rate that lags, and
             averages from the second update.
 
     Raises:
         InputError: a number out of range, or an unknown form.
     """
-    check_at_least(0, **{"optimizer.nonmono": nonmono})
+    check_at_least(1, **{"optimizer.nonmono": nonmono})
+    return _averaging(learning_rate, nonmono, form, clip_norm, l2_decay)
+
+
+def asgd(
+    learning_rate: float = 30.0,
+    *,
+    form: str = "paper",
+    clip_norm: float | None = 0.25,
+    l2_decay: float = 1.2e-6,
+) -> optax.GradientTransformation:
+    """Averaged gradient descent (Polyak & Juditsky 1992): `nt_asgd` whose averages begin with the
+    first update, as the public code of AWD-LSTM finetunes.
+
+    Clipping and L2 decay are as those of `sgd`.
+
+    Args:
+        learning_rate: the highest; the schedule says when.
+        form: "paper" or "torch", see `nt_asgd`.
+
+    Raises:
+        InputError: a number out of range, or an unknown form.
+    """
+    return _averaging(learning_rate, 0, form, clip_norm, l2_decay)
+
+
+def _averaging(learning_rate, nonmono, form, clip_norm, l2_decay):
     check_known(f"optimizer.form={form!r}", form, FORMS)
-    return optax.chain(
-        *_clipped(clip_norm, l2_decay), descend_and_average(learning_rate, nonmono, form)
-    )
+    clipped = _clipped(clip_norm, l2_decay)
+    return optax.chain(*clipped, descend_and_average(learning_rate, nonmono, form))
 
 
-OPTIMIZERS = {"nag": nag, "sgd": sgd, "adam": adam, "nt_asgd": nt_asgd}
+OPTIMIZERS = {"nag": nag, "sgd": sgd, "adam": adam, "nt_asgd": nt_asgd, "asgd": asgd}
 # Parts of optimizers, and those whose parameters to evaluate optax knows otherwise than by a field
 PARTS = "_", "scale_by", "schedule_free"
 
@@ -168,7 +193,13 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
 def optimizers_of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """Functions of optax and optax.contrib with an argument `learning_rate`, by name."""
     members = [*inspect.getmembers(optax), *inspect.getmembers(optax.contrib)]
-    return {name: function for name, function in members if _is_optimizer(name, function)}
+    return {
+        name: function
+        for name, function in members
+        if inspect.isfunction(function)
+        and not name.startswith(PARTS)
+        and "learning_rate" in inspect.signature(function).parameters
+    }
 
 
 def is_of_optax(name: str) -> bool:
@@ -219,18 +250,14 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
     params = {"a": jnp.zeros((2, 2))}
     try:
         jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
-    except InputError:
-        raise
     except (TypeError, ValueError) as error:
-        wrong = f"optimizer.name={name!r} cannot train a language model: {one_line(error)}"
-        raise InputError(wrong) from error
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"optimizer.name={name!r} cannot train: {one_line(error)}") from error
     if name not in OPTIMIZERS:
         states = [jax.tree.leaves(optimizer_of(rate).init(params)) for rate in (0.1, 0.2)]
         if not all(map(_is_equal, *states)):
-            raise InputError(
-                f"optimizer.name={name!r} reads its rate before the first update, so no schedule"
-                " can change it: use another"
-            )
+            raise InputError(f"optimizer.name={name!r} must not read its rate before an update")
     return optimizer
 
 
@@ -247,13 +274,13 @@ def after_evaluation(state: Any, nll: float) -> Any:
     the state lies, which several hosts may share.
     """
 
-    def tell(part):
+    def update(part):
         if not _waits(part):
             return part
         shardings = jax.tree.map(lambda a: a.sharding, part)
         return jax.jit(type(part).after_evaluation, out_shardings=shardings)(part, nll)
 
-    return jax.tree.map(tell, state, is_leaf=_waits)
+    return jax.tree.map(update, state, is_leaf=_waits)
 
 
 def params_to_evaluate(state: Any, params: Any) -> Any:
@@ -295,7 +322,7 @@ def _waiting(state):
 
 def _descent(learning_rate, decay=0.0):
     """Decoupled weight decay, then a step against the direction."""
-    _check_share("decoupled_decay", decay, 1.2e-6)
+    _check_share("decoupled_decay", decay)
     decayed = [optax.add_decayed_weights(decay)] if decay else []
     return *decayed, optax.scale_by_learning_rate(learning_rate)
 
@@ -310,21 +337,14 @@ def _clip_as_torch(clip_norm):
 
 def _clipped(clip_norm, l2_decay=0.0, clip=_clip_as_torch):
     """Clipping, then L2 decay."""
-    right = clip_norm is None or clip_norm > 0
-    check(right, "optimizer.clip_norm", clip_norm, "above 0, such as 0.1; none does not clip")
-    _check_share("l2_decay", l2_decay, 1.2e-6)
+    check(clip_norm is None or clip_norm > 0, "optimizer.clip_norm", clip_norm, "above 0, or none")
+    _check_share("l2_decay", l2_decay)
     clipping = [] if clip_norm is None else [clip(clip_norm)]
     return *clipping, *([optax.add_decayed_weights(l2_decay)] if l2_decay else [])
 
 
-def _check_share(key, value, example):
-    check(0 <= value < 1, f"optimizer.{key}", value, f"from 0 to less than 1, such as {example}")
-
-
-def _is_optimizer(name, function):
-    if not inspect.isfunction(function) or name.startswith(PARTS):
-        return False
-    return "learning_rate" in inspect.signature(function).parameters
+def _check_share(key, value):
+    check(0 <= value < 1, f"optimizer.{key}", value, "from 0 to less than 1")
 
 
 def _key(parameter):

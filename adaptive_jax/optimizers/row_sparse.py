@@ -64,16 +64,10 @@ def update_rows(
             not known, those change nothing); the state of another optimizer, or one with an array
             whose first axis is not the rows.
     """
-    tables = jax.tree.map(lambda a: _table(jnp.asarray(a)), table)
+    tables = jax.tree.map(jnp.asarray, table)
     state = jax.tree.map(jnp.asarray, state)  # which may come from a file
     rows = _row_count(tables)
     _check_state(optimizer, tables, state, rows)
-    structure = jax.tree.structure(tables)
-    try:
-        structure.flatten_up_to(gradient)
-    except (TypeError, ValueError):
-        trees = f"{structure}, got {jax.tree.structure(gradient)}"
-        raise InputError(f"gradient must be a tree as the table, {trees}") from None
     ids = arrays.ids("ids", ids, rows, ...)
     valid = arrays.exists(ids, rows)
     words, place = distinct(jnp.where(valid, ids, rows).ravel(), rows, 1)
@@ -101,31 +95,29 @@ def update_rows(
     return jax.tree.map(write, tables, table_rows), jax.tree.map(write, state, state_rows)
 
 
-def _table(array):
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise InputError(f"table of dtype {array.dtype} must be of floats, such as float32")
-    return array
-
-
 def _row_count(tables):
-    """The number of rows, the same in all arrays of a table."""
-    shapes = [a.shape for a in jax.tree.leaves(tables)]
+    """The number of rows, the same in all arrays of a table.
+
+    Raises:
+        InputError: it is not, or they are not of floats.
+    """
+    arrays = jax.tree.leaves(tables)
+    shapes = [a.shape for a in arrays]
     if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
         raise InputError(f"arrays of a table must have the same rows, got shapes {shapes}")
+    if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in arrays):
+        raise InputError(f"table must be of floats, got {[a.dtype.name for a in arrays]}")
     return shapes[0][0]
 
 
 def _check_state(optimizer, tables, state, rows):
     """Raises InputError for a state of another optimizer, or with arrays that are not of rows."""
     right = jax.eval_shape(optimizer.init, tables)
-    if jax.tree.structure(state) != jax.tree.structure(right):
-        raise InputError("state must be `optimizer.init(table)`, got that of another optimizer")
-    for a, expected in zip(*map(jax.tree.leaves, (state, right)), strict=True):
-        if a.ndim and a.dtype != expected.dtype:
-            dtypes = f"{expected.dtype}, got an array of {a.dtype}"
-            raise InputError(f"state must be `optimizer.init(table)`, of {dtypes}")
+    dtypes, expected = (jax.tree.map(lambda a: a.dtype if a.ndim else 0, t) for t in (state, right))
+    if dtypes != expected:
+        raise InputError("state must be `optimizer.init(table)`, got another structure or dtype")
+    for a in jax.tree.leaves(state):
         if a.shape[:1] not in ((), (rows,)):
             raise InputError(
-                f"arrays of the optimizer's state must have the table's {rows} rows as their first"
-                f" axis, got one of shape {list(a.shape)}"
+                f"state must have {rows} rows in each array, got shape {list(a.shape)}"
             )

@@ -53,20 +53,14 @@ def cosine_cycles(
     Raises:
         InputError: a rate out of range, no cycle, or a cycle of no length.
     """
-    setting = f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}"
-    if cycles < 1 or cycle_steps < 1:
-        raise InputError(f"{setting}: both must be 1 or more")
+    check_at_least(1, **{"schedule.cycles": cycles, "schedule.cycle_steps": cycle_steps})
     if cycles > 30 or warmup_steps + cycle_steps * (2**cycles - 1) > LAST:
-        raise InputError(f"{setting}: take fewer, at most {LAST:,} updates")
+        setting = f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}"
+        raise InputError(f"{setting} must be at most {LAST:,} updates")
     _check_warm_up(learning_rate, warmup_from, warmup_steps)
-    check(
-        0 <= min_learning_rate <= learning_rate,
-        "schedule.min_learning_rate",
-        min_learning_rate,
-        f"from 0 to optimizer.learning_rate={learning_rate}",
-    )
-    leaves = "above 0 and at most 1, which leaves all cycles as high"
-    check(0 < shrink <= 1, "schedule.shrink", shrink, leaves)
+    lowest, highest = min_learning_rate, f"from 0 to optimizer.learning_rate={learning_rate}"
+    check(0 <= lowest <= learning_rate, "schedule.min_learning_rate", lowest, highest)
+    check(0 < shrink <= 1, "schedule.shrink", shrink, "above 0 and at most 1")
     falling = optax.sgdr_schedule(
         [
             dict(
@@ -171,11 +165,11 @@ class Plateau:
 
     def __post_init__(self):
         _check_warm_up(self.learning_rate, self.warmup_from, self.warmup_steps)
-        divides = "above 1 and finite: the rate is divided by it, such as 2.0"
-        check(1 < self.factor < math.inf, "schedule.factor", self.factor, divides)
+        check(1 < self.factor < math.inf, "schedule.factor", self.factor, "above 1 and finite")
+        check(
+            0 <= self.threshold < 1, "schedule.threshold", self.threshold, "from 0 to less than 1"
+        )
         check_at_least(1, **{"schedule.patience": self.patience})
-        share = "from 0 to less than 1: a share of the loss, such as 1e-4"
-        check(0 <= self.threshold < 1, "schedule.threshold", self.threshold, share)
         check_at_least(0, **{"schedule.divisions": self.divisions})
 
     def __call__(self, count):
@@ -267,11 +261,10 @@ def scheduled(
 
 def _check_warm_up(learning_rate, warmup_from, warmup_steps):
     check_at_least(0, **{"schedule.warmup_steps": warmup_steps})
-    finite = "above 0 and finite, such as 1.0"
-    check(0 < learning_rate < math.inf, "optimizer.learning_rate", learning_rate, finite)
-    upwards = f"from 0 to learning_rate={learning_rate:g}"
-    most = learning_rate if warmup_steps else math.inf  # without a warm-up it has no effect
-    check(0 <= warmup_from <= most, "schedule.warmup_from", warmup_from, upwards)
+    rate, highest = learning_rate, f"from 0 to learning_rate={learning_rate:g}"
+    check(0 < rate < math.inf, "optimizer.learning_rate", rate, "above 0 and finite")
+    most = rate if warmup_steps else math.inf  # without a warm-up it has no effect
+    check(0 <= warmup_from <= most, "schedule.warmup_from", warmup_from, highest)
 
 
 SCHEDULES = {

@@ -44,6 +44,8 @@ ENDING = 10  # seconds in which all hosts must have ended
 WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
 BY_FLAGS = "pass --coordinator=HOST:PORT, --hosts=N and --host=I to each"
+# Where mpirun of Open MPI, MPICH and its descendants, and torchrun say how many processes there are
+SIZES = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"
 # All that jax reads of SLURM's variables
 SLURM = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
 
@@ -63,59 +65,41 @@ def distributed_arguments(
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 
     Raises:
-        InputError: some of the flags without the others, no HOST:PORT, a host that is not in
-            0 … hosts − 1, or several processes that jax cannot connect.
+        InputError: flags that do not fit together, or several processes that jax cannot connect.
     """
     if any(flag is not None for flag in (coordinator, hosts, host)):
         return _named(coordinator, hosts, host)
-    if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
-        return _by_mpi()
+    several = [name for name in SIZES if int(environment.get(name, 1)) > 1]
     # The number of tasks of the step, not of the job: `python` without srun is a single process in
     # a job of many tasks.
-    if all(name in environment for name in SLURM):
+    if SIZES[0] not in several and all(name in environment for name in SLURM):
         if int(environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"])) == 1:
             return None
         one_a_node = re.fullmatch(r"1(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
         gpus = int(environment.get("SLURM_GPUS_ON_NODE", 0))
         return {"local_device_ids": list(range(gpus))} if one_a_node and gpus else {}
-    if int(environment.get("PMI_SIZE", 1)) > 1:  # MPICH and its descendants
-        return _by_mpi()
-    indexed = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
-    if indexed or ("RANK" in environment and int(environment.get("WORLD_SIZE", 1)) > 1):
-        one_of = (
-            "an indexed Kubernetes job" if indexed else f"WORLD_SIZE={environment['WORLD_SIZE']}"
+    if {*several} & {*SIZES[:2]} and importlib.util.find_spec("mpi4py"):
+        return {"cluster_detection_method": "mpi4py"}
+    if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():
+        several.append("JOB_COMPLETION_INDEX")
+    if several:
+        raise InputError(
+            f"{several[0]}={environment[several[0]]} says that this process is one of several, and"
+            f" it would run alone: {BY_FLAGS}, or after mpirun `pip install mpi4py`"
         )
-        raise InputError(f"this process is one of {one_of}, and would train alone: {BY_FLAGS}")
     return {} if _on_tpus(environment) else None
 
 
 def _named(coordinator, hosts, host):
-    shown = f"--coordinator={coordinator} --hosts={hosts} --host={host}"
-    if coordinator is None or hosts is None or host is None:
+    port = re.fullmatch(r".+:(\d+)", coordinator or "")
+    named = None not in (hosts, host) and port and 0 < int(port[1]) < 2**16
+    if not named or not 0 <= host < hosts:
         raise InputError(
-            f"{shown}: pass --coordinator=HOST:PORT, --hosts=N and --host=I, all three or none"
+            f"--coordinator={coordinator} --hosts={hosts} --host={host} must be HOST:PORT of host"
+            " 0, with a port up to 65,535, the number of hosts and this one from 0; all or none"
         )
-    port = re.fullmatch(r".+:(\d+)", coordinator)
-    if not port or not 0 < int(port[1]) < 2**16:
-        raise InputError(
-            f"--coordinator={coordinator} must be HOST:PORT of host 0, the same on every host, with"
-            " a port from 1 to 65,535"
-        )
-    if hosts < 1:
-        raise InputError(f"--hosts={hosts} must be 1 or more")
-    if not 0 <= host < hosts:
-        raise InputError(f"--host={host} must be in 0 … {hosts - 1}, as --hosts={hosts}")
-    named = {"coordinator_address": coordinator, "num_processes": hosts, "process_id": host}
-    return named | {"cluster_detection_method": "deactivate"} if hosts > 1 else None
-
-
-def _by_mpi():
-    if importlib.util.find_spec("mpi4py") is None:
-        raise InputError(
-            "mpirun started several processes, and each would train alone: `pip install mpi4py`,"
-            f" or {BY_FLAGS}"
-        )
-    return {"cluster_detection_method": "mpi4py"}
+    arguments = {"coordinator_address": coordinator, "num_processes": hosts, "process_id": host}
+    return arguments | {"cluster_detection_method": "deactivate"} if hosts > 1 else None
 
 
 def _on_tpus(environment):

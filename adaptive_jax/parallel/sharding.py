@@ -128,6 +128,17 @@ def sum_over_hosts(count: int) -> int:
     )
 
 
+def texts_of_hosts(text: str) -> list[str]:
+    """The text of each host, in their order."""
+    if jax.process_count() == 1:
+        return [text]
+    letters = np.frombuffer(text.encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.int32(len(letters)))
+    padded = np.pad(letters, (0, int(lengths.max()) - len(letters)))
+    texts = multihost_utils.process_allgather(padded)
+    return [row[:n].tobytes().decode() for row, n in zip(texts, lengths, strict=True)]
+
+
 def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
     """The layout of the model's parameters, or of a tree that has their structure (gradients,
     momentum): a tree of PartitionSpec.
@@ -143,12 +154,24 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
     whose tables have an odd number of words), and the others less than 20 MB.
     """
 
+    if fsdp_of(mesh) == 1:
+        return jax.tree.map(lambda _: PartitionSpec(), tree)
+
     def spec(path, a):
         stacked = is_stacked(path, model)
         cut = _cut(a.shape[stacked:], mesh)
         return PartitionSpec(*[None] * stacked, *cut) if cut else PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec, tree)
+
+
+def with_shardings(shapes: Any, specs: Any, mesh: Mesh) -> Any:
+    """Arrays' shapes and dtypes, with the shardings that a tree of PartitionSpec says."""
+    return jax.tree.map(
+        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
+        shapes,
+        specs,
+    )
 
 
 def is_stacked(path: tuple, model: Any) -> bool:
@@ -218,6 +241,8 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
 
     params: the model's parameters or their shapes, not sharded.
     """
+    if fsdp_of(mesh) == 1:
+        return 0
     body, cut = params.get("body", {}), model.word_tables() if model.shard_words else {}
     dtypes = _table_dtypes(model)
     specs = jax.tree_util.tree_map_with_path(

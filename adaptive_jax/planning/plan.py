@@ -1,6 +1,6 @@
 """The plan of a config, before anything runs: parameters, division of an update over devices, work.
 
-    plan = make_plan(config, vocabulary_size=267_735, devices=8, memory=int(80e9))
+    plan = make_plan(config, parts_of(config, 267_735), devices=8, memory=int(80e9))
     print(describe(plan))
 
 Nothing is compiled: `adaptive_jax.training.compiled` knows the memory of a whole update.
@@ -15,13 +15,8 @@ import jax
 from adaptive_jax.data.batches.layouts import check_layout, scored_break_mode
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model.composition import encoded_shapes
-from adaptive_jax.model.language_model import (
-    LanguageModel,
-    build,
-    parameter_shapes,
-    variable_shapes,
-)
-from adaptive_jax.optimizers.layerwise import optimizer_of
+from adaptive_jax.model.language_model import LanguageModel, band_shapes, parameter_shapes
+from adaptive_jax.optimizers.layerwise import Parts
 from adaptive_jax.parallel.sharding import (
     abstract_mesh,
     gathered_bytes,
@@ -31,7 +26,7 @@ from adaptive_jax.parallel.sharding import (
 )
 from adaptive_jax.planning.division import Division, divide, divisors, one_of, rows_for_all
 
-MOST = 64  # devices that `describe_even` goes up to, or as many as there are
+MOST = 64  # devices that `describe` goes up to, or as many as there are
 TOKENS = 4_096  # that a device holds at a time where neither config nor memory says how many
 ROOM = 2  # times the memory of parameters, optimizer and gradients; the rest is for activations
 TABLES = "table", "characters", "symbols"  # of which tokens take rows; others are multiplied
@@ -84,7 +79,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    config: Mapping, vocabulary_size: int, devices: int, memory: int | None = None, hosts: int = 1
+    config: Mapping, parts: Parts, devices: int, memory: int | None = None, hosts: int = 1
 ) -> Plan:
     """Plans an update of `config`.
 
@@ -94,15 +89,13 @@ def make_plan(
         `memory`, one. If it leaves `tokens_per_device` open, a device holds 4,096.
 
     Raises:
-        InputError: as `model.build` and `divide_update`.
+        InputError: as `divide_update`.
     """
     division = divide_update(config, devices, hosts)
     used, per_device = division.devices, division.rows_per_device
-    length = config["batches"]["sequence_length"]
-    model = build(config, vocabulary_size)
+    length, model = config["batches"]["sequence_length"], parts.model
     shapes = parameter_shapes(model)
-    state = shapes, jax.eval_shape(optimizer_of(config, model).init, shapes)
-
+    state = shapes, jax.eval_shape(parts.optimizer.init, shapes)
     stored = encoded_shapes(model) if config["compose_share"] < 1 else {}
     stored = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(stored))  # on every device
 
@@ -114,10 +107,10 @@ def make_plan(
         return state_bytes(fsdp) + 2 * _sharded_bytes(model, shapes, used, fsdp)
 
     fsdp = config["fsdp"] or _fewest(with_gradients, used, memory)
-    parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
+    counts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
     return Plan(
-        parameters={"total": _count(shapes)} | parts,
-        vocabulary_size=vocabulary_size,
+        parameters={"total": _count(shapes)} | counts,
+        vocabulary_size=model.input.vocabulary_size,
         tokens_per_update=division.rows * length,
         rows_per_update=division.rows,
         devices=used,
@@ -182,11 +175,10 @@ def training_flops(model: LanguageModel, length: int) -> float:
     · layers · length · features in a transformer (Chowdhery et al. 2022, appendix B), and what the
     output says of its loss. What composes words depends on their spelling, and is left out.
     """
-    shapes = variable_shapes(model)
-    bands = jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.bands()), shapes)
+    shapes, bands = parameter_shapes(model), band_shapes(model)
     attention = getattr(model.body, "attention_flops", lambda length: 0)(length)
     names = ("body",) if hasattr(model.input, "compose") else ("input", "body")
-    layers = {name: shapes["params"].get(name, {}) for name in names}
+    layers = {name: shapes.get(name, {}) for name in names}
     return 3 * (2 * multiplied(model, layers) + attention + model.output.flops(bands))
 
 
@@ -212,14 +204,13 @@ def check_memory(plan: Plan, memory: int) -> None:
 
 
 def choose_fsdp(
-    config: Mapping, vocabulary_size: int, devices: int, memory: int | None = None
+    config: Mapping, model: LanguageModel, devices: int, memory: int | None = None
 ) -> int:
     """Devices that share one copy of the parameters to evaluate: the config's `fsdp`, or as few as
     hold them in half of `memory`, the bytes of a device; None: one device holds them.
     """
     if config["fsdp"]:
         return math.gcd(config["fsdp"], devices)
-    model = build(config, vocabulary_size)
     shapes = parameter_shapes(model)
     return _fewest(lambda fsdp: _sharded_bytes(model, shapes, devices, fsdp), devices, memory)
 
@@ -237,54 +228,44 @@ def rows_to_score(config: Mapping, window: int) -> int:
     return max(1, (config["tokens_per_device"] or TOKENS) // window)
 
 
-def describe(plan: Plan) -> str:
-    """The plan in a few lines."""
-    parameters = plan.parameters
+def describe(plan: Plan, even: bool = False) -> str:
+    """The plan in a few lines.
+
+    even: also the numbers of devices that share an update without idle devices or empty rows.
+    """
+    parameters, rows = plan.parameters, plan.rows_per_update
     parts = ", ".join(f"{name} {_short(parameters[name])}" for name in ("input", "body", "output"))
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
     empty = plan.division.empty_rows
     filled = f", {empty} of them empty" if empty else ""
     beside = "" if plan.composes == "none" else ", beside composing words"
-    lines = (
-        f"parameters   {_short(parameters['total'])}  ({parts})\n"
-        f"vocabulary   {plan.vocabulary_size:,} words\n"
-        f"update       {plan.tokens_per_update:,} tokens = {plan.accumulation} x"
-        f" {plan.rows_per_device} rows x {plan.devices} device(s){filled}{shared}\n"
-        f"work         {plan.flops_per_token / 1e6:,.1f} MFLOP a token to train,"
-        f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update{beside}\n"
-        f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer"
-    )
+    lines = {
+        "parameters": f"{_short(parameters['total'])}  ({parts})",
+        "vocabulary": f"{plan.vocabulary_size:,} words",
+        "update": f"{plan.tokens_per_update:,} tokens = {plan.accumulation} x"
+        f" {plan.rows_per_device} rows x {plan.devices} device(s){filled}{shared}",
+        "work": f"{plan.flops_per_token / 1e6:,.1f} MFLOP a token to train,"
+        f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update{beside}",
+        "state": f"{plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer",
+    }
     if plan.devices < plan.present:
-        length = plan.tokens_per_update // plan.rows_per_update
-        tokens = length * rows_for_all(plan.rows_per_update, plan.present)
-        lines += (
-            f"\ndevices      {plan.rows_per_update} rows an update use {plan.devices} of"
-            f" {plan.present} devices; all work with tokens_per_update={tokens}"
+        tokens = plan.tokens_per_update // rows * rows_for_all(rows, plan.present)
+        lines["devices"] = (
+            f"{rows} rows an update use {plan.devices} of {plan.present} devices; all work with"
+            f" tokens_per_update={tokens}"
         )
     if plan.fsdp > 1:
-        lines += (
-            f"\ngathered     {plan.gathered_bytes / 1e9:,.2f} GB a device at once: a layer of the"
-            " body, projections, and "
-        )
-        lines += (
-            f"tables of which {plan.fsdp} divides neither size; others stay where they are"
-            if plan.shard_words
-            else "all tables"
+        some = f"tables of which {plan.fsdp} divides neither size; others stay where they are"
+        lines["gathered"] = (
+            f"{plan.gathered_bytes / 1e9:,.2f} GB a device at once: a layer of the body,"
+            f" projections, and {some if plan.shard_words else 'all tables'}"
         )
     elif plan.shard_words:
-        lines += "\nwords        all on each device: shard_words has no effect without fsdp"
-    return lines
-
-
-def describe_even(plan: Plan) -> str:
-    """The numbers of devices that share an update without idle devices or empty rows, in a
-    line.
-    """
-    counts = divisors(plan.rows_per_update, max(MOST, plan.present))
-    return (
-        f"even         {one_of(counts)} device(s) share the {plan.rows_per_update} rows of an"
-        " update evenly"
-    )
+        lines["words"] = "all on each device: shard_words has no effect without fsdp"
+    if even:
+        counts = one_of(divisors(rows, max(MOST, plan.present)))
+        lines["even"] = f"{counts} device(s) share the {rows} rows of an update evenly"
+    return "\n".join(f"{name:<13}{text}" for name, text in lines.items())
 
 
 def _short(number):

@@ -66,8 +66,8 @@ class GrowingText:
         self.settled += closed
         self.scored = len(self.scores.ids) if ends else self.settled
         shown = starts - np.minimum(context, starts - 1)
-        spans = WindowSpans(shown, np.maximum(starts, done), end)
-        return spans.take((done < end) & (end <= self.scored))
+        new = (done < end) & (end <= self.scored)
+        return WindowSpans(shown[new], np.maximum(starts, done)[new], end[new])
 
     def pop_complete_lines(self) -> Iterator[tuple[Line, Scores]]:
         """The lines all of whose tokens are scored, and forgets what no window can show."""

@@ -92,11 +92,8 @@ class LoadedModel:
             InputError: a word that the run does not know, or one that is several units of
                 sub-words.
         """
-        is_list = isinstance(words, Sequence | np.ndarray) and not isinstance(words, str)
-        if not is_list or not all(isinstance(word, str) for word in words):
-            raise InputError(
-                f"words must be a list of strings, got {words!r:.40}: use [word], or text.split()"
-            )
+        if isinstance(words, str):
+            raise InputError(f"words must be a list of strings, got {words!r:.40}: use [word]")
         ids, lengths = self.lines.tokens(words)
         for word, token, length in zip(words, ids, lengths, strict=False):
             if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
@@ -170,10 +167,8 @@ def load(workdir: str | os.PathLike, checkpoint: str | int = "best") -> LoadedMo
         checkpoint: "best" by validation, "latest", or a step.
 
     Raises:
-        InputError: not a path; no run or checkpoint there.
+        InputError: no run or checkpoint there.
     """
-    if not isinstance(workdir, str | os.PathLike):
-        raise InputError(f"workdir must be a path, got {workdir!r:.40}: use a run's directory")
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
     try:

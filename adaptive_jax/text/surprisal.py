@@ -16,14 +16,11 @@ import numpy as np
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import (
     ALONE,
+    WindowReader,
     Windows,
     WindowSpans,
-    check_windows,
     ends_example,
     last_example,
-    long_rows,
-    read_on,
-    similar_windows,
     windows_after,
 )
 from adaptive_jax.data.vocabulary.subwords import Subwords
@@ -32,7 +29,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scores import Scores, perplexity
-from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer, initial_carry
+from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer, first_carry
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.text.growing import GrowingText, Line
@@ -113,12 +110,15 @@ class LineScorer:
         window, context = config.window or batches["sequence_length"], config.context
         if context is None:
             context = 0 if self.carries or break_mode in ALONE else window // 2
-        self.settings = Windows(window, context, break_mode, batches["layout"], rows=1)
-        check_windows(self.settings)
-        given = lines.encode(config.given) if config.given else NO_TOKENS
-        self.given = last_example(given, self.eos, break_mode)
+        self.settings = Windows.of(run.config, window, context, break_mode)
+        self.given = NO_TOKENS
+        if config.given:
+            self.given = last_example(lines.encode(config.given), self.eos, break_mode)
+        self._reader = WindowReader(self.eos, self.settings.window, self._rows)
         options = ScoreOptions(hidden=config.rank_and_entropy)
         self._scorer = functools.partial(Scorer, run, tables, options)
+        self._first = functools.partial(first_carry, run, batches["layout"])
+        self._start = self._after_given if len(self.given) and self.carries else self._first
 
     def __call__(self, texts: Iterable[str]) -> Iterator[ScoredLine]:
         """The scores of texts, each a line, or several with line feeds between them; a line feed at
@@ -144,8 +144,8 @@ class LineScorer:
         if not text.endswith("\n"):
             words.append(EOS)
         ids, _ = self.lines.tokens(words)
-        if self.config.context_from != "previous":
-            break_mode = self.settings.break_mode
+        break_mode = self.settings.break_mode
+        if self.config.context_from != "previous" and break_mode in ALONE:
             ends = ends_example(ids, np.append(self.eos, ids[:-1]), self.eos, break_mode)
             if ends[:-1].any():
                 unit = "sentence" if break_mode == "eos" else "document"
@@ -158,7 +158,7 @@ class LineScorer:
     def _alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
         window, context = self.settings.window, self.settings.context
-        prefix, batches = self.given[-window - 1 :], similar_windows
+        prefix, reader = self.given[-window - 1 :], self._reader
         shown = min(len(self.given), window)  # tokens of `given` that a line may see
         scorer = self._scorer(self._start)
         for block in blocks:
@@ -167,11 +167,12 @@ class LineScorer:
             ends = np.cumsum(lengths + len(prefix))
             starts = ends - lengths
             if self.carries:
-                spans, batches = WindowSpans(starts, starts, ends), long_rows
+                batches = reader.carried(ids, WindowSpans(starts, starts, ends))
             else:
                 spans = windows_after(starts, ends, shown, window, context)
+                batches = reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
-            self._fill(scores, scorer(batches(ids, self.eos, spans, window, self._rows)))
+            self._fill(scores, scorer(batches))
             for line, start, end in zip(block, starts, ends, strict=True):
                 yield line, scores.take(slice(start, end))
 
@@ -186,47 +187,28 @@ class LineScorer:
             if block:
                 text.extend(block)
             spans = text.next_windows(ends=not block or self.config.eager)
-            ids, window = text.scores.ids, self.settings.window
+            ids, reader = text.scores.ids, self._reader
             if self.carries:
-                batches = self._stream(ids, spans.start[0], spans.end[0])
+                batches = reader.stream(ids, int(spans.start[0]), int(spans.end[0]))
             else:
-                batches = similar_windows(ids, self.eos, spans, window, self._rows)
+                batches = reader.similar(ids, spans)
             self._fill(text.scores, scorer(batches))
             yield from text.pop_complete_lines()
-
-    def _stream(self, ids, begin, end):
-        """Batches of one row that read tokens on. Rows are full, since a carry after padding would
-        be wrong; the rest has powers of two, for few programs.
-        """
-        while begin < end:
-            left, time = int(end - begin), self.settings.window
-            time = time if left >= time else 1 << (left.bit_length() - 1)
-            spans = WindowSpans(*np.array([[begin], [begin], [begin + time]]))
-            shape = self.run.mesh.size, time
-            yield from ((*batch, 0) for batch in read_on(ids, self.eos, spans, shape, reset=False))
-            begin += time
 
     def _rows(self, lines, time):
         """Rows of a batch: what the devices hold, or one row a device if that is enough."""
         devices = self.run.mesh.size
         return devices if lines <= devices else rows_to_score(self.run.config, time) * devices
 
-    def _start(self, rows):
+    def _after_given(self, rows):
         """The body's state of so many rows after `given`."""
-        if not self.carries:
-            return ()
-        if not len(self.given):
-            return self._first(rows)
         carry = jax.tree.map(lambda a: np.repeat(a, rows, axis=0), self._carry_of_given)
         return sharding.put_batch(self.run.mesh, carry)
-
-    def _first(self, rows):
-        return initial_carry(self.run.model, self.run.mesh, rows)()
 
     @functools.cached_property
     def _carry_of_given(self):
         scorer, ids = self._scorer(self._first), np.append(np.int32(self.eos), self.given)
-        deque(scorer(self._stream(ids, 1, len(ids))), maxlen=0)
+        deque(scorer(self._reader.stream(ids, 1, len(ids))), maxlen=0)
         return jax.tree.map(lambda a: np.asarray(jax.device_get(a))[:1], scorer.carry)
 
     def _fill(self, scores, batches):

@@ -11,12 +11,12 @@ from jax.sharding import NamedSharding
 
 from adaptive_jax.data.batches.layouts import layout_class
 from adaptive_jax.errors import InputError, is_out_of_memory, one_line
-from adaptive_jax.model.language_model import build, variable_shapes
+from adaptive_jax.model.language_model import variable_shapes
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers.layerwise import Parts
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import Plan, make_plan
 from adaptive_jax.planning.targets import Target, topology
-from adaptive_jax.training import sparse
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 
@@ -40,6 +40,7 @@ def memory_of(compiled: jax.stages.Compiled) -> Memory:
 def compile_update(
     config: Mapping,
     plan: Plan,
+    parts: Parts,
     devices: Sequence[jax.Device] | None = None,
     options: Mapping | None = None,
 ) -> jax.stages.Compiled:
@@ -48,9 +49,7 @@ def compile_update(
     devices: that are present in the plan; None: those that are here. options: of the compiler.
     """
     mesh = sharding.device_mesh(plan.fsdp, devices, plan.devices)
-    model = build(config, plan.vocabulary_size)
-    rows = plan.rows_per_device * plan.devices
-    optimizer = sparse.optimizer(config, model)
+    (model, optimizer), rows = parts, plan.rows_per_device * plan.devices
     carried = (plan.accumulation, rows) if config["batches"]["layout"] == "streams" else None
     state = shape_of_state(model, optimizer, mesh, carried, sparse=config["compose_share"] < 1)
     replicated, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
@@ -76,7 +75,7 @@ def compile_update(
 
 def plan_update(
     config: Mapping,
-    vocabulary_size: int,
+    parts: Parts,
     devices: Sequence[jax.Device],
     memory: int | None,
     options: Mapping | None = None,
@@ -88,16 +87,16 @@ def plan_update(
         InputError: as `make_plan`, or one row a device is too much.
     """
     hosts = len({device.process_index for device in devices})
-    plan = make_plan(config, vocabulary_size, len(devices), memory, hosts)
+    plan = make_plan(config, parts, len(devices), memory, hosts)
     if config["tokens_per_device"] or memory is None:
         return plan, None
     length, share = config["batches"]["sequence_length"], plan.accumulation * plan.rows_per_device
     rows, limit = share, int(SHARE * memory)
     while rows:
         changes = {"tokens_per_device": rows * length, "fsdp": plan.fsdp}
-        plan = make_plan(config | changes, vocabulary_size, len(devices), memory, hosts)
+        plan = make_plan(config | changes, parts, len(devices), memory, hosts)
         try:
-            compiled = compile_update(config, plan, devices, options)
+            compiled = compile_update(config, plan, parts, devices, options)
             state, temporary = memory_of(compiled)
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
@@ -115,23 +114,20 @@ def plan_update(
     )
 
 
-def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Compiled]:
-    """Plans and compiles a config's update, of `data.vocabulary_size` words, for other devices.
+def compile_for(
+    name: str, config: Mapping, parts: Parts
+) -> tuple[Target, Plan, jax.stages.Compiled]:
+    """Plans and compiles a config's update for other devices.
 
     Raises:
-        InputError: as `topology` and `plan_update`; no size of the vocabulary; too little memory; a
-            program that the compiler cannot compile.
+        InputError: as `topology` and `plan_update`; too little memory; a program that the compiler
+            cannot compile.
     """
-    target, words = topology(name), config["data"]["vocabulary_size"]
-    if not words:
-        raise InputError(
-            f"--target={name} needs the size of the vocabulary: set data.vocabulary_size, which is"
-            " 0"
-        )
+    target = topology(name)
     options = target.options
     try:
-        plan, compiled = plan_update(config, words, target.devices, target.memory, options)
-        compiled = compiled or compile_update(config, plan, target.devices, options)
+        plan, compiled = plan_update(config, parts, target.devices, target.memory, options)
+        compiled = compiled or compile_update(config, plan, parts, target.devices, options)
     except jax.errors.JaxRuntimeError as error:
         problem = (
             f"--target={name} has too little memory: lower tokens_per_device, or raise fsdp"

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +12,30 @@ from adaptive_jax.config.keys import check_values, resolve
 from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.errors import InputError
-from adaptive_jax.model.language_model import LanguageModel, build, variable_shapes
+from adaptive_jax.model.language_model import variable_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
+from adaptive_jax.optimizers.layerwise import Parts
 from adaptive_jax.parallel import accelerators, hosts
 from adaptive_jax.planning import coverage
 from adaptive_jax.planning.plan import (
     check_memory,
     describe,
-    describe_even,
     divide_update,
     make_plan,
 )
 from adaptive_jax.training import compiled, sparse, writers
 from adaptive_jax.training.finetuning import check_fits, check_origin
 from adaptive_jax.training.own_text import with_text
+from adaptive_jax.workdir.identity import check_resumes, of_config
 from adaptive_jax.workdir.settings import (
     at_clusters,
-    check_place,
-    check_same_run,
+    begun_config,
     with_origin,
     with_own_files,
     write_json,
 )
+from adaptive_jax.workdir.start import check_place
 
 logger = logging.getLogger(__name__)
 UNKNOWN = (
@@ -51,62 +53,83 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     target: devices to compile the update for, see `adaptive_jax.planning.targets`; the plan is then
     for them.
     """
-    resolved, config = checked(config, workdir, jax.device_count() if target is None else None)
+    job = checked(config, workdir, jax.device_count() if target is None else None)
+    config = job.config
     words, place = config["data"]["vocabulary_size"], config["data"]["path"]
     if place and not home_of(place, "data.path").exists():
         hosts.log0(f"text         data.path={place} does not exist here: training needs it")
-    if lines := coverage.describe(config, by_frequency=not resolved["output"]["clusters"]):
+    if lines := coverage.describe(config, by_frequency=not job.saved_config["output"]["clusters"]):
         hosts.log0(lines)
-    if not words and target is None:
+    if not words:
+        if target is not None:
+            raise InputError(
+                f"--target={target} needs the size of the vocabulary: set data.vocabulary_size"
+            )
         return hosts.log0(UNKNOWN)
+    parts = job.parts_for(words)
     if target is not None:
         hosts.log0(f"compiling    for {target}: a large model takes minutes")
-        devices, plan, program = compiled.compile_for(target, config)
+        devices, plan, program = compiled.compile_for(target, config, parts)
         counted = compiled.counts(devices, program)
         written = plan._asdict() | {"target": counted}
-        hosts.log0(
-            f"{describe(plan)}\n{describe_even(plan)}\n{compiled.describe(devices, counted)}"
-        )
+        hosts.log0(f"{describe(plan, even=True)}\n{compiled.describe(devices, counted)}")
     else:
         memory = accelerators.memory()
-        plan = make_plan(config, words, jax.device_count(), memory, jax.process_count())
+        plan = make_plan(config, parts, jax.device_count(), memory, jax.process_count())
         if memory:  # a CPU may plan for other devices
             check_memory(plan, memory)
         written = plan._asdict()
-        hosts.log0(f"{describe(plan)}\n{describe_even(plan)}\n{TARGET}")
+        hosts.log0(f"{describe(plan, even=True)}\n{TARGET}")
         if memory and not config["tokens_per_device"]:
             hosts.log0(CHOSEN)
     if hosts.first() and not (workdir / "config.json").exists():  # a run that has begun has its own
         write_json(workdir / "plan.json", written)
 
 
-def checked(config: dict, workdir: Path, devices: int | None) -> tuple[dict, dict]:
+class Checked(NamedTuple):
+    """A run after the checks that need no corpus.
+
+    saved_config: as config.json keeps it. config: as `build` takes it. parts: layers and optimizer
+    for a vocabulary that may be smaller.
+    """
+
+    saved_config: dict
+    config: dict
+    parts: Parts
+
+    def parts_for(self, vocabulary_size: int) -> Parts:
+        """Layers and optimizer for so many words."""
+        if self.parts.model.input.vocabulary_size == vocabulary_size:
+            return self.parts
+        return sparse.parts_of(self.config, vocabulary_size)
+
+
+def checked(config: dict, workdir: Path, devices: int | None) -> Checked:
     """Finds what is wrong with a run before a long preparation of its corpus.
 
     devices: that share an update; None leaves that unchecked.
-
-    Returns the whole config, as config.json keeps it; and the same for `build`, see
-    `with_own_files`.
 
     Raises:
         InputError: what is wrong.
         OSError: see `check_place`.
     """
-    config = with_origin(resolve(config), workdir)
     check_place(workdir)
+    begun = begun_config(workdir)
+    config = with_origin(resolve(config), begun)
     check_origin(config, workdir)
     if config["own_text"]:  # whose text is prepared next
         check_config(config, devices)
-    config = at_clusters(with_text(config, workdir), workdir)
-    check_same_run(workdir, config)
+    config = at_clusters(with_text(config, begun), begun)
+    check_resumes(workdir, of_config(config))
     config_of_run = with_own_files(config, workdir)
-    check_fits(config, workdir, check_config(config_of_run, devices))
-    return config, config_of_run
+    parts = check_config(config_of_run, devices)
+    check_fits(config, workdir, parts.model)
+    return Checked(config, config_of_run, parts)
 
 
-def check_config(config: Mapping, devices: int | None) -> LanguageModel:
-    """Finds what is wrong with layers, optimizer, schedule or update; returns the model, of a
-    vocabulary that may be smaller.
+def check_config(config: Mapping, devices: int | None) -> Parts:
+    """Finds what is wrong with layers, optimizer, schedule or update; returns layers and optimizer
+    for a vocabulary that may be smaller.
 
     devices: as `checked`.
     """
@@ -115,7 +138,9 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
     words = config["data"]["vocabulary_size"]
-    model = build(config, max([words, *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
+    words = max([words, *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2])
+    parts = sparse.parts_of(config, words)
+    model = parts.model
     if (
         config["batches"]["layout"] == "streams"
         and jax.eval_shape(lambda: model.body.initial_carry(1)) == ()
@@ -125,7 +150,6 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
             f" body.name={config['body']['name']!r} does not: use batches.layout=packed, or a body"
             " such as awd_lstm"
         )
-    sparse.optimizer(config, model)
     every, group = config["evaluate_every"], optim.waits(config)
     cure = f"use evaluate_every={max(1, min(500, config['steps'] // 10))}"
     if group and not 0 < every < config["steps"]:
@@ -143,7 +167,7 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
     if devices is not None:
         divide_update(config, devices, jax.process_count())
         _trace(model, config["batches"]["sequence_length"])
-    return model
+    return parts
 
 
 def _trace(model, length):

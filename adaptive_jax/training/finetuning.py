@@ -16,13 +16,14 @@ from adaptive_jax.data.vocabulary.clusters import in_order
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.files import path_of
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training.state import State
+from adaptive_jax.workdir.identity import differences
 from adaptive_jax.workdir.parameters import checkpoint_step
-from adaptive_jax.workdir.settings import as_json, has_checkpoints, read_words, shown
+from adaptive_jax.workdir.settings import as_json, has_checkpoints, read_config, read_words
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +53,7 @@ def check_origin(config: Mapping, workdir: Path) -> None:
             raise InputError(f"{key}={value} needs init_from: pass --init_from=RUN, too")
     if config["init_from"] and not has_checkpoints(workdir):
         origin = path_of(config["init_from"])
-        if not (origin / "config.json").exists():
-            raise InputError(
-                f"init_from={config['init_from']} holds no run (no config.json): use the workdir"
-                " of a run"
-            )
+        read_config(origin)
         checkpoint_step(origin, config["init_checkpoint"])
 
 
@@ -70,10 +67,10 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
         InputError: the run is damaged, or its model differs by more than its vocabulary.
     """
     if config["init_from"] and not has_checkpoints(workdir):
-        other = SavedRun.read(path_of(config["init_from"]))
-        shapes = parameter_shapes(other.model()), parameter_shapes(model)
+        other = Run.of(path_of(config["init_from"]))
+        shapes = parameter_shapes(other.model), parameter_shapes(model)
         _check_same_model(config["init_from"], *shapes)
-        _warn_of_other_settings(config, other.config)
+        _warn_of_other_settings(config, other.saved_config)
 
 
 def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabulary:
@@ -186,36 +183,29 @@ def _check_same_model(origin, old, new):
     """Refuses parameters that differ by more than rows of words, and vectors of clusters of
     words.
     """
-    old, new = (traverse_util.flatten_dict(params) for params in (old, new))
+    old, new = (
+        {path: a.shape for path, a in traverse_util.flatten_dict(params).items()}
+        for params in (old, new)
+    )
     for path in sorted({*old, *new}):
-        old_shape, new_shape = (each[path].shape if path in each else None for each in (old, new))
+        before, now = old.get(path, "missing"), new.get(path, "missing")
         varies = _by_word(path) or (path[0] != "body" and path[-1] in BY_CLUSTER)
-        if old_shape != new_shape and not (
-            varies and None not in (old_shape, new_shape) and old_shape[1:] == new_shape[1:]
-        ):
-            old_shape, new_shape = (
-                "missing" if shape is None else f"of shape {shape}"
-                for shape in (old_shape, new_shape)
-            )
+        if before != now and not (varies and before[1:] == now[1:]):
             raise InputError(
-                f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is"
-                f" {old_shape}, and here {new_shape}: only the vocabulary may differ, so use the"
-                " settings of that run for input, body and output"
+                f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is of"
+                f" shape {before}, and here {now}: only the vocabulary may differ"
             )
 
 
 def _warn_of_other_settings(config, old):
     """Says where layers compute something else than the run whose parameters they get."""
-    before, now = map(as_json, (old, config))
-    differ = [
-        f"{key} was {shown(before, key)} and is {shown(now, key)}"
-        for key in sorted(before.keys() & now.keys())
-        if LAYERS.match(key)
-        and before[key] != now[key]
-        and not OF_TRAINING.search(key)
-        and not (key == "output.name" and {before[key], now[key]} <= ONE_SOFTMAX)
-    ]
-    if differ and hosts.first():
+    before, now = (
+        {k: v for k, v in as_json(each).items() if LAYERS.match(k) and not OF_TRAINING.search(k)}
+        for each in (old, config)
+    )
+    if {before["output.name"], now["output.name"]} <= ONE_SOFTMAX:
+        del before["output.name"]
+    if (differ := differences(before, now)) and hosts.first():
         logger.warning(
             "init_from=%s has parameters that fit, but layers compute something else with them: %s",
             config["init_from"],

@@ -29,7 +29,6 @@ from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.evaluation.scoring import score_split
 from adaptive_jax.evaluation.unseen import describe_words
-from adaptive_jax.model.language_model import build
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe
@@ -49,13 +48,9 @@ from adaptive_jax.training.state import (
 )
 from adaptive_jax.training.update import UpdateOptions, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact, steps_in
+from adaptive_jax.workdir.identity import check_hosts, check_resumes, of_corpus, on_this_host
 from adaptive_jax.workdir.lock import locked
-from adaptive_jax.workdir.settings import (
-    begin,
-    check_same_corpus,
-    check_same_text,
-    write_published,
-)
+from adaptive_jax.workdir.start import begin, write_published
 
 MEET = 100  # updates after which several hosts ask for the hours, also where they log less often
 
@@ -65,7 +60,7 @@ class Job(NamedTuple):
 
     config: dict
     plan: Plan
-    run: Run  # the model; its parameters are None, as those of the state change
+    run: Run  # the model; its parameters are those of the state
     corpus: Corpus
     batches: TrainingBatches
     optimizer: optax.GradientTransformationExtraArgs
@@ -92,21 +87,23 @@ def train(
             stays.
         Stopped: a stop was requested; the message says what was saved.
     """
-    given, config = checked(config, workdir, jax.device_count())
+    checks = checked(config, workdir, jax.device_count())
+    config = checks.config
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
     accelerators.keep_programs()
-    vocabulary = vocabulary_for(given, workdir, corpus.vocabulary)
+    vocabulary = vocabulary_for(checks.saved_config, workdir, corpus.vocabulary)
     layout = Layout(**config["batches"])
     if vocabulary is not corpus.vocabulary:
         corpus = load(config["data"], vocabulary=vocabulary)
     check_ends(vocabulary, layout.break_mode, "batches.break_mode")
     if not (workdir / "config.json").exists():  # a run that has begun cannot change it
         check_ends(vocabulary, scored_break_mode(config), "evaluate_break_mode")
-    check_same_text(corpus)
-    check_same_corpus(workdir, corpus)
+    check_hosts(on_this_host(checks.saved_config, corpus))
+    check_resumes(workdir, of_corpus(corpus))
     memory = accelerators.memory()
-    plan, _ = plan_update(config, len(vocabulary), jax.devices(), memory)
+    parts = checks.parts_for(len(vocabulary))
+    plan, _ = plan_update(config, parts, jax.devices(), memory)
     check_memory(plan, memory or accelerators.installed(plan.devices // jax.process_count()))
     mesh = sharding.device_mesh(plan.fsdp, count=plan.devices)
     hosts.log0(describe(plan))
@@ -116,22 +113,22 @@ def train(
     unit, description = vocabulary.unit, describe_words(corpus, "validation")
     description += "; losses and perplexities are per token" if unit == "token" else ""
     hosts.log0(f"{unit + 's':<13}of the validation split: {description}")
-    model = build(config, len(vocabulary))
-    optimizer = sparse.optimizer(config, model)
-    lexicon = put_lexicon(model, vocabulary, mesh, hosts.log0)
-    run = Run(model, None, lexicon, mesh, vocabulary, config, 0)
+    lexicon = put_lexicon(parts.model, vocabulary, mesh, hosts.log0)
+    run = Run(workdir, checks.saved_config, vocabulary)
+    run = run.with_parts(config=config, model=parts.model, mesh=mesh, lexicon=lexicon)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         if (done := last_intact(workdir / "checkpoints", config["steps"])) > config["steps"]:
             raise InputError(
                 f"{workdir} has done {done:,} updates, more than steps={config['steps']:,}: use"
                 f" steps={done} or more, or another --workdir"
             )
-        begin(workdir, given, plan._asdict(), corpus)
+        begin(workdir, checks.saved_config, plan._asdict(), corpus)
         row, changed = published
         # Resuming needs no flag init_from, so flags do not tell.
         changed = [*changed, *["init_from"] * bool(config["init_from"])]
         write_published(workdir, config, row, changed)
-        Training(Job(config, plan, run, corpus, batches, optimizer, stop), workdir).run()
+        job = Job(config, plan, run, corpus, batches, parts.optimizer, stop)
+        Training(job, workdir).run()
 
 
 def resumes(workdir: Path) -> str:
@@ -316,18 +313,17 @@ class Training:
         None if told to stop meanwhile.
         """
         job, vocabulary = self.job, self.job.corpus.vocabulary
-        length, _, layout = Layout(**job.config["batches"])
         # As many rows of a stream begin anew, so their number may not depend on the devices.
-        streams = layout == "streams"
+        streams = job.config["batches"]["layout"] == "streams"
         rows = job.plan.rows_per_update if streams else job.batches.per_microbatch
-        windows = Windows(length, 0, scored_break_mode(job.config), layout, rows)
+        windows = Windows.of(job.config, rows=rows)
         ids = job.corpus.ids["validation"]
         params = optim.params_to_evaluate(self.state.optimizer, self.state.params)
 
         def until_stopped(batches, count):
             return itertools.takewhile(lambda batch: not job.stop.asked, batches)
 
-        run = job.run._replace(params=params, step=step)
+        run = job.run.with_parts(params=params, step=step)
         nll, _ = score_split(run, ids, windows, until_stopped)
         if job.stop.asked:
             return None

@@ -5,7 +5,6 @@ configs/own_text.py has such configs.
 import copy
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 from adaptive_jax.config import cache, rows
 from adaptive_jax.config.keys import at
@@ -16,10 +15,10 @@ from adaptive_jax.data.corpora.text import NAMES
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import names_in
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
-from adaptive_jax.workdir.settings import read_config
 
 # The keys that the text decides, where they have these values.
 OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0, "input.cutoffs": ()}
@@ -30,12 +29,14 @@ MERGES = 4  # for the square root of a text's bytes: 400 for 10 kB, 4,000 for 1 
 LEAST_MERGES, MOST_MERGES = 200, 32_000  # the most: Baevski & Auli 2019
 
 
-def with_text(config: dict, workdir: Path) -> dict:
+def with_text(config: dict, begun: dict | None) -> dict:
     """The config with a value for each key that its text decides; a config without `own_text`
     itself.
 
     A new run reads the text and prints what is chosen; one that has begun takes what it began with.
     All hosts call this.
+
+    begun: the config of the run that has begun; None if none has.
 
     Raises:
         InputError: no text, and see `split_lines` and `load`.
@@ -45,8 +46,7 @@ def with_text(config: dict, workdir: Path) -> dict:
     config = copy.deepcopy(config)
     data = config["data"]
     lines = _split(data)
-    if (workdir / "config.json").exists():
-        begun = read_config(workdir)
+    if begun:
         for key in _open_keys(config):
             rows.put(config, key, at(begun, key))
         return config
@@ -145,22 +145,8 @@ def _split(data: dict) -> list[str]:
 
 
 def _check_place(place):
-    """Raises InputError if the path does not exist, or is a directory that is empty or holds parts
-    of one text.
-    """
-    if not place.exists():
-        raise InputError(
-            f"data.path={place} does not exist; use a directory with train.txt, valid.txt and"
-            " test.txt, or one text file"
-        )
-    if not place.is_dir():
-        return
-    names = [entry.name for entry in place.iterdir() if not entry.name.startswith(".")]
-    if not names:
-        raise InputError(
-            f"data.path={place} is empty: put train.txt, valid.txt and test.txt in it, or one text"
-            " file"
-        )
+    """Raises InputError if a directory holds parts of one text."""
+    names = [name for name in names_in(place) if not name.startswith(".")]
     if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
         raise InputError(
             f"data.path={place} has {len(names)} entries and none is train.txt: if they are parts"

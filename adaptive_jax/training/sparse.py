@@ -13,9 +13,9 @@ from optax import tree_utils
 from adaptive_jax.data.batches.spans import philox
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes, encoders
-from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.optimizers import optim
-from adaptive_jax.optimizers.layerwise import optimizer_of
+from adaptive_jax.optimizers.layerwise import Parts, optimizer_of
 
 STREAM = 5  # of random bits, see `philox`
 
@@ -51,6 +51,12 @@ def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransforma
         return dense
     encoded_shapes(model)
     return sparse(dense, encoders(model, parameter_shapes(model)))
+
+
+def parts_of(config: Mapping, vocabulary_size: int) -> Parts:
+    """The layers and the optimizer of a config. Raises InputError as `build` and `optimizer`."""
+    model = build(config, vocabulary_size)
+    return Parts(model, optimizer(config, model))
 
 
 def sparse(

@@ -87,12 +87,7 @@ def shape_of_state(
         tables=jax.tree.map(lambda a: PartitionSpec(), tables),
     )
     shapes = shapes._replace(tables=tables)
-    return jax.tree.map(
-        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
-        shapes,
-        specs,
-        is_leaf=lambda a: isinstance(a, PartitionSpec),
-    )
+    return sharding.with_shardings(shapes, specs, mesh)
 
 
 def initial_state(

@@ -7,7 +7,7 @@ with the list before their arrays are used, on a disk and in a bucket.
 import asyncio
 import json
 import logging
-import re
+import operator
 import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -107,10 +107,11 @@ class Checkpoints:
         self._damaged = {}  # why, by the name of a step
         if not read_only:
             self._find_damaged()
-        best = BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
+        loss = operator.itemgetter("nll")
+        best = BestN(get_metric_fn=loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         temporary = _InBucket if in_bucket(self.directory) else _OnDisk
         options = ocp.CheckpointManagerOptions(
-            best_fn=_loss,
+            best_fn=loss,
             best_mode="min",
             single_host_load_and_broadcast=True,  # all hosts see what the first one sees
             read_only=read_only,
@@ -163,12 +164,13 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """The last step saved, or None."""
-        return _python_int(self.manager.latest_step())
+        step = self.manager.latest_step()
+        return None if step is None else int(step)  # one that was broadcast is NumPy's
 
     def best(self) -> int | None:
         """The saved step of lowest validation loss, or None."""
-        best = _python_int(self.manager.best_step())
-        return None if best is None or not self.evaluated(best) else best
+        step = self.manager.best_step()
+        return None if step is None or self.manager.metrics(step) is None else int(step)
 
     def reload(self) -> None:
         """Looks again at what another process has saved and deleted."""
@@ -261,7 +263,8 @@ class Checkpoints:
             if is_out_of_memory(error):
                 raise
             line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise self._unreadable(step, _mismatch(line) or line[:200]) from error
+            what = f"its arrays are not those of config.json: {line[:200]}"
+            raise self._unreadable(step, what) from error
         return like | dict(items.items())
 
     def _find_damaged(self):
@@ -310,25 +313,3 @@ def _problem(directory: Path, items: Sequence[str]) -> str | None:
     files = (path for item in items for path in files_below(directory / item))
     unlisted = {path.relative_to(directory).as_posix() for path in files} - listed
     return f"{min(unlisted)} has no checksum" if unlisted else None
-
-
-def _python_int(step):
-    """Steps that were broadcast come as integers of NumPy, which JSON does not know."""
-    return None if step is None else int(step)
-
-
-def _mismatch(error):
-    """Orbax's line about arrays of other names or another shape than the model's, in plain words;
-    None for any other line.
-    """
-    if "structures do not match" in error or "tructure mismatch" in error:
-        return "its arrays are not those of config.json: an earlier version may have saved it"
-    match = re.search(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))", error)
-    return (
-        match
-        and f"it has an array of shape {match[2]} where config.json describes one of {match[1]}"
-    )
-
-
-def _loss(metrics):
-    return metrics["nll"]

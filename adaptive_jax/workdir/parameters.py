@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.files import changed_file, in_bucket, write_checksums
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import EXPORTED, is_exported
@@ -102,11 +102,13 @@ def write_tensors(
     """Writes arrays by name into a file of safetensors, and its checksum beside it.
 
     Raises:
-        InputError: the package safetensors is missing.
+        MissingPackage: safetensors is not installed.
     """
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    _safetensors().save_file(arrays, path, dict(metadata))
+    with of_extra("export"):
+        from safetensors.numpy import save_file
+    save_file(arrays, path, dict(metadata))
     os.umask(mask := os.umask(0))
     path.chmod(0o666 & ~mask)  # the package makes files for their owner alone
     write_checksums(path.with_suffix(".sha256"), [path])
@@ -131,7 +133,9 @@ def _exported_step(workdir, checkpoint):
 
 
 def _read_exported(workdir, like):
-    path, library = workdir / EXPORTED, _safetensors()
+    with of_extra("export"):
+        import safetensors.numpy as library
+    path = workdir / EXPORTED
     if changed_file(path.with_suffix(".sha256")):
         raise _damaged(path)
     try:
@@ -139,14 +143,12 @@ def _read_exported(workdir, like):
     except Exception as error:  # the library raises many kinds
         raise _damaged(path) from error
     wanted = traverse_util.flatten_dict(like, sep=".")
-    for name in sorted({*arrays, *wanted}):
-        stored, expected = (
-            f"of shape {each[name].shape}" if name in each else "missing"
-            for each in (arrays, wanted)
-        )
-        if stored != expected:
+    stored, expected = ({name: a.shape for name, a in each.items()} for each in (arrays, wanted))
+    for name in sorted({*stored, *expected}):
+        shape, now = stored.get(name, "missing"), expected.get(name, "missing")
+        if shape != now:
             raise InputError(
-                f"{path} is of another model than config.json: {name} is {stored}, not {expected};"
+                f"{path} is of another model than config.json: {name} has shape {shape}, not {now};"
                 " export the run again"
             )
     parameters = {name: _on_devices(arrays[name], each) for name, each in wanted.items()}
@@ -163,13 +165,3 @@ def _damaged(path):
     return InputError(
         f"{path} is damaged: it is not what was written; copy it again, or export the run again"
     )
-
-
-def _safetensors():
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise InputError(
-            f"{EXPORTED} needs a package that is not installed: pip install safetensors"
-        ) from None
-    return safetensors.numpy

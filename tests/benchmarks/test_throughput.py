@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from adaptive_jax.planning.plan import make_plan
 from benchmarks import throughput
 from benchmarks.reading_and_writing import evaluate_peers, generate_peers
+from tests.toys import plan_of
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_torch_is_given_an_equal_model(tiny):
     model = torch_model.TorchModel(tiny)
     theirs = sum(p.numel() for p in model.parameters())
     assert (
-        make_plan(tiny, 700, 1).parameters["total"] - theirs == 2 * 32
+        plan_of(tiny, 700, 1).parameters["total"] - theirs == 2 * 32
     )  # the last norm, which theirs does without
     ids = throughput.zipf(tiny, 2, 17)
     update = torch_model.torch_update(tiny, ids, "cpu")

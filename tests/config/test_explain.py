@@ -23,6 +23,7 @@ ELSEWHERE = {
     "own": ("input", "adaptive"),
     "adam": ("optimizer", "sgd"),
     "nt_asgd": ("optimizer", "sgd"),
+    "asgd": ("optimizer", "sgd"),
 }
 
 

@@ -232,8 +232,8 @@ def test_own_text_chooses_a_model_for_ids(data, tmp_path, capsys):
     """The one config for texts of one's own takes ids, too, and drops no setting in silence."""
     config = own_text.get_config().to_dict()
     config["data"] |= data
-    chosen = with_text(resolve(config), tmp_path)["data"]
+    chosen = with_text(resolve(config), None)["data"]
     assert (chosen["vocabulary_size"], chosen["threshold"], chosen["codes"]) == (SIZE, 1, 0)
     assert "words        the ids of the tokenizer, the most" in capsys.readouterr().out
     with refuses("data.limit=9", "data.corpus=ids"):
-        with_text(resolve(config | {"data": config["data"] | {"limit": 9}}), tmp_path)
+        with_text(resolve(config | {"data": config["data"] | {"limit": 9}}), None)

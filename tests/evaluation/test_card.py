@@ -22,12 +22,17 @@ from adaptive_jax.evaluation import evaluate as evaluation
 from adaptive_jax.evaluation.card import by_bin, count_characters, lines, metadata, published
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.evaluation.frequency import Words, words_of
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Evaluation
-from adaptive_jax.workdir.settings import write_published
+from adaptive_jax.workdir.start import write_published
 
 WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
+
+
+def without_last(vocabulary, count):
+    """The vocabulary before its last words were added."""
+    return Vocabulary(vocabulary.words[:-count], vocabulary.counts[:-count])
 
 
 @given(
@@ -119,7 +124,8 @@ def test_scores_that_are_not_finite():
     """Are counted and fail; tokens that do not count are none of them, and new words may have
     probability 0.
     """
-    run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, num_new_words=1)
+    run = Run(None, {}, without_last(WORDS, 1), vocabulary=WORDS)
+    run = run.with_parts(config={"dtype": "bfloat16"}, step=40)
     ids = np.array([0, 5, 1, 2, 3], np.int32)
     job = Evaluation(Path(), run, ids, None, 0.0, 1.0, None, None, None)
     with pytest.raises(
@@ -136,8 +142,8 @@ def test_scores_that_are_not_finite():
 def test_a_run_of_damaged_parameters(trained_copy, monkeypatch):
     """Fails in one line, and leaves no result."""
     run = Run.open(trained_copy, "latest")
-    broken = run._replace(params=jax.tree.map(lambda a: a + np.nan, run.params))
-    monkeypatch.setattr(SavedRun, "load", lambda *_: broken)
+    broken = run.with_parts(params=jax.tree.map(lambda a: a + np.nan, run.params))
+    monkeypatch.setattr(Run, "params", broken.params)
     with pytest.raises(InputError, match="^426 of 426 scores are not finite"):
         evaluate(trained_copy, Request(window=10))
     assert not list(trained_copy.glob("eval/test-10-*"))

@@ -23,7 +23,7 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -177,7 +177,8 @@ def test_words_that_the_model_does_not_know(
 )
 def test_a_wrong_request(trained, request_, says, monkeypatch):
     """Is refused with its values before a model is opened."""
-    monkeypatch.setattr(SavedRun, "load", lambda *_: pytest.fail("opened the model"))
+    opened = property(lambda run: pytest.fail("opened the model"))
+    monkeypatch.setattr(Run, "saved", opened)
     with pytest.raises(InputError, match=says) as error:
         evaluate(trained, request_)
     assert "\n" not in str(error.value)

@@ -28,7 +28,8 @@ from adaptive_jax.evaluation.report.page import sample
 from adaptive_jax.evaluation.report.passage import Token, spelled
 from adaptive_jax.evaluation.report.report import Job, _title, names_of, report
 from adaptive_jax.evaluation.report.runs import RunReport, difference, read_runs
-from adaptive_jax.workdir.settings import read_config, read_words, write_published
+from adaptive_jax.workdir.settings import read_config, read_words
+from adaptive_jax.workdir.start import write_published
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
 

@@ -2,6 +2,7 @@
 probabilities that add up.
 """
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -18,7 +19,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.open_words import extended
-from adaptive_jax.evaluation.runs import SavedRun, fits_any_vocabulary
+from adaptive_jax.evaluation.runs import Run, fits_any_vocabulary
 from adaptive_jax.evaluation.scores import Scores
 from adaptive_jax.evaluation.scoring import (
     PLAIN,
@@ -86,10 +87,10 @@ def looked_up(trained_copy):
 
 def opened(workdir, other):
     """The run with the words of the other text."""
-    saved = SavedRun.read(workdir)
-    data = saved.config["data"] | {"path": str(other)}
+    saved = dataclasses.replace(Run.of(workdir), checkpoint="latest")
+    data = saved.saved_config["data"] | {"path": str(other)}
     vocabulary = extended(saved.vocabulary, "union", data, "test")
-    return saved.load("latest"), saved.load("latest", vocabulary)
+    return saved, dataclasses.replace(saved, vocabulary=vocabulary)
 
 
 def chances(run, extras=PLAIN, uniform=0.0):
@@ -143,7 +144,7 @@ def test_a_composed_input_under_a_table_of_words(config, other):
     words = Vocabulary.build({"<eos>": 9, "the": 8, "a": 1, "b": 1, "c": 1})
     run = random_run(config() | layers(CNN | {"output.name": "softmax"}) | BODY, words)
     more = Vocabulary((*words.words, "zebra"), np.append(words.counts, 0))
-    wider = run._replace(vocabulary=more, num_new_words=1)
+    wider = run.with_parts(vocabulary=more)
     nll, _ = score_split(wider, np.array([1, 5, 2, 3], np.int32), WINDOWS, quiet)
     own, _ = score_split(run, np.array([1, 2, 2, 3], np.int32), WINDOWS, quiet)
     assert nll[1] == np.inf

@@ -335,7 +335,7 @@ def test_wrong_requests(trained, exported, config, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="holds no checkpoint '3'"):
         check_origin(config(init_from=str(exported), init_checkpoint="3"), tmp_path)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(InputError, match="pip install safetensors"):
+    with pytest.raises(InputError, match=r"safetensors.*: pip install .adaptive_jax.export"):
         export(trained, tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
@@ -364,6 +364,6 @@ def test_damaged_files(untrained):
     settings = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", settings | {"body": settings["body"] | {"layers": 2}})
     with pytest.raises(
-        InputError, match=r"body.blocks.attended.bias is of shape \(1, 32\), not of shape \(2, 32\)"
+        InputError, match=r"body.blocks.attended.bias has shape \(1, 32\), not \(2, 32\)"
     ):
         Run.open(folder)

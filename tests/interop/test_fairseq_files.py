@@ -273,7 +273,7 @@ def changed(**changes):
         ),
         (
             {"layers__0__self_attn__in_proj_weight": np.ones((190, 64), np.float32)},
-            ["v_proj.weight [62, 64], not [64, 64]"],
+            ["qkv_proj.weight [190, 64], not [192, 64]"],
         ),
         (
             {"adaptive_softmax__head__word_proj__weight": np.ones((200, 64), np.float32)},

@@ -479,10 +479,12 @@ import json, jax
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.training.compiled import compile_update, memory_of
 from adaptive_jax.planning.plan import make_plan
+from adaptive_jax.training.sparse import parts_of
 from configs import billion_word
 config = resolve(billion_word.get_config("very_large")) | {"tokens_per_device": 2_048}
-plan = make_plan(config, config["data"]["vocabulary_size"], 8, memory=int(16e9))
-memory = memory_of(compile_update(config, plan, jax.devices()))
+parts = parts_of(config, config["data"]["vocabulary_size"])
+plan = make_plan(config, parts, 8, memory=int(16e9))
+memory = memory_of(compile_update(config, plan, parts, jax.devices()))
 print(json.dumps(plan._asdict() | {"state": memory.state, "compiled": sum(memory)}))
 """
 

@@ -15,10 +15,11 @@ from adaptive_jax.model.language_model import build, variable_shapes
 from adaptive_jax.numerics.bands import softmax_flops
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.planning import cutoffs
-from adaptive_jax.planning.plan import check_memory, choose_fsdp, describe, make_plan
+from adaptive_jax.planning.plan import check_memory, choose_fsdp, describe
 from adaptive_jax.training.dry_run import dry_run
 from configs import billion_word, papers, quickstart, wikitext103
 from tests import refuses
+from tests.toys import plan_of
 
 VERY_LARGE = resolve(billion_word.get_config("very_large"))
 LAYERS = papers.layers(
@@ -55,7 +56,7 @@ def product_flops(jaxpr):
 )
 def test_an_update_is_divided_over_devices_and_microbatches(held, devices, division):
     """Rows of 64 tokens; 4,096 tokens a device where the config leaves that open."""
-    plan = make_plan(small(tokens_per_device=held), 122, devices)
+    plan = plan_of(small(tokens_per_device=held), 122, devices)
     assert (plan.accumulation, plan.rows_per_device) == division
     assert f"= {plan.accumulation} x {plan.rows_per_device} rows x {devices} " in describe(plan)
 
@@ -74,7 +75,7 @@ def test_the_formula_counts_the_products_of_a_model(layers, body):
     jaxpr = jax.make_jaxpr(lambda v, b: model.apply(v, b, carry, method="hidden"))(shapes, batch)
     bands = jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.bands()), shapes)
     token = product_flops(jaxpr.jaxpr) / length + softmax_flops(bands)
-    assert make_plan(config, 122, 1).flops_per_token == pytest.approx(3 * token, rel=1e-3)
+    assert plan_of(config, 122, 1).flops_per_token == pytest.approx(3 * token, rel=1e-3)
 
 
 @pytest.mark.parametrize("layers", ["sm", "adp"])
@@ -100,20 +101,21 @@ def test_as_few_devices_as_hold_the_model_share_it():
     """With the optimizer's state and gradients in training, parameters alone in evaluation; or as
     many as the config says.
     """
-    plans = [make_plan(VERY_LARGE, 793_471, 8, memory=int(size)) for size in (80e9, 16e9, 1e9)]
+    plans = [plan_of(VERY_LARGE, 793_471, 8, memory=int(size)) for size in (80e9, 16e9, 1e9)]
     assert [plan.fsdp for plan in plans] == [1, 4, 8]
     total, *parts = plans[0].parameters.values()
     assert total == sum(parts) and len(parts) == 3
     assert plans[1].state_bytes < 0.26 * plans[0].state_bytes
-    assert make_plan(VERY_LARGE | {"fsdp": 2}, 793_471, 8).fsdp == 2
+    assert plan_of(VERY_LARGE | {"fsdp": 2}, 793_471, 8).fsdp == 2
     with refuses("fsdp=3", "8"):
-        make_plan(VERY_LARGE | {"fsdp": 3}, 793_471, 8)
+        plan_of(VERY_LARGE | {"fsdp": 3}, 793_471, 8)
     with refuses("8.2 GB", "8.0 GB"):
         check_memory(plans[0], int(8e9))
+    model = build(VERY_LARGE, 793_471)
     memories = None, int(40e9), int(5e9), int(1e9)
-    found = [choose_fsdp(VERY_LARGE, 793_471, 8, memory) for memory in memories]
+    found = [choose_fsdp(VERY_LARGE, model, 8, memory) for memory in memories]
     assert found == [1, 1, 2, 8]
-    some = [choose_fsdp(VERY_LARGE | {"fsdp": n}, 793_471, 8, int(1e9)) for n in (2, 3, 16)]
+    some = [choose_fsdp(VERY_LARGE | {"fsdp": n}, model, 8, int(1e9)) for n in (2, 3, 16)]
     assert some == [2, 1, 8]
 
 
@@ -128,8 +130,8 @@ def test_stored_tables_are_state():
     """Every device has those of `compose_share` below 1; a bias of the words is no table."""
     tied = {"output.name": "softmax", "output.table.name": "tied", "output.table.bias": True}
     configs = [small("cnn", **tied, compose_share=share) for share in (1.0, 0.5)]
-    whole, sparse = (make_plan(config, 122, 1) for config in configs)
-    assert sparse.state_bytes - whole.state_bytes == 4 * 122 * 32
+    whole, sparse = (plan_of(config, 122, 1) for config in configs)
+    assert sparse.state_bytes - whole.state_bytes == 4 * 122 * 32 + 4  # and a count
 
 
 def test_what_a_device_holds_and_gathers():
@@ -138,7 +140,7 @@ def test_what_a_device_holds_and_gathers():
     block: the last, a convolution of width 4 and a projection.
     """
     config = resolve(wikitext103.get_config("gcnn_14")) | {"tokens_per_update": 32_768}
-    one, eight = (make_plan(config | {"fsdp": n}, 267_735, 8) for n in (1, 8))
+    one, eight = (plan_of(config | {"fsdp": n}, 267_735, 8) for n in (1, 8))
     assert one.gathered_bytes == 0 and "gathered" not in describe(one)
     assert eight.state_bytes < 1.003 * one.state_bytes / 8
     parameters = eight.parameters
@@ -152,7 +154,7 @@ def test_what_a_device_holds_and_gathers():
 def test_what_is_gathered_where_words_are_cut():
     """The projections and a block; without fsdp a line says that nothing is cut."""
     config = resolve(wikitext103.get_config("adp_t")) | {"tokens_per_update": 32_768}
-    one, eight = (make_plan(config | {"fsdp": n, "shard_words": True}, 267_735, 8) for n in (1, 8))
+    one, eight = (plan_of(config | {"fsdp": n, "shard_words": True}, 267_735, 8) for n in (1, 8))
     matrices = 1024 * (1024 + 256 + 64) + 2 * 1024
     block = 4 * 1024 * 1024 + 2 * 1024 * 4096
     assert eight.gathered_bytes == 4 * matrices + 2 * block  # blocks in bfloat16
@@ -168,5 +170,5 @@ def test_the_state_of_every_optimizer_is_counted(config, name, copies):
     promises memory that is not there.
     """
     settings = config() | {"optimizer": complete({"optimizer.name": name})["optimizer"]}
-    plan = make_plan(settings, 122, 1)
+    plan = plan_of(settings, 122, 1)
     assert 0 < plan.state_bytes - 4 * copies * plan.parameters["total"] < 100  # counts and rates

@@ -164,11 +164,9 @@ def optimizer_of(settings):
     """Ours with the settings of a case; PyTorch's `lambd` is one more L2 decay, after clipping."""
     shared = {"clip_norm": settings["clip"], "l2_decay": settings["weight_decay"]}
     if settings["optimizer"] == "asgd":
-        shared |= {"nonmono": 0, "form": "torch"}
         shared["l2_decay"] += settings["lambd"]
-    names = {"asgd": "nt_asgd"}
-    optimizer = optim.OPTIMIZERS[names.get(settings["optimizer"], settings["optimizer"])]
-    return at(settings["lr"], optimizer, **shared)
+        return at(settings["lr"], optim.asgd, form="torch", **shared)
+    return at(settings["lr"], optim.OPTIMIZERS[settings["optimizer"]], **shared)
 
 
 def as_torch(state, settings, step, rates):

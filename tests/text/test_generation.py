@@ -3,6 +3,7 @@ a user meets it.
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -67,6 +68,17 @@ def slow(model):
     return log_probs_of(model.run)
 
 
+def test_a_model_whose_workdir_is_gone_scores(trained, tmp_path):
+    """All of it is read when it is opened: a part that is read when it is first used would not be
+    there any more.
+    """
+    copy = shutil.copytree(trained, tmp_path / "run")
+    model = adaptive_jax.load(copy)
+    shutil.rmtree(copy)
+    assert model.perplexity([" ".join(model.run.vocabulary.words[-3:])]) > 1
+    assert model.run.identity
+
+
 def test_load_opens_a_run(model, trained, text):
     assert isinstance(model, adaptive_jax.LoadedModel)
     assert model.run.step == 240 and len(model.run.vocabulary) == 122
@@ -76,8 +88,6 @@ def test_load_opens_a_run(model, trained, text):
     assert ids.dtype == np.int32 and ids[-1] == model.run.vocabulary.eos
     assert model.decode(ids) == line + "\n"
     assert adaptive_jax.load(str(trained), 200).run.step == 200
-    with pytest.raises(InputError, match="workdir must be a path, got None"):
-        adaptive_jax.load(None)
 
 
 def test_a_loop_without_a_cache_writes_the_same(model, slow):

@@ -102,7 +102,7 @@ def load(*arguments):
     words = ["<unk>" if word == "t0w9" else word for word in run.vocabulary.words]
     params = jax.tree.map(lambda a: a * factor, run.params)
     vocabulary = Vocabulary(words, run.vocabulary.counts)
-    return module.LoadedModel(run._replace(vocabulary=vocabulary, params=params))
+    return module.LoadedModel(run.with_parts(vocabulary=vocabulary, params=params))
 
 module.load = load
 main("score")

@@ -177,7 +177,7 @@ def test_a_running_text_is_scored_as_a_split(model, break_mode, context, monkeyp
     """
     config = model.run.config | {"evaluate_break_mode": break_mode}
     assert config["batches"]["break_mode"] == "none"
-    model = LoadedModel(model.run._replace(config=config))
+    model = LoadedModel(model.run.with_parts(config=config))
     ids = model.encode("".join(f"{line}\n" for line in LINES * 3))
     nll, _ = score_split(
         model.run,
@@ -229,7 +229,7 @@ def test_an_eager_line_does_not_wait(model, twin):
 def test_what_sentences_see(model):
     """Of what is given, a run of separate sentences sees the last one, if it is not complete."""
     config = model.run.config | {"batches": model.run.config["batches"] | {"break_mode": "eos"}}
-    model = LoadedModel(model.run._replace(config=config))
+    model = LoadedModel(model.run.with_parts(config=config))
     for given, seen in ("ab1 abab2\n7", "7"), ("ab1 abab2\n", ""):
         for one, other in zip(
             model.score(LINES, given=given), model.score(LINES, given=seen), strict=True
@@ -325,8 +325,6 @@ def test_settings_that_do_not_fit(model, lstm, config):
         (lambda: model.score(None), "lines must be a list of strings or an open file, got None"),
         (lambda: list(model.score([1, 2])), "text must be a string, got 1"),
         (lambda: model.encode(b"0"), "text must be a string, got b'0'"),
-        (lambda: model.embeddings([1]), r"words must be a list of strings, got \[1\]"),
-        (lambda: model.embeddings(None), "words must be a list of strings, got None"),
         (lambda: model.score(["0"], windwo=3), 'option windwo=3 is not one .* mean "window"'),
         (lambda: model.score(["0"], window="3"), "window='3' must be a whole number"),
         (lambda: lstm.score(["0"], context=3), "context=3 does not apply"),

@@ -23,6 +23,8 @@ from adaptive_jax.training.compiled import (
     memory_of,
     plan_update,
 )
+from adaptive_jax.training.dry_run import dry_run
+from adaptive_jax.training.sparse import parts_of
 
 PACKAGES = "jax_plugins", "nvidia", "libtpu"
 MISSING = [module for module in PACKAGES if importlib.util.find_spec(module) is None]
@@ -32,6 +34,12 @@ REASON = (
     else "needs Python 3.12 or newer"
 )
 compiles = pytest.mark.skipif(bool(MISSING) or sys.version_info < (3, 12), reason=REASON)
+
+
+def parts_for(config):
+    return parts_of(config, config["data"]["vocabulary_size"])
+
+
 SMALL = {"body.layers": 3, "tokens_per_update": 1024, "tokens_per_device": 512, "dtype": "bfloat16"}
 
 
@@ -86,7 +94,7 @@ LAYERS = {
 def test_layers_of_every_kind_are_compiled(with_layers, layers, name):
     """One of each."""
     config = with_layers(LAYERS[layers])
-    target, plan, program = compile_for(name, config)
+    target, plan, program = compile_for(name, config, parts_for(config))
     counted = counts(target, program)
     assert counted["temp_bytes"] > 4 * plan.parameters["total"]
     assert target.name in describe(target, counted)
@@ -95,13 +103,16 @@ def test_layers_of_every_kind_are_compiled(with_layers, layers, name):
 CROSSING = """
 import json, sys
 import jax
-from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.model.language_model import parameter_shapes
 from adaptive_jax.training.compiled import compile_for
+from adaptive_jax.training.sparse import parts_of
+from adaptive_jax.training.sparse import parts_of
 from benchmarks.collectives import collectives
 
 config = json.load(open(sys.argv[1]))
-_, plan, compiled = compile_for(sys.argv[2], config)
-sizes = [a.size for a in jax.tree.leaves(parameter_shapes(build(config, plan.vocabulary_size)))]
+parts = parts_of(config, config["data"]["vocabulary_size"])
+_, _, compiled = compile_for(sys.argv[2], config, parts)
+sizes = [a.size for a in jax.tree.leaves(parameter_shapes(parts.model))]
 print(json.dumps({"parameters": sum(sizes), "crossing": collectives(compiled)}))
 """
 
@@ -122,10 +133,10 @@ def test_bytes_that_cross_eight_devices(quick_command, config, tmp_path, name):
 
 
 @compiles
-def test_a_target_needs_the_size_of_the_vocabulary(config):
+def test_a_target_needs_the_size_of_the_vocabulary(config, tmp_path):
     """No corpus is read for a target."""
     with pytest.raises(InputError, match="set data.vocabulary_size"):
-        compile_for("h100", config(**SMALL | {"data.vocabulary_size": 0}))
+        dry_run(config(**SMALL | {"data.vocabulary_size": 0}), tmp_path / "run", "h100")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +161,7 @@ def test_what_a_compiler_cannot_do(config, monkeypatch, said, says):
     monkeypatch.setattr(module, "topology", lambda name: here)
     monkeypatch.setattr(module, "compile_update", fails)
     with pytest.raises(InputError, match=f"--target=h100.*{says}"):
-        compile_for("h100", config(**SMALL))
+        compile_for("h100", config(**SMALL), parts_for(config(**SMALL)))
 
 
 @pytest.mark.parametrize(
@@ -175,15 +186,17 @@ def test_microbatches_as_large_as_memory_holds(config):
     devices = jax.devices()[:1]
     held = config(tokens_per_update=256, tokens_per_device=64)
     length = held["batches"]["sequence_length"]
-    needed = sum(memory_of(compile_update(held, make_plan(held, 122, 1), devices)))
+    parts = parts_of(held, 122)
+    plan = make_plan(held, parts, 1)
+    needed = sum(memory_of(compile_update(held, plan, parts, devices)))
     free = held | {"tokens_per_device": 0}
-    assert plan_update(free, 122, devices, None)[0].tokens_per_device == 4_096
-    plan, compiled = plan_update(free, 122, devices, int(needed / SHARE) + 1)
-    assert plan == make_plan(held, 122, 1) and sum(memory_of(compiled)) == needed
-    all_at_once, _ = plan_update(free, 122, devices, int(1e10))
+    assert plan_update(free, parts, devices, None)[0].tokens_per_device == 4_096
+    chosen, compiled = plan_update(free, parts, devices, int(needed / SHARE) + 1)
+    assert chosen == plan and sum(memory_of(compiled)) == needed
+    all_at_once, _ = plan_update(free, parts, devices, int(1e10))
     assert (all_at_once.accumulation, all_at_once.rows_per_device) == (1, 256 // length)
     with pytest.raises(InputError, match=f"cannot hold one row of {length} tokens"):
-        plan_update(free, 122, devices, 100_000)
+        plan_update(free, parts, devices, 100_000)
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["counted", "too large to compile"])
@@ -203,7 +216,7 @@ def test_microbatches_between_two_sizes(config, monkeypatch, full):
         free = config(tokens_per_update=rows * 16, tokens_per_device=0)
         free["batches"]["sequence_length"] = 16
         memory = int((2.5 + (fit if rows < 128 else 10)) * 1_000_000 / SHARE)
-        plan, compiled = plan_update(free, 122, jax.devices()[:1], memory)
+        plan, compiled = plan_update(free, parts_of(free, 122), jax.devices()[:1], memory)
         assert plan.rows_per_device == compiled == fit, rows
 
 

@@ -25,7 +25,7 @@ from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import begin
+from adaptive_jax.workdir.start import begin
 
 OLD = Vocabulary.build({f"w{n}": 100 - n for n in range(19)} | {"<eos>": 200})
 NEW = Vocabulary.build(
@@ -204,7 +204,7 @@ def test_another_model_is_refused(tmp_path):
     for changes, says in (
         (
             {"body.widths": (9, 8)},
-            r"body/.* is of shape \(.*\), and here of .*: only the vocabulary",
+            r"body/.* is of shape \(.*\), and here .*: only the vocabulary",
         ),
         ({"output.table.bias": False}, r"output/table/bias is of shape \(20,\), and here missing"),
     ):
@@ -226,7 +226,10 @@ def test_layers_that_compute_something_else(tmp_path, caplog):
     """Parameters of the same shapes under other settings are warned of; dropout is none of them."""
     heads = TIED | SOFTMAX | {"body.features": 8, "body.heads": 2, "body.dropout": 0.1}
     saved_run(tmp_path / "run", complete(heads), OLD)
-    for changes, says in ({"body.dropout": 0.2}, []), ({"body.heads": 4}, ["heads was 2 and is 4"]):
+    for changes, says in (
+        ({"body.dropout": 0.2}, []),
+        ({"body.heads": 4}, ["heads was 2 and is now 4"]),
+    ):
         config = complete(heads, changes, {"init_from": str(tmp_path / "run")})
         check_fits(config, tmp_path / "new", build(config, len(NEW)))
         assert [line[-len(says[0]) :] for line in caplog.messages] == says

@@ -161,7 +161,7 @@ def random_like(shapes, seed):
 def test_a_state_that_no_checkpoint_holds():
     """Told before the first update, and not at the first save, which would lose the run."""
     config = complete({"optimizer.name": "galore"})
-    with pytest.raises(InputError, match="'galore' keeps arrays without numbers for this model"):
+    with pytest.raises(InputError, match="'galore' keeps empty arrays, which no checkpoint"):
         sparse.optimizer(config, build(config, 40))
 
 
@@ -225,7 +225,7 @@ def test_parameters_named_as_fields_of_a_state(optimizer):
     assert optim.learning_rate(state) is state.learning_rate
     assert optim.params_to_evaluate(state, params).keys() == params.keys()
     items = State(0, params, state).items()
-    assert (items["averages"] == ()) == (optimizer != "nt_asgd")
+    assert (items["averages"] == ()) == ("asgd" not in optimizer)
     jax.tree.map(np.testing.assert_array_equal, items["optimizer"].schedule, state.schedule)
 
 
@@ -282,7 +282,7 @@ def test_averages_of_the_paper():
         ("sgd", "constant", "optimizer.clip_norm", 0.0, "above 0"),
         ("sgd", "constant", "optimizer.l2_decay", 1.0, "from 0 to less than 1"),
         ("adam", "constant", "optimizer.epsilon", 0.0, "above 0"),
-        ("nt_asgd", "constant", "optimizer.nonmono", -1, "0 or more"),
+        ("nt_asgd", "constant", "optimizer.nonmono", 0, "1 or more"),
         ("sgd", "constant", "optimizer.learning_rate", 0.0, "above 0"),
         ("sgd", "constant", "schedule.warmup_steps", -1, "0 or more"),
         ("sgd", "constant", "schedule.warmup_from", -1.0, "from 0 to learning_rate=1"),
@@ -307,18 +307,21 @@ def test_settings_out_of_range(optimizer, schedule, setting, value, must):
     "changes, says",
     [
         ({"optimizer.name": "lion_"}, r"config.optimizer.name='lion_' is .* Did you mean \"lion\""),
-        ({"optimizer.name": "scale_by_rprop"}, "is not one of nag, sgd, adam, nt_asgd, adabelief"),
+        (
+            {"optimizer.name": "scale_by_rprop"},
+            "is not one of nag, sgd, adam, nt_asgd, asgd, adabelief",
+        ),
         ({"optimizer.name": "chain"}, "is not one of nag, "),
         ({"optimizer.name": "schedule_free_sgd"}, "is not one of nag, "),
         ({"optimizer.name": "optax:scale_by_adam"}, "must take a learning_rate"),
-        ({"optimizer.name": "rprop"}, "'rprop' reads its rate before the first update, so no"),
-        ({"optimizer.name": "lbfgs"}, "'lbfgs' cannot train a language model: .*'value_fn'"),
+        ({"optimizer.name": "rprop"}, "'rprop' must not read its rate before an update"),
+        ({"optimizer.name": "lbfgs"}, "'lbfgs' cannot train: .*'value_fn'"),
         (
             {"optimizer.name": "nt_asgd", "optimizer.form": "papr"},
             "optimizer.form='papr' is not one of paper, torch. Did you mean",
         ),
-        ({"schedule.cycles": 0}, "schedule.cycles=0 of schedule.cycle_steps=.*: both must be 1"),
-        ({"schedule.cycle_steps": 0}, "schedule.cycle_steps=0: both must be 1 or more"),
+        ({"schedule.cycles": 0}, "schedule.cycles=0 must be 1 or more"),
+        ({"schedule.cycle_steps": 0}, "schedule.cycle_steps=0 must be 1 or more"),
     ],
 )
 def test_what_is_no_optimizer_or_schedule(changes, says):

@@ -15,18 +15,18 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.planning.cutoffs import Workload, propose
-from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import choose_vocabulary, with_text
 from configs import own_text
+from tests.toys import plan_of
 
 
 @pytest.mark.parametrize("row, millions", [("small", 0.9), ("medium", 10.7), ("large", 201)])
 def test_rows_are_the_sizes_that_the_file_promises(row, millions):
     """Their updates divide over eight devices, and the schedule ends with the run."""
     config = resolve(own_text.get_config(row))
-    plan, schedule = make_plan(config, 30_000, 8), config["schedule"]
+    plan, schedule = plan_of(config, 30_000, 8), config["schedule"]
     assert plan.parameters["body"] / 1e6 == pytest.approx(millions, rel=0.02)
     assert schedule["warmup_steps"] + schedule["cycle_steps"] == config["steps"]
 
@@ -101,14 +101,14 @@ def test_what_is_no_single_file(text, tmp_path):
     assert single_file(str(text)) is None
     (tmp_path / "one.zip").touch()  # `unpacked` reads it
     assert single_file(str(tmp_path / "one.zip")) == tmp_path / "one.zip"
-    with pytest.raises(InputError, match="empty is empty: put train.txt"):
-        with_text(request(**{"data.path": str(tmp_path / "empty")}), tmp_path)
+    with pytest.raises(InputError, match="empty has no validation split; add one of"):
+        with_text(request(**{"data.path": str(tmp_path / "empty")}), None)
     with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
-        with_text(request(**{"data.path": str(tmp_path / "two")}), tmp_path)
+        with_text(request(**{"data.path": str(tmp_path / "two")}), None)
     with pytest.raises(InputError, match="two' must be a directory on a local disk"):
-        with_text(request(**{"data.path": f"file://{tmp_path}/two"}), tmp_path)
-    with pytest.raises(InputError, match="nowhere does not exist; use .*, or one text file"):
-        with_text(request(**{"data.path": str(tmp_path / "nowhere")}), tmp_path)
+        with_text(request(**{"data.path": f"file://{tmp_path}/two"}), None)
+    with pytest.raises(InputError, match="nowhere does not exist; use a directory with"):
+        with_text(request(**{"data.path": str(tmp_path / "nowhere")}), None)
     (tmp_path / "two" / "a").write_text("one line only\nand another")
     with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
         split_lines(tmp_path / "two" / "a", tmp_path)
@@ -187,7 +187,7 @@ def test_cutoffs_are_the_cheapest(text, tmp_path, monkeypatch):
     monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
     for width in 192, 1_024:
         changes = {"data.path": str(text), "body.features": width}
-        config = with_text(request(**changes), tmp_path / "run")
+        config = with_text(request(**changes), None)
         counts = load(config["data"]).vocabulary.counts
         cutoffs, _ = propose(counts, 3, Workload(width))
         assert len(counts) > 100 and config["input"]["cutoffs"] == cutoffs

@@ -67,7 +67,7 @@ def test_a_state_from_a_file():
 def test_a_table_of_whole_numbers():
     """It is refused: a row of 5 that loses 0.3 became 4."""
     table = jnp.full((3, 2), 5)
-    with pytest.raises(InputError, match="table of dtype int32 must be of floats"):
+    with pytest.raises(InputError, match=r"table must be of floats, got \[.int32.\]"):
         update_rows(EXACT["sgd"], table, EXACT["sgd"].init(table), [1], jnp.ones((1, 2)))
 
 
@@ -192,7 +192,7 @@ def test_a_state_of_another_optimizer():
     with pytest.raises(InputError, match="state must be `optimizer.init.table.`"):
         update_rows(optimizer, table, optax.sgd(0.1).init(table), [1], table[:1])
     state = optimizer.init(table.astype(jnp.bfloat16))
-    with pytest.raises(InputError, match="of float32, got an array of bfloat16"):
+    with pytest.raises(InputError, match="got another structure or dtype"):
         update_rows(optimizer, table, state, [1], table[:1])
 
 
@@ -224,13 +224,13 @@ def test_wrong_arrays():
     sgd, table = optax.sgd(0.1), tables()["table"]
     with pytest.raises(InputError, match=r"gradient of shape \[2, 4\] do not fit: use \[2, 5\]"):
         update_rows(sgd, table, sgd.init(table), [1, 2], jnp.ones((2, 4)))
-    with pytest.raises(InputError, match=r"gradient must be a tree as the table, .*'table'.* got"):
+    with pytest.raises(ValueError, match="structure"):
         update_rows(sgd, {"table": table}, sgd.init({"table": table}), [1], jnp.ones((1, 5)))
     short = {"table": table, "bias": jnp.zeros(3)}
     with pytest.raises(InputError, match="must have the same rows"):
         update_rows(sgd, short, sgd.init(short), [1], short)
     factored = optax.adafactor(0.1, min_dim_size_to_factor=2)
-    with pytest.raises(InputError, match=r"table's 23 rows as their first axis, .* shape \[5\]"):
+    with pytest.raises(InputError, match=r"state must have 23 rows in each array, got shape \[5\]"):
         update_rows(factored, table, factored.init(table), [1], table[:1])
 
 

@@ -110,7 +110,7 @@ def test_a_run_that_began_meanwhile_is_not_overwritten(config, tmp_path, monkeyp
         begin(*arguments)
 
     monkeypatch.setattr(loop, "begin", late)
-    with pytest.raises(InputError, match="holds a run of another config: seed was 5 and is now 0"):
+    with pytest.raises(InputError, match="holds another run: seed was 5 and is now 0"):
         train(settings, workdir)
     assert json.loads((workdir / "config.json").read_text())["seed"] == 5
 

@@ -1,5 +1,6 @@
 """A run keeps the lexicon of its words, and goes on without the one that it was made from."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.training.loop import train
 
 CHANGES = {
@@ -52,6 +53,11 @@ def grounded(config, tmp_path_factory):
     return given, directory / "run"
 
 
+def with_words(workdir, vocabulary):
+    """The run, to score over other words, too."""
+    return dataclasses.replace(Run.of(workdir), vocabulary=vocabulary)
+
+
 def rows(run, name):
     """Words of an array of the lexicon that are not empty."""
     return (np.asarray(run.lexicon["input"][name]["words"]) >= 0).any(axis=1)
@@ -72,7 +78,7 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
     assert rows(run, "relations").sum() == rows(run, "definitions").sum() == 72 and run.step == 2
     assert "input.lexicon" not in caplog.text
     more = Vocabulary((*run.vocabulary.words, "zebra"), np.append(run.vocabulary.counts, 0))
-    assert rows(SavedRun.read(workdir).load("latest", more), "relations").sum() == 72
+    assert rows(with_words(workdir, more), "relations").sum() == 72
     assert (
         "input.lexicon='" in caplog.text and "is not here: new words have no entries" in caplog.text
     )
@@ -90,16 +96,16 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
 def test_the_lexicon_of_new_words(grounded, caplog):
     """Is the one that the run was started with: another file of its name is refused."""
     given, workdir = grounded
-    words, path = SavedRun.read(workdir).vocabulary, Path(given["input"]["lexicon"])
+    words, path = Run.of(workdir).vocabulary, Path(given["input"]["lexicon"])
     more = Vocabulary((*words.words, "zebra"), np.append(words.counts, 0))
     zebra = json.dumps({"word": "zebra", "relations": ["t0w0"], "definition": "a horse"})
     try:
         path.write_text(f"{LEXICON}\n{zebra}")
-        assert rows(SavedRun.read(workdir).load("latest", more), "relations").sum() == 73
+        assert rows(with_words(workdir, more), "relations").sum() == 73
         assert "input.lexicon" not in caplog.text
         path.write_text(LEXICON.replace('["t3w0"', '["t2w0"', 1))
         with pytest.raises(InputError, match="is another lexicon than the one of the run's words"):
-            SavedRun.read(workdir).load("latest", more)
+            _ = with_words(workdir, more).lexicon
     finally:
         path.unlink()
 
@@ -107,7 +113,7 @@ def test_the_lexicon_of_new_words(grounded, caplog):
 def test_a_share_of_the_entries_at_evaluation(grounded, trained):
     """Fewer words have entries, the parameters are the same; a run without a lexicon says so."""
     _, workdir = grounded
-    whole, less = Run.open(workdir, "best"), SavedRun.read(workdir).load(share=0.25)
+    whole, less = Run.open(workdir, "best"), dataclasses.replace(Run.of(workdir), share=0.25)
     for name in ("relations", "definitions"):
         assert (
             rows(less, name).sum() == round(0.25 * 122)
@@ -118,7 +124,7 @@ def test_a_share_of_the_entries_at_evaluation(grounded, trained):
     ]
     assert losses[0] == losses[1] != losses[2]
     with pytest.raises(InputError, match="share=0.5 is for a run with a lexicon"):
-        SavedRun.read(trained).load(share=0.5)
+        _ = dataclasses.replace(Run.of(trained), share=0.5).model
 
 
 def test_a_damaged_copy_is_told(grounded, tmp_path):

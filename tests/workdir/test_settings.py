@@ -7,7 +7,9 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.corpus import Corpus, LazyIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.workdir.settings import ENDS, begin, check_same_corpus, read_config, write_json
+from adaptive_jax.workdir.identity import ENDS, check_resumes, of_corpus
+from adaptive_jax.workdir.settings import read_config, write_json
+from adaptive_jax.workdir.start import begin
 
 
 def test_a_run_of_an_earlier_version_opens(tmp_path):
@@ -33,18 +35,21 @@ def test_a_run_resumes_on_its_text_alone(tmp_path):
     def corpus(train, validation=ids[:9]):
         return Corpus(vocabulary, {"train": train, "validation": validation})
 
+    def check(corpus):
+        check_resumes(tmp_path, of_corpus(corpus))
+
     begin(tmp_path, complete({}), {}, corpus(ids))
-    check_same_corpus(tmp_path, corpus(LazyIds(lambda index: ids[index], len(ids))))
-    check_same_corpus(tmp_path, Corpus(vocabulary, {"train": ids}))
+    check(corpus(LazyIds(lambda index: ids[index], len(ids))))
+    check(Corpus(vocabulary, {"train": ids}))
     for other, says in (
-        (corpus(ids[::-1]), r"train text had 196,608 tokens and now has 196,608, not the same"),
-        (corpus(ids, ids[:8]), r"validation text had 9 tokens and now has 8, .* another --workdir"),
+        (corpus(ids[::-1]), r"train text was 196,608 tokens of .* and is now 196,608 tokens of "),
+        (corpus(ids, ids[:8]), r"validation text was 9 tokens .* and is now 8 .* another "),
     ):
-        with pytest.raises(InputError, match=f"{tmp_path} holds a run on another text: the {says}"):
-            check_same_corpus(tmp_path, other)
+        with pytest.raises(InputError, match=f"{tmp_path} holds another run: {says}"):
+            check(other)
     (tmp_path / "text.json").write_text('{"train": 5}')
     with pytest.raises(InputError, match=r"text.json is damaged .*: remove it to resume without"):
-        check_same_corpus(tmp_path, corpus(ids[::-1]))
+        check(corpus(ids[::-1]))
 
 
 @pytest.mark.parametrize("corpus", ["embedded", "text_files"])

@@ -160,9 +160,7 @@ def test_a_run_in_a_bucket_is_read(store, config, tmp_path):
         evaluate(run, Request(checkpoint="latest"))
     train(settings, run)  # again from 4
     assert evaluate(run, Request(checkpoint="latest"))["nll"] == result["nll"]
-    with pytest.raises(
-        InputError, match="gs://words/b holds a run of another config: seed was 0 and is now 1"
-    ):
+    with pytest.raises(InputError, match="gs://words/b holds another run: seed was 0 and is now 1"):
         train(settings | {"seed": 1}, run)
     (run / "config.json").unlink()
     with pytest.raises(InputError, match="gs://words/b has checkpoints and no config.json"):

@@ -2,13 +2,13 @@
 as asked for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from adaptive_jax.data.batches.examples import check_split, examples, ranges
-from adaptive_jax.data.batches.layouts import LAYOUTS, Single, check_layout
+from adaptive_jax.data.batches.layouts import LAYOUTS, Single, check_layout, scored_break_mode
 from adaptive_jax.data.batches.spans import Spans, fill_rows
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.numerics.batch import Batch
@@ -42,6 +42,25 @@ class Windows(NamedTuple):
     rows: int
     multiple: int = 1
     in_text_order: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        config: Mapping,
+        window: int = 0,
+        context: int = 0,
+        break_mode: str | None = None,
+        rows: int = 1,
+    ) -> "Windows":
+        """Those of a run where nothing else is asked for: the sequence length, and the break mode
+        of evaluation. Raises InputError as `check_windows`.
+        """
+        batches = config["batches"]
+        break_mode = break_mode or scored_break_mode(config)
+        window = window or batches["sequence_length"]
+        settings = cls(window, context, break_mode, batches["layout"], rows)
+        check_windows(settings)
+        return settings
 
     @property
     def context_columns(self) -> int:
@@ -146,6 +165,10 @@ def windows(
     return len(batches), (read(*batch) for batch in batches)
 
 
+# Batches, the positions in the text that each scores, and how many columns of a row do not count
+LineBatches = Iterator[tuple[WindowBatch, np.ndarray, int]]
+
+
 class WindowSpans(NamedTuple):
     """Windows of a text: window i shows the tokens `shown[i]` to `end[i] - 1`, after the token
     before them, and scores those from `start[i]` on. All are int64 `[windows]`.
@@ -154,10 +177,6 @@ class WindowSpans(NamedTuple):
     shown: np.ndarray
     start: np.ndarray
     end: np.ndarray
-
-    def take(self, which: np.ndarray) -> "WindowSpans":
-        """The windows of a mask, of indices or of a slice."""
-        return WindowSpans(*(column[which] for column in self))
 
 
 def windows_after(
@@ -229,46 +248,54 @@ def round_up(tokens: np.ndarray, longest: int) -> np.ndarray:
     return np.minimum(longest, np.maximum(SHORTEST, powers))
 
 
-def similar_windows(
-    ids: np.ndarray,
-    eos: int,
-    spans: WindowSpans,
-    longest: int,
-    rows_of: Callable[[int, int], int],
-) -> Iterator[tuple[WindowBatch, np.ndarray, int]]:
-    """Batches of windows of similar length, the positions that they score, and how many columns
-    of a row do not count.
+class WindowReader(NamedTuple):
+    """Makes batches of the windows of a text: each method yields a batch, the positions that it
+    scores, and how many columns of a row do not count.
 
-    Args:
-        longest: tokens of a window at most.
+    Attributes:
+        eos: the input of the first token of a text.
+        window: tokens of a row at most.
         rows_of: from a number of windows and the length of their rows to the rows of a batch.
     """
-    sizes = np.stack([spans.end - spans.shown, spans.end - spans.start], axis=1)
-    sizes = round_up(sizes, longest)
-    for time, scored in np.unique(sizes, axis=0).tolist():
-        group = spans.take((sizes == (time, scored)).all(axis=1))
-        rows = rows_of(len(group.end), time)
-        for begin in range(0, len(group.end), rows):
-            shown, start, end = group.take(slice(begin, begin + rows))
-            part = Spans(shown, end - shown, np.arange(len(shown)))
-            shape, unscored = (rows, time), time - scored
-            yield *_window_batch(ids, eos, part, start - shown, shape, unscored), unscored
 
+    eos: int
+    window: int
+    rows_of: Callable[[int, int], int]
 
-def long_rows(
-    ids: np.ndarray,
-    eos: int,
-    spans: WindowSpans,
-    longest: int,
-    rows_of: Callable[[int, int], int],
-) -> Iterator[tuple[WindowBatch, np.ndarray, int]]:
-    """As `similar_windows`, of windows of any length for a body that carries its state: the
-    longest first, each batch of rows read on to its end in parts of `longest` tokens.
-    """
-    lengths = spans.end - spans.shown
-    order = np.argsort(lengths, kind="stable")
-    while len(order):
-        time = int(round_up(lengths[order[-1]], longest))
-        rows = rows_of(len(order), time)
-        order, last = order[:-rows], order[-rows:]
-        yield from ((*batch, 0) for batch in read_on(ids, eos, spans.take(last), (rows, time)))
+    def similar(self, ids: np.ndarray, spans: WindowSpans) -> LineBatches:
+        """Windows of at most `window` tokens; those of similar length are read together."""
+        sizes = np.stack([spans.end - spans.shown, spans.end - spans.start], axis=1)
+        sizes = round_up(sizes, self.window)
+        for time, scored in np.unique(sizes, axis=0).tolist():
+            group = np.flatnonzero((sizes == (time, scored)).all(axis=1))
+            rows = self.rows_of(len(group), time)
+            for begin in range(0, len(group), rows):
+                shown, start, end = (column[group[begin : begin + rows]] for column in spans)
+                part = Spans(shown, end - shown, np.arange(len(shown)))
+                shape, unscored = (rows, time), time - scored
+                yield *_window_batch(ids, self.eos, part, start - shown, shape, unscored), unscored
+
+    def carried(self, ids: np.ndarray, spans: WindowSpans) -> LineBatches:
+        """Windows of any length, for a body that carries its state: the longest first, each batch
+        of rows read on to its end.
+        """
+        lengths = spans.end - spans.shown
+        order = np.argsort(lengths, kind="stable")
+        while len(order):
+            time = int(round_up(lengths[order[-1]], self.window))
+            rows = self.rows_of(len(order), time)
+            order, batch = order[:-rows], order[-rows:]
+            part = WindowSpans(*(column[batch] for column in spans))
+            yield from ((*batch, 0) for batch in read_on(ids, self.eos, part, (rows, time)))
+
+    def stream(self, ids: np.ndarray, begin: int, end: int) -> LineBatches:
+        """Tokens that one row reads on, after those that it has read. Rows are full, since a carry
+        after padding would be wrong; the rest has powers of two, for few programs.
+        """
+        while begin < end:
+            time, left = self.window, end - begin
+            time = time if left >= time else 1 << (left.bit_length() - 1)
+            shape, spans = (self.rows_of(1, time), time), [[begin], [begin], [begin + time]]
+            spans = WindowSpans(*np.array(spans))
+            yield from ((*batch, 0) for batch in read_on(ids, self.eos, spans, shape, reset=False))
+            begin += time
