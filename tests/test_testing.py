@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from adaptive_jax import linear_cross_entropy, testing
+from adaptive_jax import linear_cross_entropy
 from adaptive_jax.testing import CASES, check_cross_entropy
 
 DEVICES = [name for name, case in CASES.items() if case.specs]
@@ -74,7 +74,7 @@ def test_the_error_has_a_line_for_every_failed_case(monkeypatch):
     see the first fault alone.
     """
     names = "float16", "ignored tokens", "all tokens ignored", "soft cap"
-    monkeypatch.setattr(testing, "CASES", {name: CASES[name] for name in names})
+    monkeypatch.setattr(cross_entropy, "CASES", {name: CASES[name] for name in names})
 
     def loss(hidden, table, targets, ignore_index=None):
         if hidden.dtype == jnp.float16:
@@ -103,10 +103,11 @@ def test_our_loss_passes():
 ON_DEVICES = """
 import json
 from adaptive_jax import linear_cross_entropy
-from adaptive_jax import testing
+from adaptive_jax.testing import cross_entropy
 
-testing.CASES = {name: case for name, case in testing.CASES.items() if case.specs}
-print(json.dumps([result.passed for result in testing.check_cross_entropy(linear_cross_entropy)]))
+cross_entropy.CASES = {name: case for name, case in cross_entropy.CASES.items() if case.specs}
+results = cross_entropy.check_cross_entropy(linear_cross_entropy)
+print(json.dumps([result.passed for result in results]))
 """
 
 
