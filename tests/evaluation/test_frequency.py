@@ -6,7 +6,6 @@ import pytest
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.frequency import (
     BLOCKS,
     RANKS,
@@ -15,6 +14,7 @@ from adaptive_jax.evaluation.frequency import (
     short,
     words_of,
 )
+from tests import refuses
 
 
 def test_bins_are_those_of_the_paper():
@@ -60,7 +60,7 @@ def test_edges_of_ones_own_and_words_that_do_not_count():
 @pytest.mark.parametrize("edges", [(), (0, 10), (10, 10), (100, 10)])
 def test_edges_that_do_not_grow(edges):
     """Are refused in one line."""
-    with pytest.raises(InputError, match="must be growing frequencies above 0"):
+    with refuses("frequencies"):
         check_edges(edges)
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.text.lines import Lines
+from tests import refuses
 
 COUNTS = {
     "the": 9,
@@ -121,17 +121,12 @@ def test_any_words_come_back_from_units(words):
 @pytest.mark.parametrize("lines", [PLAIN, SUBWORDS])
 def test_tokens_that_are_not_there(lines, ids):
     """A negative one is not counted from the end."""
-    with pytest.raises(InputError, match=r"tokens must be (from 0 to \d+, got -?\d|whole numbers)"):
+    with refuses("tokens"):
         lines.decode(ids)
     assert lines.decode([]) == lines.decode(iter([])) == ""
 
 
 def test_what_is_no_text_is_one_line():
-    for text, says in (
-        ("cat dog", "'dog' is not one of the 13 words"),
-        ("a\0b", "must be UTF-8"),
-        ("\udcff", "must be UTF-8"),
-    ):
-        with pytest.raises(InputError, match=says) as error:
+    for text, name in ("cat dog", "'dog'"), ("a\0b", "UTF-8"), ("\udcff", "UTF-8"):
+        with refuses(name):
             PLAIN.encode(text)
-        assert "\n" not in str(error.value) and len(str(error.value)) < 200
