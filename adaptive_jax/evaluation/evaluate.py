@@ -31,7 +31,7 @@ from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.plan import rows_to_score
-from adaptive_jax.workdir.identity import check_hosts, of_scores, on_this_host
+from adaptive_jax.workdir.identity import check_hosts, of_scores
 
 WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
 DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the run's corpus."
@@ -116,7 +116,7 @@ def evaluate_contexts(
     vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
     ids = corpus.ids[split]
-    check_hosts(on_this_host({}, corpus))
+    check_hosts({}, corpus)
     if request.window > len(ids):
         raise InputError(
             f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"

@@ -44,7 +44,7 @@ def device_mesh(
     # Not jax.make_mesh, which may order TPUs so that a host's rows are apart.
     devices = sorted(
         devices or jax.devices(),
-        key=lambda device: (_slice(device), device.process_index, device.id),
+        key=lambda d: (getattr(d, "slice_index", None) or 0, d.process_index, d.id),
     )
     if count is not None:
         hosts = [list(group) for _, group in itertools.groupby(devices, lambda d: d.process_index)]
@@ -68,10 +68,6 @@ def grid(devices: int, fsdp: int) -> tuple[int, int, int]:
     """
     outer = max(n for n in range(1, math.isqrt(fsdp) + 1) if fsdp % n == 0)
     return devices // fsdp, outer, fsdp // outer
-
-
-def _slice(device):
-    return getattr(device, "slice_index", None) or 0
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

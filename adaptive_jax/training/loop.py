@@ -48,7 +48,7 @@ from adaptive_jax.training.state import (
 )
 from adaptive_jax.training.update import UpdateOptions, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact, steps_in
-from adaptive_jax.workdir.identity import check_hosts, check_resumes, of_corpus, on_this_host
+from adaptive_jax.workdir.identity import check_hosts, check_resumes, of_corpus
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.start import begin, write_published
 
@@ -99,7 +99,7 @@ def train(
     check_ends(vocabulary, layout.break_mode, "batches.break_mode")
     if not (workdir / "config.json").exists():  # a run that has begun cannot change it
         check_ends(vocabulary, scored_break_mode(config), "evaluate_break_mode")
-    check_hosts(on_this_host(checks.saved_config, corpus))
+    check_hosts(checks.saved_config, corpus)
     check_resumes(workdir, of_corpus(corpus))
     memory = accelerators.memory()
     parts = checks.parts_for(len(vocabulary))

@@ -117,11 +117,12 @@ def check_resumes(workdir: Path, identity: Mapping) -> None:
         )
 
 
-def check_hosts(values: Mapping) -> None:
-    """Raises InputError if hosts differ in one of the values, settings in groups or by dotted key.
-    They would update, evaluate or end at different steps, and wait for each other for ever.
+def check_hosts(settings: Mapping, corpus: Corpus | None = None) -> None:
+    """Raises InputError if hosts differ in a setting, their number of devices, words or texts. They
+    would update, evaluate or end at different steps, and wait for each other for ever.
     """
-    values = {key: each for key, each in as_json(values).items() if key not in OF_A_HOST}
+    values = {key: value for key, value in as_json(settings).items() if key not in OF_A_HOST}
+    values |= {"devices": jax.local_device_count()} | (of_corpus(corpus) if corpus else {})
     first, *others = map(json.loads, sharding.texts_of_hosts(to_json(values)))
     for host, other in enumerate(others, start=1):
         form = f"{{key}}={{old}} on host 0 and {{new}} on host {host}"
@@ -130,11 +131,6 @@ def check_hosts(values: Mapping) -> None:
                 f"{'; '.join(differ)} must be the same on all hosts: pass the same flags and"
                 " prepare the same text on all"
             )
-
-
-def on_this_host(config: Mapping, corpus: Corpus) -> dict:
-    """All that the hosts of a run share, see `check_hosts`."""
-    return {"devices": jax.local_device_count(), **config, **of_corpus(corpus)}
 
 
 def of_scores(step: int, checkpoint: bytes, vocabulary: Vocabulary, ids: np.ndarray) -> str:
