@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+from adaptive_jax.config.options import Option, check
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
@@ -18,7 +19,6 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
-from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.results import MEASURED, print_result, write
 from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import Evaluation, composed, summary
@@ -46,7 +46,7 @@ SHARE = "Share of the words that keep their entries in a lexicon; default: that 
 
 
 class Request(NamedTuple):
-    """Evaluation to run. The fields with an `Option` are flags of the command.
+    """Evaluation to run. Its fields but `options` are flags of the command.
 
     options: of the method, fields of `Cache`, `Neighbours` or `Dynamic`.
     """
@@ -169,7 +169,7 @@ def evaluate_contexts(
 
 def _check_request(request):
     """Checks what needs no run; returns the method with its options."""
-    check_options(request)
+    check(request)
     score = prepared(request.method, request.options)
     several = [
         key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.config.keys import check_values, resolve
 from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.errors import InputError
@@ -83,6 +82,7 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
 def checked(config: dict, workdir: Path, devices: int | None) -> tuple[dict, dict]:
     """Finds what is wrong with a run before a long preparation of its corpus.
 
+    config: whole, see `adaptive_jax.config.keys.resolve`.
     devices: that share an update; None leaves that unchecked.
 
     Returns the whole config, as config.json keeps it; and the same for `build`, see
@@ -92,7 +92,7 @@ def checked(config: dict, workdir: Path, devices: int | None) -> tuple[dict, dic
         InputError: what is wrong.
         OSError: see `check_place`.
     """
-    config = with_origin(resolve(config), workdir)
+    config = with_origin(config, workdir)
     check_place(workdir)
     check_origin(config, workdir)
     if config["own_text"]:  # whose text is prepared next
@@ -111,7 +111,9 @@ def check_config(config: Mapping, devices: int | None) -> LanguageModel:
     devices: as `checked`.
     """
     checked_settings(config["data"])
-    check_values(config)
+    steps, warmup = config["steps"], config["schedule"].get("warmup_steps", 0)
+    if warmup > steps:
+        raise InputError(f"schedule.warmup_steps must be in [0, {steps}], all steps, got {warmup}")
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
     words = config["data"]["vocabulary_size"]

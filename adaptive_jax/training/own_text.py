@@ -134,7 +134,14 @@ def _split(data: dict) -> list[str]:
         )
     file = single_file(data["path"])
     if file is None:
-        _check_place(home_of(data["path"], "data.path"))
+        place = home_of(data["path"], "data.path")
+        entries = place.iterdir() if place.is_dir() else ()
+        names = [entry.name for entry in entries if not entry.name.startswith(".")]
+        if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
+            raise InputError(
+                f"data.path={place} has {len(names)} entries and none is train.txt: join the parts"
+                " of one text in a single file, and pass that"
+            )
         return []
     directory, (train, validation, test) = split_lines(file, cache.directory())
     data["path"] = str(directory)
@@ -142,27 +149,3 @@ def _split(data: dict) -> list[str]:
         f"text         {file} is split: its first {train:,} lines train, the next {validation:,}"
         f" validate, the last {test:,} test; copies in {directory}"
     ]
-
-
-def _check_place(place):
-    """Raises InputError if the path does not exist, or is a directory that is empty or holds parts
-    of one text.
-    """
-    if not place.exists():
-        raise InputError(
-            f"data.path={place} does not exist; use a directory with train.txt, valid.txt and"
-            " test.txt, or one text file"
-        )
-    if not place.is_dir():
-        return
-    names = [entry.name for entry in place.iterdir() if not entry.name.startswith(".")]
-    if not names:
-        raise InputError(
-            f"data.path={place} is empty: put train.txt, valid.txt and test.txt in it, or one text"
-            " file"
-        )
-    if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
-        raise InputError(
-            f"data.path={place} has {len(names)} entries and none is train.txt: if they are parts"
-            f" of one text, join them, as by `cat {place}/*.txt > text.txt`, and pass text.txt"
-        )

@@ -263,7 +263,7 @@ def test_scopes_of_a_profile(options):
         ({"table": TABLE.T}, r"table has shape \[4, 23\], expected \[words, 4\]: transpose it"),
         ({"table": TABLE[0]}, r"^table of shape \[4\]"),
         ({"bias": BIAS[1:]}, r"^bias of shape \[22\]"),
-        ({"chunk": 0}, "chunk=0 must be 1 or more"),
+        ({"chunk": 0}, "chunk must be in"),
     ],
 )
 def test_arguments_are_named_as_the_caller_named_them(arguments, message):

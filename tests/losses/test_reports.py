@@ -172,7 +172,7 @@ def test_reports_of_an_adaptive_softmax(case):
     "options, message",
     [
         ({"reports": ["accuracy"]}, r"reports='accuracy' is not one of nll, z_loss, predicted"),
-        ({"reports": ["top_k"]}, "top_k=0 must be 1 or more"),
+        ({"reports": ["top_k"]}, "top_k must be in"),
         ({"top_k": 3}, "top_k=3 has no effect without the report"),
         ({"reports": ["top_k"], "top_k": 24}, r"top_k=24 must be at most 23, the words"),
         ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, "no label_smoothing"),

@@ -101,13 +101,13 @@ def test_what_is_no_single_file(text, tmp_path):
     assert single_file(str(text)) is None
     (tmp_path / "one.zip").touch()  # `unpacked` reads it
     assert single_file(str(tmp_path / "one.zip")) == tmp_path / "one.zip"
-    with pytest.raises(InputError, match="empty is empty: put train.txt"):
+    with pytest.raises(InputError, match="empty has no .* split"):
         with_text(request(**{"data.path": str(tmp_path / "empty")}), tmp_path)
-    with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
+    with pytest.raises(InputError, match="has 2 entries and none is train.txt: join"):
         with_text(request(**{"data.path": str(tmp_path / "two")}), tmp_path)
     with pytest.raises(InputError, match="two' must be a directory on a local disk"):
         with_text(request(**{"data.path": f"file://{tmp_path}/two"}), tmp_path)
-    with pytest.raises(InputError, match="nowhere does not exist; use .*, or one text file"):
+    with pytest.raises(InputError, match="nowhere does not exist; use"):
         with_text(request(**{"data.path": str(tmp_path / "nowhere")}), tmp_path)
     (tmp_path / "two" / "a").write_text("one line only\nand another")
     with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
@@ -203,5 +203,5 @@ def test_wrong_settings_are_told_before_the_text_is_prepared(in_process, tmp_pat
         "--config.optimizer.learning_rate=-1",
         f"--workdir={tmp_path / 'run'}",
     )
-    assert done.returncode == 2 and "learning_rate=-1.0 must be above 0" in done.stderr
+    assert done.returncode == 2 and "optimizer.learning_rate must be in" in done.stderr
     assert not (own_cache / "split").exists()

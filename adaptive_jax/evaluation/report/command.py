@@ -9,11 +9,9 @@ numbers as CSV. A run that evaluate.py has scored with the same settings is not 
 docs/evaluation.md says more.
 """
 
-from absl import flags
-
 from adaptive_jax.config import commands
+from adaptive_jax.config.flags import define_options, options
 from adaptive_jax.evaluation.evaluate import Request
-from adaptive_jax.evaluation.options import define_option_flags, flag_values
 from adaptive_jax.evaluation.report.report import Job, report
 from adaptive_jax.files import path_of
 
@@ -24,15 +22,12 @@ STOPPED = "stopped: the scores of finished runs are kept; the same command resum
 
 def define_flags() -> None:
     """Defines the flags of the command."""
-    define_option_flags(Job)
-    define_option_flags(Request, without=OTHERS)
-    commands.define_allow()
-    flags.adopt_module_key_flags(commands)  # --help shows them
+    define_options(Job, Request, commands.Allow, without=OTHERS)
 
 
 def main(*workdirs):
     """Makes the report that the flags ask for."""
-    job = Job(**flag_values(Job))
-    request = Request(**flag_values(Request, without=OTHERS))
+    job = options(Job)
+    request = options(Request, without=OTHERS)
     report([path_of(workdir) for workdir in workdirs], request, job)
     print(job.output)

@@ -10,10 +10,10 @@ from typing import Annotated, NamedTuple
 
 import jax
 
+from adaptive_jax.config.options import Option, check
 from adaptive_jax.data.corpora.text import SPLIT
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request
-from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.report import charts, page
 from adaptive_jax.evaluation.report.drawing import check_matplotlib, draw
 from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
@@ -58,7 +58,7 @@ def report(
             that are not finite, or the page cannot be written.
     """
     check_matplotlib()
-    check_options(job)
+    check(job)
     check_edges(job.bins)
     if job.sample_from and not job.sample_words:
         raise InputError(
