@@ -89,9 +89,10 @@ def check_at_least(least: int, **values: int) -> None:
         InputError: as `check_within`.
     """
     for name, value in values.items():
-        if not isinstance(value, numbers.Integral):
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
             raise InputError(f"{name} must be a whole number, got {value!r}")
-    check_within(f"[{least}, inf)", **values)
+        if value < least:
+            raise InputError(f"{name} must be in [{least}, inf), got {value!r}")
 
 
 def check_known(
