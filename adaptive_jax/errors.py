@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import errno
-import math
 import numbers
 import os
 import re
@@ -55,29 +54,33 @@ def of_extra(extra: str) -> Iterator[None]:
         ) from None
 
 
+def is_within(value: object, interval: str) -> bool:
+    """True for a number in an interval such as "[0, 1)"; an array or a truth value is none."""
+    low, high = map(float, interval[1:-1].split(","))
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    ends = (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
+    return low < value < high or ends
+
+
+def check_within(interval: str, **values: float) -> None:
+    """Checks that numbers are in an interval: `check_within("[0, inf)", ar=-1)` fails.
+
+    Raises:
+        InputError: `ar must be in [0, inf), got -1`.
+    """
+    for name, value in values.items():
+        if not is_within(value, interval):
+            raise InputError(f"{name} must be in {interval}, got {value!r}")
+
+
 def check_rates(layer: object, *fields: str) -> None:
     """Checks that these fields of a layer, such as its dropout rates, are in [0, 1).
 
     Raises:
-        InputError: names the field and its value.
+        InputError: as `check_within`.
     """
-    for field in fields:
-        value = getattr(layer, field)
-        if not isinstance(value, numbers.Real):  # an array is none
-            raise InputError(f"{field}={value!r} must be a Python number in [0, 1)")
-        if not 0 <= value < 1:
-            raise InputError(f"{field}={value!r} must be in [0, 1)")
-
-
-def check_not_negative(**values: float) -> None:
-    """Checks that values are finite numbers, 0 or more: `check_not_negative(ar=-1)` fails.
-
-    Raises:
-        InputError: names the value.
-    """
-    for name, value in values.items():
-        if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
-            raise InputError(f"{name}={value!r} must be a finite number, 0 or more")
+    check_within("[0, 1)", **{field: getattr(layer, field) for field in fields})
 
 
 def check_at_least(least: int, **values: int) -> None:
@@ -85,13 +88,13 @@ def check_at_least(least: int, **values: int) -> None:
     fails.
 
     Raises:
-        InputError: names the value.
+        InputError: as `check_within`.
     """
     for name, value in values.items():
         if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-            raise InputError(f"{name}={value!r} must be a whole number, {least} or more")
+            raise InputError(f"{name} must be a whole number, got {value!r}")
         if value < least:
-            raise InputError(f"{name}={value} must be {least} or more")
+            raise InputError(f"{name} must be in [{least}, inf), got {value!r}")
 
 
 def check_known(

@@ -384,13 +384,8 @@ def in_process(monkeypatch):
         out, err, status = io.StringIO(), io.StringIO(), 0
 
         def run():
-            module = f"adaptive_jax.{COMMANDS[name][0]}"
-            loaded = module in sys.modules
-            command = importlib.import_module(module)
-            if hasattr(command, "define_flags"):
-                command.define_flags()
-            elif loaded:
-                importlib.reload(command)  # it defines its flags when it is imported
+            command = importlib.import_module(f"adaptive_jax.{COMMANDS[name][0]}")
+            getattr(command, "define_flags", lambda: None)()
             command.main(*commands._parse(argv, getattr(command, "POSITIONAL", ()))[1:])
 
         def fail(message):

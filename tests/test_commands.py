@@ -63,27 +63,26 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     [
         ({"input.cutoffs": (20, 122)}, ["122", "cutoff", "leave at least one word"]),
         ({"tokens_per_update": 500}, ["tokens_per_update=500", "sequence_length=16", "take 496"]),
-        ({"tokens_per_update": -32}, ["tokens_per_update=-32", "sequence_length=16", "take 16"]),
+        ({"tokens_per_update": -32}, ["tokens_per_update", "got -32"]),
         ({"tokens_per_device": 8}, ["tokens_per_device=8", "take 16 or more"]),
         ({"data.corpus": "WikiText-103"}, ['Did you mean "wikitext103"']),
-        ({"seed": 2**40}, ["seed=1099511627776", "4,294,967,295"]),
-        ({"optimizer.momentum": 1.0}, ["optimizer.momentum=1.0", "less than 1"]),
+        ({"seed": 2**40}, ["seed", "got 1099511627776"]),
+        ({"optimizer.momentum": 1.0}, ["optimizer.momentum", "got 1.0"]),
+        ({"schedule.min_learning_rate": 0.5}, ["schedule.min_learning_rate", "0.3", "got 0.5"]),
+        ({"schedule.warmup_steps": 241}, ["schedule.warmup_steps", "240", "got 241"]),
+        ({"schedule.shrink": 1.5}, ["schedule.shrink", "got 1.5"]),
+        ({"schedule.cycles": 40}, ["schedule.cycles", "got 40"]),
         (
-            {"schedule.min_learning_rate": 0.5},
-            ["schedule.min_learning_rate=0.5", "optimizer.learning_rate=0.3"],
+            {"schedule.cycles": 30, "schedule.cycle_steps": 9},
+            ["schedule.cycles=30", "2,147,483,647"],
         ),
-        (
-            {"schedule.warmup_steps": 241},
-            ["schedule.warmup_steps=241", "steps=240", "take schedule.warmup_steps=24"],
-        ),
-        ({"schedule.shrink": 1.5}, ["schedule.shrink=1.5", "at most 1"]),
-        ({"schedule.cycles": 40}, ["schedule.cycles=40", "2,147,483,647"]),
     ],
 )
 def test_a_wrong_setting(config, tmp_path, changes, says):
     """An InputError, which the commands print as above, before anything is written."""
-    wrong, run = config(**changes), tmp_path / "run"
-    for line in refusal(dry_run, wrong, run), refusal(train, wrong, run):
+    run = tmp_path / "run"
+    for command in dry_run, train:
+        line = refusal(lambda command=command: command(config(**changes), run))
         assert all(part in line for part in says), line
     assert not run.exists()
 

@@ -15,7 +15,7 @@ from adaptive_jax.bodies.blocks import (
     save_for_backward,
 )
 from adaptive_jax.bodies.positions import positions_in_segments
-from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_rates, check_within
 from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout, uniform
@@ -272,7 +272,7 @@ class AWDLSTM(LSTM):
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout", "hidden_dropout", "weight_drop")
-        check_not_negative(ar=self.ar, tar=self.tar)
+        check_within("[0, inf)", ar=self.ar, tar=self.tar)
 
     def _rates(self):
         return (self.input_dropout, *[self.hidden_dropout] * (len(self.widths) - 1), self.dropout)

@@ -40,34 +40,22 @@ def find(group: str, classes: Mapping[str, Callable], name: str) -> Callable:
     return kind
 
 
-def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a function or class, with their annotations evaluated where they can be."""
-    try:
-        return inspect.signature(function, eval_str=True).parameters
-    except NameError:  # an annotation in quotes whose name is known to type checkers alone
-        return inspect.signature(function).parameters
-
-
 def make(group: str, classes: Mapping[str, Callable], settings: Mapping, **arguments):
     """An object of the class that `settings["name"]` chooses, see `find`, with the other settings
-    as its arguments, and with those of `given` that it takes.
+    of a whole group as its arguments, and with those of `arguments` that it takes.
 
     Lists become tuples: JSON knows lists only, and flax modules must be hashable.
 
     Raises:
-        InputError: a name or key that does not exist, a key that is missing, or what the class
-            raises, with the group's name before it.
+        InputError: a name that does not exist, or what the class raises, with the group's name
+            before it.
     """
-    settings = {key: _tuples(value) for key, value in settings.items()}
-    name = settings.pop("name")
-    maker = find(group, classes, name)
+    settings = {
+        key: _tuples(value) if isinstance(value, list) else value for key, value in settings.items()
+    }
+    maker = find(group, classes, settings.pop("name"))
     parameters = inspect.signature(maker).parameters
-    for key in settings:
-        check_known(f"config.{group}.{key}, for {name!r},", key, parameters)
     settings |= {key: value for key, value in arguments.items() if key in parameters}
-    for key, parameter in parameters.items():
-        if parameter.default is parameter.empty and key not in settings:
-            raise InputError(f"config.{group}.{key} is missing, and {name!r} has no default for it")
     try:
         return maker(**settings)
     except InputError as error:  # a layer knows the names of its fields, not those of groups

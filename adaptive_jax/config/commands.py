@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from adaptive_jax.config import cache, keys, signals
 from adaptive_jax.config import flags as config_flags
@@ -24,46 +24,52 @@ with of_extra("train"):
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 
 
-def define_workdir(what: str, several_hosts: bool = True) -> None:
-    """Defines the required flag --workdir, and the flags by which several hosts find each other."""
-    flags.DEFINE_string("workdir", None, what)
-    define_allow()
-    if not several_hosts:
-        return
-    known = "not on TPU pods and under SLURM, mpirun or an indexed job of Kubernetes."
-    flags.DEFINE_string("coordinator", None, f"HOST:PORT of host 0; {known}")
-    flags.DEFINE_integer("hosts", None, f"Number of hosts, or processes; {known}")
-    flags.DEFINE_integer("host", None, f"Number of this host, from 0; {known}")
+class Allow(NamedTuple):
+    """Flag of commands that open runs.
+
+    Attributes:
+        allow: Modules of other packages whose classes the config of a run may name, such as
+            my_package.layers: they are imported, so their code runs.
+    """
+
+    allow: tuple[str, ...] = ()
 
 
-def define_checkpoint() -> flags.FlagHolder:
-    """Defines the flag --checkpoint, for commands that read a trained model."""
-    what = "best (by validation), latest, or a step."
-    return flags.DEFINE_string("checkpoint", "best", what)
+class Workdir(NamedTuple):
+    """Flag of commands of one run.
+
+    Attributes:
+        workdir: Directory of the run: config, vocabulary, metrics, checkpoints.
+    """
+
+    workdir: str = ""
 
 
-def define_allow() -> None:
-    """Defines the flag --allow, for commands that open runs."""
-    flags.DEFINE_list(
-        "allow",
-        [],
-        "Modules of other packages whose classes the config of a run may name, such as"
-        " my_package.layers: they are imported, so their code runs.",
-    )
+class Hosts(NamedTuple):
+    """Flags by which the hosts of a run find each other; not needed on TPU pods and under SLURM,
+    mpirun or an indexed job of Kubernetes.
+
+    Attributes:
+        coordinator: HOST:PORT of host 0; TPU pods, SLURM, mpirun and indexed jobs of Kubernetes
+            need none of --coordinator, --hosts and --host.
+        hosts: Number of hosts, or processes.
+        host: Number of this host, from 0.
+    """
+
+    coordinator: str | None = None
+    hosts: int | None = None
+    host: int | None = None
 
 
-def workdir() -> tuple[Path, tuple]:
-    """The values of these flags: the workdir, and the arguments of `hosts.initialize`, none for a
-    command of one host.
+def workdir() -> Path:
+    """The value of --workdir.
 
     Raises:
         InputError: no workdir, or one that is no path.
     """
-    values = flags.FLAGS
-    if not values.workdir:
+    if not flags.FLAGS.workdir:
         raise InputError("--workdir is missing: pass --workdir=DIRECTORY")
-    place = path_of(values.workdir)
-    return place, (values.coordinator, values.hosts, values.host) if "coordinator" in values else ()
+    return path_of(flags.FLAGS.workdir)
 
 
 def run_module(name: str) -> None:
@@ -176,7 +182,7 @@ def _parse(argv, positional):
         if isinstance(error, InputError):
             raise
         fail(one_line(error))
-    keys.allow(flags.FLAGS.allow if "allow" in flags.FLAGS else [])
+    keys.allow(flags.FLAGS.allow if "allow" in flags.FLAGS else ())
     if flags.FLAGS.cache_dir is not None:
         cache.use(flags.FLAGS.cache_dir)
     last = "".join(positional[-1:])

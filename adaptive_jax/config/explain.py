@@ -5,7 +5,8 @@ it.
 import inspect
 from collections.abc import Iterable, Mapping
 
-from adaptive_jax.config.keys import ALL_GROUPS, NAMES, Key, at, home, keys_of, maker
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, at, home, keys_of, maker
+from adaptive_jax.config.options import Field
 
 TITLES = {
     "": "the run",
@@ -67,11 +68,13 @@ def page() -> str:
     return "\n".join(lines).rstrip()
 
 
-def _table(group: str, keys: Mapping[str, Key]) -> Iterable[str]:
-    yield "| key | default |"
-    yield "| --- | --- |"
-    for key, (default, *_) in keys.items():
-        yield f"| `{f'{group}.{key}'.lstrip('.')}` | `{default!r}` |"
+def _table(group: str, keys: Mapping[str, Field]) -> Iterable[str]:
+    yield "| key | default | values |"
+    yield "| --- | --- | --- |"
+    for key, field in keys.items():
+        values = field.option.within or ", ".join(map(repr, field.option.among))
+        values = f"`{values}`" if values else ""
+        yield f"| `{f'{group}.{key}'.lstrip('.')}` | `{field.default!r}` | {values} |"
 
 
 def _of_others(group, name=None):

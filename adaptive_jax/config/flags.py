@@ -1,8 +1,8 @@
-"""The flags `--config=FILE:row` and `--config.KEY=VALUE` of a command.
+"""The flags of a command: a flag for each field of its classes of options, `--config=FILE:row` and
+`--config.KEY=VALUE`.
 
-`ml_collections.config_flags` reads the file and the values; `config` completes and checks them. A
-flag's value is a literal of Python, such as 5, 1e-3, True or (10,20), and otherwise text; a number
-for a key that is text in the row is what was typed.
+`ml_collections.config_flags` reads the flags; `keys.resolve` gives their text the types of their
+keys.
 """
 
 import inspect
@@ -12,46 +12,105 @@ import runpy
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from adaptive_jax.config import keys, rows
+from adaptive_jax.config.options import Field, check, fields_of, meaning
 from adaptive_jax.errors import InputError, check_known, of_extra, one_line
 
 with of_extra("train"):
     from absl import flags
     from ml_collections import ConfigDict, config_flags
+    from ml_collections.config_dict import FieldReference
 
+flags.disclaim_key_flags()  # flags belong to the command that has them defined here
+
+DEFINE = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+}
+NUMBERS = {
+    int: "whole numbers, such as 10 or 10,100",
+    float: "numbers, such as 0.5 or 0.25,0.5",
+}
 CURE = "pass --config=configs/NAME.py or configs/NAME.py:row"
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = "site-packages", "<", sysconfig.get_path("stdlib"), f"{PACKAGE}/"
-_files: dict[str, "_File"] = {}  # by the value of --config
-_typed: dict[str, str] = {}  # by key, the text of the last flag --config.KEY=VALUE
-_argv: list[str] = []  # the command line in the order that ml_collections asks for, see `parse`
+_files: list["_File"] = []  # the one that the last command line named, if any
 
 
 class _File(NamedTuple):
-    """A config file's row: stated values, and the result of `published`."""
+    """A config file's row: the value of --config, stated values, and published numbers."""
 
+    place: str
     stated: dict
     published: dict | None
 
 
+def define_options(*kinds: Callable, without: Collection[str] = ()) -> None:
+    """Defines a flag for each field of the classes, with the field's default and meaning."""
+    for kind in kinds:
+        for name, field in fields_of(kind).items():
+            if name not in without:
+                define_option(name, field, field.option.help or meaning(kind, name))
+
+
+def define_option(name: str, field: Field, text: str) -> None:
+    """Defines a flag for a field: a number, text, True or False, or a list of numbers or texts."""
+    if field.option.among:
+        flags.DEFINE_enum(name, field.default, list(field.option.among), text)
+    elif field.kind is tuple:
+        flags.DEFINE_list(name, field.default and list(map(str, field.default)), text)
+    else:
+        DEFINE[field.kind](name, field.default, text)
+
+
+def options(kind: Callable, without: Collection[str] = ()) -> Any:
+    """An object of the class from the values of its flags, see `define_options`.
+
+    Raises:
+        InputError: a value out of range, or a list that is not one of numbers.
+    """
+    fields = fields_of(kind).items()
+    values = {name: option_value(name, field) for name, field in fields if name not in without}
+    check(made := kind(**values), [name for name in values if flags.FLAGS[name].present])
+    return made
+
+
+def option_value(name: str, field: Field) -> Any:
+    """The value of a flag of `define_option`.
+
+    Raises:
+        InputError: a list of numbers that has another text among them, or none.
+    """
+    flag = flags.FLAGS[name]
+    if field.kind is not tuple or flag.value is None:
+        return flag.value
+    if field.items is str or not (flag.value or flag.default):
+        return tuple(flag.value)
+    try:
+        if flag.value:
+            return tuple(map(field.items, flag.value))
+    except ValueError:
+        pass
+    raise InputError(f"--{name} must be {NUMBERS[field.items]}, got {','.join(flag.value)}")
+
+
 def define(what: str = "Config file, with :row where it has rows") -> None:
     """Defines the flag --config, and --config.KEY=VALUE for every key; see `config`."""
-    config_flags.DEFINE_config_file(
+    flags.DEFINE_string(
         "config",
         None,
         f"{what}. --config.KEY=VALUE changes a key, --config.GROUP.KEY=VALUE one of a group:"
         f" {', '.join(rows.GROUPS)}. docs/configuration.md has all keys, and so has train"
         " --explain.",
         flag_values=flags.FLAGS,
-        sys_argv=_argv,
-        lock_config=False,
-        accept_new_attributes=True,
+        allow_override=True,  # `parse` defines it anew, with the keys that flags change
     )
-    flags.declare_key_flag("config", flag_values=flags.FLAGS)
 
 
 def parse(argv: Sequence[str]) -> list[str]:
@@ -63,27 +122,24 @@ def parse(argv: Sequence[str]) -> list[str]:
         flags.Error: another flag is wrong.
     """
     pattern = re.compile(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", re.DOTALL)
-    pairs = [match.groups() for argument in argv if (match := pattern.fullmatch(argument))]
-    changed = [key for key, _ in pairs]
-    _typed.clear()
-    _typed.update((key, text) for key, text in pairs if text is not None)
-    for key in changed:
+    typed = dict(match.groups() for argument in argv if (match := pattern.fullmatch(argument)))
+    for key in typed:
         _check_group(key)
-    place, others = _without_config(argv[1:])
-    if place is not None:
-        place = os.path.expanduser(place)  # as shells do not after "--config="
-        _files[place] = _read(place)
-    elif changed:
-        raise InputError(f"--config.{changed[0]} changes a config, and --config is missing: {CURE}")
-    # Once and first: ml_collections defines the flags --config.KEY when it reads --config.
-    _argv[:] = [argv[0], *([] if place is None else [f"--config={place}"]), *others]
-    try:
-        return flags.FLAGS(_argv)
-    except (KeyError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"--config={place} lacks a group ({one_line(error)}): let get_config return"
-            " adaptive_jax.config.rows.config(...)"
-        ) from error
+    place, argv = _without_config(argv)
+    _files.clear()
+    if place is None:
+        for key in typed:
+            raise InputError(f"--config.{key} changes a config, and --config is missing: {CURE}")
+        return flags.FLAGS(argv)
+    _files.append(_read(os.path.expanduser(place)))  # as shells do not after "--config="
+    types: dict = {group: {} for group in rows.GROUPS if "." not in group}
+    for key, text in typed.items():
+        rows.put(types, key, FieldReference(None, object if text is None else str))
+    values, config = flags.FLAGS, ConfigDict(types)
+    config_flags.DEFINE_config_dict(
+        "config", config, lock_config=False, sys_argv=argv, flag_values=values
+    )
+    return values(argv)
 
 
 def config() -> tuple[dict, list[str]]:
@@ -93,34 +149,32 @@ def config() -> tuple[dict, list[str]]:
     Raises:
         InputError: no --config; or an unknown key, name or value, of the file or of a flag.
     """
-    if flags.FLAGS["config"].value is None:
+    if not _files:
         raise InputError(f"--config is missing: {CURE}")
-    place, _, changes = _parsed()
-    changed, said = keys.switch(_files[place].stated, changes)
-    return keys.resolve(changed), said
+    changed, lines = keys.switch(_files[0].stated, _overrides())
+    try:
+        return keys.resolve(changed), lines
+    except InputError:
+        _resolved(_files[0])  # the message names the file if the fault is in it
+        raise
 
 
-def published() -> tuple[dict | None, list[str]]:
+def published(config: Mapping) -> tuple[dict | None, list[str]]:
     """Published numbers of the row that --config names: `validation`, `test` (perplexities, or
-    None), `table` and `row`; None where the file has no dict `ROWS`, or the row no such numbers.
-    And the keys that flags changed.
+    None), `table` and `row`, and the keys that flags changed; None and no keys where the file has
+    no dict `ROWS`, or the row no such numbers.
+
+    config: what `config` returned.
     """
-    (place, row, changes), now = _parsed(), config()[0]
-    changed = [key for key in changes if keys.at(row, key) != keys.at(now, key)]
-    return _files[place].published, changed
+    if (paper := _files[0].published) is None:
+        return None, []
+    row = _resolved(_files[0])
+    return paper, [key for key in _overrides() if keys.at(row, key) != keys.at(config, key)]
 
 
-def _parsed():
-    """The value of --config, the config of its row, and the values of the flags --config.KEY."""
-    flag = flags.FLAGS["config"]
-    place, changes = config_flags.get_config_filename(flag), config_flags.get_override_values(flag)
-    row = _resolved(place, _files[place].stated)
-    for key, value in changes.items():
-        # A directory called 2007_01 is not the number 200701.
-        number = isinstance(value, int | float | tuple) and not isinstance(value, bool)
-        if number and isinstance(keys.at(row, key), str):
-            changes[key] = _typed[key]
-    return place, row, changes
+def _overrides():
+    """The values of the flags --config.KEY by key."""
+    return config_flags.get_override_values(flags.FLAGS["config"])
 
 
 def _check_group(key):
@@ -155,8 +209,6 @@ def _read(place):
         raise InputError(f"--config is empty: {CURE}")
     try:
         open(path, "rb").close()
-    except FileNotFoundError:
-        raise InputError(f"--config={place}: there is no such file as {path}; {CURE}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else one_line(error)
         raise InputError(f"--config={place} cannot be read: {reason}; {CURE}") from None
@@ -177,7 +229,7 @@ def _read(place):
     stated = stated.to_dict() if isinstance(stated, ConfigDict) else dict(stated)
     default = next(iter(inspect.signature(get_config).parameters.values()), None)
     row = row or getattr(default, "default", None)
-    return _File(stated, _published(module, f"{Path(path).name}:{row}", row))
+    return _File(place, stated, _published(module, f"{Path(path).name}:{row}", row))
 
 
 def _published(module, name, row):
@@ -188,11 +240,11 @@ def _published(module, name, row):
     return {"validation": paper.valid, "test": paper.test, "table": paper.table, "row": name}
 
 
-def _resolved(place, stated):
+def _resolved(file):
     try:
-        return keys.resolve(stated)
+        return keys.resolve(file.stated)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{file.place}: {error}") from None
 
 
 def _file_error(path, error):

@@ -7,18 +7,26 @@ A group whose key `name` chooses a class, or a function, takes its arguments as 
 be "package.module:Class" of somebody else's package.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import math
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
 
 from adaptive_jax.config import rows
-from adaptive_jax.config.classes import ExternalClassError, find, parameters_of
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.config.classes import ExternalClassError, find
+from adaptive_jax.config.options import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Option,
+    PositiveInt,
+    check_value,
+    fields_of,
+)
+from adaptive_jax.errors import InputError, check_known
 
 ALL_GROUPS = "", *rows.GROUPS  # the outermost first
 LARGEST = 2**31 - 2  # of any number but the seed: JAX counts in 32 bits, and words one further
@@ -31,7 +39,11 @@ NAMES = {  # the default classes of groups with a key `name`, outer groups befor
     "optimizer": "nag",
     "schedule": "cosine_cycles",
 }
+# Texts of flags that are no literals of Python
+CONSTANTS = {"none": None, "inf": math.inf, "-inf": -math.inf, "true": True, "false": False}
 HOMES = {  # the classes that have the keys: not imported before a command has parsed its flags
+    "": "adaptive_jax.config.keys:General",
+    "metrics": "adaptive_jax.config.keys:Metrics",
     "input": "adaptive_jax.model.language_model:INPUTS",
     "body": "adaptive_jax.model.language_model:BODIES",
     "output": "adaptive_jax.model.language_model:OUTPUTS",
@@ -97,26 +109,26 @@ class General:
             never.
     """
 
-    steps: int = 7_500
-    seed: int = 0
-    dtype: str = "float32"
-    tokens_per_update: int = 8_192
-    tokens_per_device: int = 8_192
-    compose_share: float = 1.0
+    steps: PositiveInt = 7_500
+    seed: Annotated[int, Option(within=f"[0, {SEEDS})")] = 0
+    dtype: Annotated[str, Option(among=("float32", "bfloat16"))] = "float32"
+    tokens_per_update: PositiveInt = 8_192
+    tokens_per_device: NonNegativeInt = 8_192
+    compose_share: Annotated[float, Option(within="(0, 1]")] = 1.0
     own_text: bool = False
     init_from: str = ""
     init_checkpoint: str = "best"
-    init_words: str = "new"
-    divergence: str = "stop"
-    fsdp: int = 0
+    init_words: Annotated[str, Option(among=("new", "both"))] = "new"
+    divergence: Annotated[str, Option(among=("stop", "skip"))] = "stop"
+    fsdp: NonNegativeInt = 0
     shard_words: bool = False
-    log_every: int = 50
-    evaluate_every: int = 500
+    log_every: NonNegativeInt = 50
+    evaluate_every: NonNegativeInt = 500
     evaluate_break_mode: str = ""
-    checkpoint_every: int = 500
-    keep: int = 1
-    hours: float = 0.0
-    early_stopping: int = 0
+    checkpoint_every: NonNegativeInt = 500
+    keep: PositiveInt = 1
+    hours: NonNegativeFloat = 0.0
+    early_stopping: NonNegativeInt = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,19 +144,6 @@ class Metrics:
     wandb: bool = False
 
 
-class Key(NamedTuple):
-    """A key of a config.
-
-    default: its value where a config does not state it; `inspect.Parameter.empty` if it must.
-    kind: the type of its values: bool, int, float, str, tuple; None: any.
-    optional: whether it may be None.
-    """
-
-    default: object
-    kind: type | None
-    optional: bool
-
-
 def home(place: str) -> Any:
     """Imports an entry of `HOMES`: the class whose arguments are keys, or the classes by name."""
     module, _, name = HOMES[place].partition(":")
@@ -158,8 +157,7 @@ def maker(group: str, name: str | None = None) -> Callable:
         InputError: a name that does not exist.
     """
     if group not in NAMES:
-        classes = {"": General, "metrics": Metrics}
-        return classes.get(group) or home(group)
+        return home(group)
     name = name or NAMES[group]
     if group == "optimizer":
         function = home("optimizer.name")(name)
@@ -170,18 +168,15 @@ def maker(group: str, name: str | None = None) -> Callable:
     return function
 
 
-def keys_of(group: str, name: str | None = None) -> dict[str, Key]:
+def keys_of(group: str, name: str | None = None) -> dict[str, Field]:
     """The keys of a group, `name` and inner groups left out, see `maker`."""
-    made = maker(group, name)
+    fields = fields_of(maker(group, name))
     if group == "optimizer":
-        parameters = home("optimizer.arguments")(name or NAMES[group])
-    else:
-        parameters = parameters_of(made)
-    reserved = GIVEN.get(group, set()) | {"parent", "name"}
-    keys = {key: _key(p) for key, p in parameters.items() if key not in reserved and _is_key(p)}
+        fields = home("optimizer.arguments")(name or NAMES[group])
     if group == "output":
-        keys = {"clusters": Key("", str, False)} | keys  # whose file adaptive_jax.data reads
-    return keys
+        fields = {"clusters": Field("", str, False)} | fields  # whose file adaptive_jax.data reads
+    reserved = GIVEN.get(group, set()) | {"parent", "name"}
+    return {key: field for key, field in fields.items() if key not in reserved}
 
 
 def inner_groups(group: str, name: str | None = None) -> list[str]:
@@ -189,31 +184,7 @@ def inner_groups(group: str, name: str | None = None) -> list[str]:
     that name.
     """
     inner = [each for each in rows.GROUPS if each.rpartition(".")[0] == group]
-    if group == "output.table" and "cnn" not in inspect.signature(maker(group, name)).parameters:
-        inner.remove("output.table.cnn")
-    return inner
-
-
-def _is_key(parameter):
-    """True if a value that JSON knows can be given for a parameter."""
-    plain = bool | int | float | str | tuple | list | None
-    named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return named and (parameter.default is parameter.empty or isinstance(parameter.default, plain))
-
-
-def _key(parameter):
-    default, hint = parameter.default, parameter.annotation
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    hints = typing.get_args(hint) if union else (hint,)
-    optional = default is None or types.NoneType in hints
-    if default is None or default is parameter.empty:
-        known = {typing.get_origin(hint) or hint for hint in hints}
-        sequence = known & {tuple, list, Sequence}
-        kinds = [kind for kind in (str, bool, float, int) if kind in known]
-        kind = tuple if sequence else (kinds or [None])[0]
-    else:
-        kind = tuple if isinstance(default, list) else type(default)
-    return Key(default, kind, optional)
+    return [] if group == "output.table" and "cnn" not in fields_of(maker(group, name)) else inner
 
 
 def at(config: Mapping, key: str) -> Any:
@@ -241,59 +212,62 @@ def _resolved(group, stated):
     """A group of a config and those inside it, whole."""
     if not isinstance(stated, Mapping):
         raise InputError(f"config.{group}={stated!r} must be a group of keys")
-    name = {"name": stated.get("name", NAMES[group])} if group in NAMES else {}
-    if name and not isinstance(name["name"], str):
-        raise InputError(
-            f"config.{group}.name={name['name']!r} must be text, such as {NAMES[group]!r}"
-        )
     path = f"config.{group}." if group else "config."
-    keys = keys_of(group, name.get("name"))
-    inner = {each.rpartition(".")[2]: each for each in inner_groups(group, name.get("name"))}
-    for key in stated:
-        # A group that is empty says nothing: `rows.config` has all.
-        if stated[key] != {}:
-            check_known(f"{path}{key}", key, [*name, *keys, *inner])
-    values = {
-        key: _value(f"{path}{key}", stated.get(key, field.default), field)
-        for key, field in keys.items()
-    }
+    name = stated.get("name", NAMES[group]) if group in NAMES else None
+    if group in NAMES and not isinstance(name, str):
+        raise InputError(f"{path}name={name!r} must be text, such as {NAMES[group]!r}")
+    fields = keys_of(group, name)
+    inner = {each.rpartition(".")[2]: each for each in inner_groups(group, name)}
+    allowed = [*(["name"] if name else []), *fields, *inner]
+    for key in stated.keys() - allowed:
+        if stated[key] != {}:  # a group that is empty says nothing: `rows.config` has all
+            check_known(f"{path}{key}", key, allowed)
+    values = {key: _value(path + key, stated.get(key, f.default), f) for key, f in fields.items()}
     groups = {key: _resolved(each, stated.get(key, {})) for key, each in inner.items()}
-    return name | values | groups
+    return ({"name": name} if name else {}) | values | groups
 
 
-def _value(path, value, key):
-    """`value` as the type of its key."""
+def _value(path, value, field):
+    """`value` as the type of its key, within its range."""
+    kind, default = field.kind, field.default
     if value is inspect.Parameter.empty:
         raise InputError(f"{path} is missing, and it has no default")
-    if isinstance(value, str) and "\0" in value:
-        raise InputError(f"{path}={_short(value)} must be text without NUL characters")
-    if isinstance(value, str) and value.lower() == "none" and key.kind is not str:
-        value = None
-    if value in ("inf", "-inf") and key.kind is float:
-        value = float(value)
-    if value is None and key.optional:
+    if isinstance(value, str) and kind is not str:
+        value = _literal(value)
+    if value is None and field.optional:
         return None
-    if path != "config.seed" and key.kind is not str:
-        _check_size(path, value)
-    if key.kind is None:
+    numbers = value if isinstance(value, list | tuple) else (value,)
+    large = any(isinstance(n, int | float) and LARGEST < n < math.inf for n in numbers)
+    if large and path != "config.seed":
+        raise InputError(f"{path} must be at most {LARGEST:,}, got {_short(value)}")
+    if kind is None:
         return value
-    if key.kind is tuple:
-        return _tuple(path, value, key.default)
+    if kind is tuple:
+        return _tuple(path, value, default)
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    finite = key.optional or not isinstance(value, float) or math.isfinite(value)
+    finite = field.optional or not isinstance(value, float) or math.isfinite(value)
     number = is_integer or (isinstance(value, float) and not math.isnan(value) and finite)
     fits, what = {
         bool: (isinstance(value, bool) or (is_integer and value in (0, 1)), "True or False"),
         int: (is_integer, "a whole number"),
         float: (number, "a number" if finite else "a finite number"),
-        # A flag's value that is digits is text, too, such as a directory called 2007.
-        str: (isinstance(value, str) or is_integer, "text"),
-    }[key.kind]
-    if fits:
-        return key.kind(value)
-    if key.kind is str and isinstance(value, float | tuple | bool):
-        what = f"text: write {path}=\"'{value}'\""  # a flag's text that Python reads otherwise
-    raise InputError(f"{path}={_short(value)} must be {what}, such as {key.default!r}")
+        str: (isinstance(value, str), "text"),
+    }[kind]
+    if not fits:
+        raise InputError(f"{path}={_short(value)} must be {what}, such as {default!r}")
+    if value != default:
+        check_value(path, kind(value), field.option)
+    return kind(value)
+
+
+def _literal(text):
+    """The value of a flag's text: a literal of Python, such as 5, 1e-3 or (10,20)."""
+    if text.lower() in CONSTANTS:
+        return CONSTANTS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return text
 
 
 def _tuple(path, value, default):
@@ -309,14 +283,6 @@ def _tuple(path, value, default):
         what = f"a tuple {f'of {parts} ' if nested else ''}of whole numbers, such as {default!r}"
         raise InputError(f"{path}={_short(value)} must be {what}")
     return tuple(map(tuple, items)) if nested else tuple(items)
-
-
-def _check_size(path, value):
-    if isinstance(value, list | tuple):
-        for each in value:
-            _check_size(path, each)
-    elif isinstance(value, int | float) and LARGEST < value < math.inf:
-        raise InputError(f"{path}={_short(value)} is too large: use at most {LARGEST:,}")
 
 
 def _short(value):
@@ -384,30 +350,6 @@ def check_allowed(config: Mapping, file: object) -> None:
                 f"{file} has {group}.name={name!r}, code that is not part of adaptive_jax: pass"
                 f" --allow={module} to import and run it, if you trust it"
             )
-
-
-def check_values(config: Mapping) -> None:
-    """Checks the values that belong to no layer, optimizer, schedule, corpus or division of an
-    update.
-
-    Raises:
-        InputError: names the key and its value.
-    """
-    zero = ("fsdp", "log_every", "evaluate_every", "checkpoint_every", "early_stopping")
-    check_at_least(0, **{key: config[key] for key in zero})
-    check_at_least(0, **{"data.vocabulary_size": config["data"]["vocabulary_size"]})
-    if not 0 <= config["hours"] < math.inf:
-        raise InputError(f"hours={config['hours']} must be 0 (no limit) or more, and finite")
-    if not 0 <= config["seed"] < SEEDS:
-        raise InputError(f"seed={config['seed']} must be from 0 to {SEEDS - 1:,}")
-    for key, known in ("init_words", ("new", "both")), ("divergence", ("stop", "skip")):
-        check_known(f"{key}={config[key]!r}", config[key], known)
-    steps, warmup = config["steps"], config["schedule"].get("warmup_steps", 0)
-    if warmup > steps > 0:
-        raise InputError(
-            f"schedule.warmup_steps={warmup:,} is longer than the run of steps={steps:,}: take"
-            f" schedule.warmup_steps={steps // 10:,}, or more steps"
-        )
 
 
 def complete(*changes: Mapping[str, object]) -> dict:

@@ -25,7 +25,6 @@ from adaptive_jax.errors import check_known, of_extra
 
 with of_extra("train"):
     from ml_collections import ConfigDict
-    from ml_collections.config_dict import FieldReference
 
 # Groups of keys, outer ones before inner ones
 GROUPS = ("metrics", "data", "batches", "input", "body")
@@ -63,7 +62,7 @@ def config(*changes: Mapping[str, object]) -> ConfigDict:
     """The settings by dotted key, later ones last, as groups: what differs from the defaults.
 
     Setting a group's `name` forgets what was set in the group before: those were keys of another
-    class. Values have no type yet, so that flags can change any of them into any other.
+    class.
     """
     merged: dict[str, object] = {}
     for flat in changes:
@@ -74,7 +73,7 @@ def config(*changes: Mapping[str, object]) -> ConfigDict:
     for group in GROUPS:
         put(stated, group, {})
     for key, value in merged.items():
-        put(stated, key, FieldReference(value, object))
+        put(stated, key, value)
     return ConfigDict(stated, type_safe=False)
 
 

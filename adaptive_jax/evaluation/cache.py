@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from adaptive_jax.config.options import Option
 from adaptive_jax.evaluation.nearest import nearest, none_yet
-from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.scoring import Evaluation, Progress
 
 KINDS = ("local", "unbounded", "unigram", "unigram_softmax")

@@ -11,69 +11,66 @@ perplexity is above --target_perplexity. docs/evaluation.md says more.
 """
 
 import sys
-
-from absl import flags
+from typing import Annotated, NamedTuple
 
 from adaptive_jax.config import commands
-from adaptive_jax.errors import InputError
+from adaptive_jax.config.flags import define_option, define_options, option_value, options
+from adaptive_jax.config.options import Option, fields_of
 from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
 from adaptive_jax.evaluation.methods import METHODS
-from adaptive_jax.evaluation.options import (
-    define_flag,
-    define_option_flags,
-    flag_value,
-    flag_values,
-    options_of,
-)
 from adaptive_jax.parallel import hosts
 
 STOPPED = "stopped: results that were printed are kept; the same command evaluates anew"
 MISSED = 3  # the exit status of a target that is not reached
-CONTEXTS = "Tokens of each window that are given and not scored; several are compared."
-TARGET = "Exit with status 3 if the perplexity, the best of several, is above it."
+
+
+class Evaluate(NamedTuple):
+    """Flags of the command besides those of `Request` and of methods.
+
+    Attributes:
+        context: Tokens of each window that are given and not scored; several are compared.
+        target_perplexity: Exit with status 3 if the perplexity, the best of several, is above it.
+    """
+
+    context: Annotated[tuple[int, ...], Option(within="[0, inf)")] = (0,)
+    target_perplexity: Annotated[float | None, Option(within="(0, inf)")] = None
 
 
 def define_flags() -> None:
     """Defines a flag for each option of `Request`, and for each option of a method."""
-    define_option_flags(Request, without=("context",))
-    define_flag("context", tuple[int, ...], (0,), CONTEXTS)
+    define_options(Request, without=("context",))
     for name, kinds in options_of_methods().items():
         helps = []
         for method, kind in kinds.items():
-            default = kind._field_defaults[name]
-            default = default[0] if isinstance(default, tuple) else default
+            field = fields_of(kind)[name]
+            default = field.default[0] if field.kind is tuple else field.default
             ends = "" if default in (None, "") else f", default {default}"
-            helps.append(f"Of --method={method}: {options_of(kind)[name][1].help}{ends}.")
-        hint, option = options_of(kind)[name]
-        define_flag(name, hint, None, " ".join(helps), option.among)
-    define_flag("target_perplexity", float, None, TARGET)
-    commands.define_workdir("Directory of a run that train.py made.")
-    flags.adopt_module_key_flags(commands)  # --help shows them
+            helps.append(f"Of --method={method}: {field.option.help}{ends}.")
+        define_option(name, field._replace(default=None), " ".join(helps))
+    define_options(Evaluate, commands.Workdir, commands.Allow, commands.Hosts)
 
 
 def options_of_methods() -> dict[str, dict[str, type]]:
     """Returns, for each option, the methods that have it and their classes of options."""
-    options = {}
+    kinds = {}
     for method, each in METHODS.items():
-        for name in options_of(each.options):
-            options.setdefault(name, {})[method] = each.options
-    return options
+        for name in fields_of(each.options):
+            kinds.setdefault(name, {})[method] = each.options
+    return kinds
 
 
 def main():
     """Evaluates as the flags say."""
-    contexts = flag_value("context", tuple[int, ...])
-    target = flags.FLAGS.target_perplexity
-    if target is not None and not target > 0:
-        raise InputError(f"--target_perplexity must be above 0, such as 80, got {target:g}")
-    options = {}
+    contexts, target = options(Evaluate)
+    of_method = {}
     for method in METHODS.values():
-        options |= flag_values(method.options)
-    options = {name: value for name, value in options.items() if value is not None}
-    fields = flag_values(Request, without=("context",))
-    request = Request(**fields, context=contexts[0], options=options)
-    workdir, others = commands.workdir()
-    hosts.initialize(*others)
+        for name, field in fields_of(method.options).items():
+            if (value := option_value(name, field)) is not None:
+                of_method[name] = value
+    request = options(Request, without=("context",))
+    request = request._replace(context=contexts[0], options=of_method)
+    workdir = commands.workdir()
+    hosts.initialize(*options(commands.Hosts))
     with hosts.fail_together():
         results = evaluate_contexts(workdir, request, contexts)
     best = min(result["perplexity"] for result in results)

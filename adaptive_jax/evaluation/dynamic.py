@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adaptive_jax.config.options import Option
 from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import (
     PLAIN,

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from adaptive_jax.config.options import Option, check
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.known import CORPORA
@@ -22,7 +23,6 @@ from adaptive_jax.evaluation.distributions import of_passage
 from adaptive_jax.evaluation.frequency import BINS, PAPER, check_edges, words_of
 from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended
-from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.results import MEASURED, print_result, write
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scores import Scores
@@ -52,7 +52,7 @@ SHARE = "Share of the words that keep their entries in a lexicon; default: that 
 
 
 class Request(NamedTuple):
-    """Evaluation to run. The fields with an `Option` are flags of the command.
+    """Evaluation to run. Its fields but `options` are flags of the command.
 
     options: of the method, fields of `Cache`, `Neighbours` or `Dynamic`.
     """
@@ -188,7 +188,7 @@ def evaluate_contexts(
 
 def _check_request(request):
     """Checks what needs no run; returns the method with its options."""
-    check_options(request, named=("sample_words",) if request.sample_words else ())
+    check(request, stated=("sample_words",) if request.sample_words else ())
     check_edges(request.bins)
     score = prepared(request.method, request.options)
     several = [

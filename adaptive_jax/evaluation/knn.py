@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from adaptive_jax.config.options import Option
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.evaluation.cache import WEIGHT, Floats, interpolations
 from adaptive_jax.evaluation.nearest import nearest, none_yet
-from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Evaluation, Progress, ScoreOptions, scores
 from adaptive_jax.files import in_bucket, new_directory

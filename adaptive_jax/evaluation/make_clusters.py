@@ -14,19 +14,13 @@ from absl import flags
 
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
+from adaptive_jax.config.options import Option, PositiveInt, check
 from adaptive_jax.data.vocabulary.clustering import WAYS, by_label, nearest_known, run_way
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.options import (
-    Option,
-    check_options,
-    define_flag,
-    define_option_flags,
-    flag_values,
-)
 from adaptive_jax.files import path_of
 from adaptive_jax.numerics.bands import band_sizes
 from adaptive_jax.planning.cutoffs import Workload, equal_products
@@ -34,23 +28,40 @@ from adaptive_jax.planning.cutoffs import Workload, equal_products
 WIDTH = 400  # of band 0, from which the bands narrow (Apostoae 2019, Table 4.1)
 
 
-VECTORS = "Workdir of a run, or a text file of vectors: plain, .gz, .xz, .bz2 or .zip."
-FACTOR = f"frequency, autoencoder: words times width are equal; widths narrow from {WIDTH} by it."
-CUTOFFS = "frequency, autoencoder: where clusters begin, instead of equal words times width."
-WORDS = "vocabulary.txt, or the workdir of a run; default: the words of --config's corpus."
-OUTPUT = "The file to write; default: output.clusters of --config."
 STOPPED = "stopped: nothing was written"
 
 
 class Clustering(NamedTuple):
-    """Options of the command."""
+    """Clusters to make.
 
-    method: Annotated[str, Option("How words are put into clusters.", among=WAYS)] = "frequency"
-    embeddings: Annotated[str, Option(VECTORS)] = ""
-    clusters: Annotated[int, Option("Their number.", "[1, inf)")] = 3
-    factor: Annotated[int, Option(FACTOR, "[1, inf)")] = 3
-    cutoffs: Annotated[tuple[int, ...], Option(CUTOFFS)] = ()
-    seed: Annotated[int, Option("Of k-means or mixture.", "[0, 4294967296)")] = 0
+    Attributes:
+        method: How words are put into clusters.
+        embeddings: Workdir of a run, or a text file of vectors: plain, .gz, .xz, .bz2 or .zip.
+        clusters: Their number.
+        factor: frequency, autoencoder: words times width are equal; widths narrow from 400 by it.
+        cutoffs: frequency, autoencoder: where clusters begin, instead of equal words times width.
+        seed: Of k-means or mixture.
+    """
+
+    method: Annotated[str, Option(among=WAYS)] = "frequency"
+    embeddings: str = ""
+    clusters: PositiveInt = 3
+    factor: PositiveInt = 3
+    cutoffs: tuple[int, ...] = ()
+    seed: Annotated[int, Option(within="[0, 4294967296)")] = 0
+
+
+class Files(NamedTuple):
+    """The other flags of the command.
+
+    Attributes:
+        vocabulary: vocabulary.txt, or the workdir of a run; default: the words of --config's
+            corpus.
+        output: The file to write; default: output.clusters of --config.
+    """
+
+    vocabulary: str = ""
+    output: str = ""
 
 
 def make_clusters(
@@ -64,7 +75,7 @@ def make_clusters(
         InputError: settings out of range, embeddings that cannot be read, or words that are not in
             order of frequency, as those of a run with clusters.
     """
-    check_options(options)
+    check(options)
     if options.clusters > len(vocabulary):
         raise InputError(
             f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
@@ -199,7 +210,7 @@ def main() -> None:
     path = path_of(output)
     if path.exists():
         raise InputError(f"--output={output} already exists: use another file, or remove it")
-    options = Clustering(**flag_values(Clustering))
+    options = config_flags.options(Clustering)
     vocabulary = _vocabulary(values.vocabulary)
     header, ids, lines = make_clusters(vocabulary, options)
     write_clusters(path, header, [vocabulary.words[i] for i in ids])
@@ -209,9 +220,4 @@ def main() -> None:
 def define_flags() -> None:
     """Defines the flags of the command."""
     config_flags.define()
-    commands.define_allow()
-    flags.adopt_module_key_flags(config_flags)
-    flags.adopt_module_key_flags(commands)
-    define_option_flags(Clustering)
-    define_flag("vocabulary", str, "", WORDS)
-    define_flag("output", str, "", OUTPUT)
+    config_flags.define_options(Clustering, Files, commands.Allow)

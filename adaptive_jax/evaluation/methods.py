@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.config.options import check, fields_of
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation import cache, dynamic, knn
-from adaptive_jax.evaluation.options import check_options, options_of
 from adaptive_jax.evaluation.scoring import Evaluation
 
 # For each setting tried: the options by which it differs, and the nll `[tokens]` in nats
@@ -25,7 +25,7 @@ class Method(NamedTuple):
 
     Attributes:
         score: `score(job, options)`.
-        options: a NamedTuple; its fields with an `Option` are flags of the command.
+        options: a NamedTuple; its fields are flags of the command.
         one_row: where --rows is not given, the split is read in one row.
         new_words: takes words that the model has no vectors of, and --down_weight.
     """
@@ -58,12 +58,12 @@ def prepared(method: str, options: Mapping[str, object]) -> Callable[[Evaluation
     """
     check_known(f"method={method!r}", method, METHODS)
     for key in options:
-        readers = [name for name, each in METHODS.items() if key in options_of(each.options)]
+        readers = [name for name, each in METHODS.items() if key in fields_of(each.options)]
         if method not in readers:
             raise InputError(
                 f"--{key} has no meaning with --method={method}: leave it out, or use"
                 f" --method={' or '.join(readers)}"
             )
     settings = METHODS[method].options(**options)
-    check_options(settings, options)
+    check(settings, options)
     return lambda job: METHODS[method].score(job, settings)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_not_negative
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_within
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.letters import Chunks
 from adaptive_jax.numerics.arrays import exists, ids, look_up, nan_if_missing
@@ -96,7 +96,7 @@ class GroC(CharacterCNN):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(0, relations=self.relations, definition=self.definition)
-        check_not_negative(init_range=self.init_range)
+        check_within("[0, inf)", init_range=self.init_range)
         if not self.init_range:
             raise InputError("init_range=0 must be above 0")
         check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_rates, check_within
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up, nan_if_missing
 from adaptive_jax.numerics.bands import Band, own_rows
 from adaptive_jax.numerics.layers import WordDropout, uniform
@@ -56,7 +56,7 @@ class Lookup(nn.Module):
         check_at_least(1, vocabulary_size=self.vocabulary_size, features=self.features)
         check_at_least(0, width=self.width)
         check_rates(self, "word_dropout")
-        check_not_negative(init_range=self.init_range, init_deviation=self.init_deviation)
+        check_within("[0, inf)", init_range=self.init_range, init_deviation=self.init_deviation)
         if self.init_range and self.init_deviation:
             ranges = f"init_range={self.init_range} and init_deviation={self.init_deviation}"
             raise InputError(f"one of {ranges} must be 0")

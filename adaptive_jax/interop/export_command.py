@@ -13,23 +13,38 @@ jax.export.deserialize; its arrays; the words.
 files.
 """
 
-from absl import flags
+from typing import Annotated, NamedTuple
 
 from adaptive_jax.config import commands
+from adaptive_jax.config.flags import define_options, options
+from adaptive_jax.config.options import Option
 from adaptive_jax.errors import InputError
 
-OUTPUT = flags.DEFINE_string("output", None, "New directory to write.")
-FORMAT = flags.DEFINE_enum("format", "safetensors", ["safetensors", "stablehlo"], "What to write.")
-CHECKPOINT = commands.define_checkpoint()
-ROWS = flags.DEFINE_integer(
-    "rows", 1, "Of --format=stablehlo: rows that the program scores at once."
-)
-WINDOW = flags.DEFINE_integer(
-    "window", None, "Of --format=stablehlo: tokens of a row. Default: as in training."
-)
-commands.define_workdir("Directory of a run that train.py made.")
-flags.adopt_module_key_flags(commands)  # --help shows them
+OF_PROGRAM = Option(within="[1, inf)", only=("format", "stablehlo"))
 STOPPED = "stopped: nothing was written; the same command exports anew"
+
+
+class Export(NamedTuple):
+    """Flags of the command.
+
+    Attributes:
+        output: New directory to write.
+        format: What to write.
+        checkpoint: best (by validation), latest, or a step.
+        rows: Of --format=stablehlo: rows that the program scores at once; default: 1.
+        window: Of --format=stablehlo: tokens of a row; default: as in training.
+    """
+
+    output: str = ""
+    format: Annotated[str, Option(among=("safetensors", "stablehlo"))] = "safetensors"
+    checkpoint: str = "best"
+    rows: Annotated[int | None, OF_PROGRAM] = None
+    window: Annotated[int | None, OF_PROGRAM] = None
+
+
+def define_flags() -> None:
+    """Defines the flags of the command."""
+    define_options(Export, commands.Workdir, commands.Allow, commands.Hosts)
 
 
 def main():
@@ -39,16 +54,11 @@ def main():
     # After the flags: --help and their errors should not wait for jax.
     from adaptive_jax.parallel import hosts
 
-    if not OUTPUT.value:
+    chosen = options(Export)
+    if not chosen.output:
         raise InputError("--output is missing: pass --output=DIRECTORY")
-    for flag in ROWS, WINDOW:
-        if flag.present and FORMAT.value == "safetensors":
-            raise InputError(
-                f"--{flag.name} has no effect with --format=safetensors: leave it out, or use"
-                " --format=stablehlo"
-            )
-    shape = Shape(ROWS.value, WINDOW.value) if FORMAT.value == "stablehlo" else None
-    workdir, host = commands.workdir()
-    hosts.initialize(*host)
+    shape = Shape(chosen.rows or 1, chosen.window) if chosen.format == "stablehlo" else None
+    workdir = commands.workdir()
+    hosts.initialize(*options(commands.Hosts))
     with hosts.fail_together():
-        export(workdir, OUTPUT.value, CHECKPOINT.value, shape)
+        export(workdir, chosen.output, chosen.checkpoint, shape)

@@ -11,7 +11,7 @@ from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
 from adaptive_jax.config.classes import make
-from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
@@ -206,7 +206,6 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
             `output.clusters`, which the vocabulary must follow, too, see
             `adaptive_jax.data.vocabulary.clusters.in_clusters`.
     """
-    check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
     dtype = jnp.dtype(config["dtype"])
     body = make("body", BODIES, config["body"], dtype=dtype)
     words = {"vocabulary_size": vocabulary_size, "dtype": dtype}

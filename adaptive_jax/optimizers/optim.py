@@ -12,9 +12,8 @@ evaluated in place of the parameters are a field `average`.
 """
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +21,29 @@ import numpy as np
 import optax
 from optax import tree_utils
 
-from adaptive_jax.config.classes import find, make, parameters_of
-from adaptive_jax.errors import InputError, check_at_least, check_known, one_line
+from adaptive_jax.config.classes import find, make
+from adaptive_jax.config.options import (
+    Field,
+    Option,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    fields_of,
+)
+from adaptive_jax.errors import InputError, check_known, one_line
 from adaptive_jax.optimizers.nt_asgd import FORMS, descend_and_average
-from adaptive_jax.optimizers.schedules import SCHEDULES, check, scheduled
+from adaptive_jax.optimizers.schedules import SCHEDULES, scheduled
+
+Rate = PositiveFloat
+Norm = Annotated[float | None, Option(within="(0, inf]")]
 
 
 def nag(
-    learning_rate: float = 1.0,
+    learning_rate: Rate = 1.0,
     *,
-    momentum: float = 0.99,
-    clip_norm: float | None = 0.1,
-    decoupled_decay: float = 0.0,
+    momentum: Share = 0.99,
+    clip_norm: Norm = 0.1,
+    decoupled_decay: Share = 0.0,
 ) -> optax.GradientTransformation:
     """Nesterov's accelerated gradient of gradients clipped to a global norm (Baevski & Auli 2019,
     section 4.5).
@@ -44,18 +54,14 @@ def nag(
         clip_norm: the largest norm of all gradients together; None does not clip.
         decoupled_decay: an update shrinks every parameter by this share times the learning rate, as
             in fairseq.
-
-    Raises:
-        InputError: a number out of range.
     """
-    _check_share("momentum", momentum)
     clipped = _clipped(clip_norm, clip=optax.clip_by_global_norm)
     trace = optax.trace(decay=momentum, nesterov=True)
     return optax.chain(*clipped, trace, *_descent(learning_rate, decoupled_decay))
 
 
 def sgd(
-    learning_rate: float = 1.0, *, clip_norm: float | None = 0.25, l2_decay: float = 0.0
+    learning_rate: Rate = 1.0, *, clip_norm: Norm = 0.25, l2_decay: Share = 0.0
 ) -> optax.GradientTransformation:
     """Gradient descent.
 
@@ -65,22 +71,19 @@ def sgd(
             the norm; None does not clip.
         l2_decay: share of every parameter that is added to its gradient after clipping, as PyTorch
             does.
-
-    Raises:
-        InputError: a number out of range.
     """
     return optax.chain(*_clipped(clip_norm, l2_decay), *_descent(learning_rate))
 
 
 def adam(
-    learning_rate: float = 1e-3,
+    learning_rate: Rate = 1e-3,
     *,
-    epsilon: float = 1e-8,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    clip_norm: float | None = 0.25,
-    l2_decay: float = 0.0,
-    decoupled_decay: float = 0.0,
+    epsilon: Annotated[float, Option(within="(0, 1)")] = 1e-8,
+    b1: Share = 0.9,
+    b2: Share = 0.999,
+    clip_norm: Norm = 0.25,
+    l2_decay: Share = 0.0,
+    decoupled_decay: Share = 0.0,
 ) -> optax.GradientTransformation:
     """Adam (Kingma & Ba 2015), with weight decay inside the gradient, as PyTorch's Adam has it, or
     apart from it, as AdamW.
@@ -93,13 +96,7 @@ def adam(
         b1, b2: decay rates of the means of gradients and of their squares.
         decoupled_decay: an update shrinks every parameter by this share times the learning rate
             (Loshchilov & Hutter 2019).
-
-    Raises:
-        InputError: a number out of range.
     """
-    check(0 < epsilon < 1, "optimizer.epsilon", epsilon, "above 0 and less than 1")
-    _check_share("b1", b1)
-    _check_share("b2", b2)
     scale = optax.scale_by_adam(b1, b2, epsilon)
     return optax.chain(
         *_clipped(clip_norm, l2_decay), scale, *_descent(learning_rate, decoupled_decay)
@@ -107,12 +104,12 @@ def adam(
 
 
 def nt_asgd(
-    learning_rate: float = 30.0,
+    learning_rate: Rate = 30.0,
     *,
-    nonmono: int = 5,
-    form: str = "paper",
-    clip_norm: float | None = 0.25,
-    l2_decay: float = 1.2e-6,
+    nonmono: PositiveInt = 5,
+    form: Annotated[str, Option(among=FORMS)] = "paper",
+    clip_norm: Norm = 0.25,
+    l2_decay: Share = 1.2e-6,
 ) -> optax.GradientTransformation:
     """NT-ASGD: gradient descent that takes averages once the validation loss stops falling (Merity
     et al. 2018, algorithm 1).
@@ -135,20 +132,17 @@ def nt_asgd(
             more.
         form: "paper", or "torch" for the trajectories of the public code: a rate that lags, and
             averages from the second update.
-
-    Raises:
-        InputError: a number out of range, or an unknown form.
     """
-    check_at_least(1, **{"optimizer.nonmono": nonmono})
-    return _averaging(learning_rate, nonmono, form, clip_norm, l2_decay)
+    clipped = _clipped(clip_norm, l2_decay)
+    return optax.chain(*clipped, descend_and_average(learning_rate, nonmono, form))
 
 
 def asgd(
-    learning_rate: float = 30.0,
+    learning_rate: Rate = 30.0,
     *,
-    form: str = "paper",
-    clip_norm: float | None = 0.25,
-    l2_decay: float = 1.2e-6,
+    form: Annotated[str, Option(among=FORMS)] = "paper",
+    clip_norm: Norm = 0.25,
+    l2_decay: Share = 1.2e-6,
 ) -> optax.GradientTransformation:
     """Averaged gradient descent (Polyak & Juditsky 1992): `nt_asgd` whose averages begin with the
     first update, as the public code of AWD-LSTM finetunes.
@@ -158,17 +152,8 @@ def asgd(
     Args:
         learning_rate: the highest; the schedule says when.
         form: "paper" or "torch", see `nt_asgd`.
-
-    Raises:
-        InputError: a number out of range, or an unknown form.
     """
-    return _averaging(learning_rate, 0, form, clip_norm, l2_decay)
-
-
-def _averaging(learning_rate, nonmono, form, clip_norm, l2_decay):
-    check_known(f"optimizer.form={form!r}", form, FORMS)
-    clipped = _clipped(clip_norm, l2_decay)
-    return optax.chain(*clipped, descend_and_average(learning_rate, nonmono, form))
+    return nt_asgd(learning_rate, nonmono=0, form=form, clip_norm=clip_norm, l2_decay=l2_decay)
 
 
 OPTIMIZERS = {"nag": nag, "sgd": sgd, "adam": adam, "nt_asgd": nt_asgd, "asgd": asgd}
@@ -207,7 +192,7 @@ def is_of_optax(name: str) -> bool:
     return name not in OPTIMIZERS and ":" not in name
 
 
-def arguments(name: str) -> dict[str, inspect.Parameter]:
+def arguments(name: str) -> Mapping[str, Field]:
     """The arguments that a config may set of the optimizer `optimizer.name`.
 
     Those of optax are numbers or text, a `learning_rate` without a default has 1e-3; beside them
@@ -216,12 +201,19 @@ def arguments(name: str) -> dict[str, inspect.Parameter]:
     Raises:
         InputError: as `optimizer_named`.
     """
-    parameters, common = parameters_of(optimizer_named(name)), parameters_of(sgd)
+    fields, common = fields_of(optimizer_named(name)), fields_of(sgd)
     if not is_of_optax(name):
-        return dict(parameters)
-    keys = {key: key_of for key, p in parameters.items() if (key_of := _key(p))}
-    keys["clip_norm"] = common["clip_norm"].replace(default=None)
-    return keys | {"l2_decay": common["l2_decay"]}
+        return fields
+    rate = fields["learning_rate"].default
+    changed = {
+        "learning_rate": common["learning_rate"]._replace(
+            default=rate if isinstance(rate, float) else 1e-3
+        ),
+        "clip_norm": common["clip_norm"]._replace(default=None),
+        "l2_decay": common["l2_decay"],
+    }
+    fields = fields | changed
+    return {key: field for key, field in fields.items() if _is_plain(field)}
 
 
 def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
@@ -322,7 +314,6 @@ def _waiting(state):
 
 def _descent(learning_rate, decay=0.0):
     """Decoupled weight decay, then a step against the direction."""
-    _check_share("decoupled_decay", decay)
     decayed = [optax.add_decayed_weights(decay)] if decay else []
     return *decayed, optax.scale_by_learning_rate(learning_rate)
 
@@ -337,29 +328,18 @@ def _clip_as_torch(clip_norm):
 
 def _clipped(clip_norm, l2_decay=0.0, clip=_clip_as_torch):
     """Clipping, then L2 decay."""
-    check(clip_norm is None or clip_norm > 0, "optimizer.clip_norm", clip_norm, "above 0, or none")
-    _check_share("l2_decay", l2_decay)
     clipping = [] if clip_norm is None else [clip(clip_norm)]
     return *clipping, *([optax.add_decayed_weights(l2_decay)] if l2_decay else [])
 
 
-def _check_share(key, value):
-    check(0 <= value < 1, f"optimizer.{key}", value, "from 0 to less than 1")
+def _is_plain(field):
+    """True for a number or text, or a number that may be None."""
+    if field.default is None:
+        return field.kind in (float, int)
+    return isinstance(field.default, bool | int | float | str)
 
 
-def _key(parameter):
-    """An argument of an optimizer of optax as a key of a config, which is a number or text; None if
-    it is neither.
-    """
-    default, kinds = parameter.default, typing.get_args(parameter.annotation)
-    if parameter.name == "learning_rate":
-        default = default if isinstance(default, float) else 1e-3
-    if default is None and (kind := next((k for k in (float, int) if k in kinds), None)):
-        annotation = kind | None
-    elif isinstance(default, bool | int | float | str):
-        annotation = type(default) | None if type(None) in kinds else type(default)
-    else:
-        return None
-    return inspect.Parameter(
-        parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
+def _is_optimizer(name, function):
+    if not inspect.isfunction(function) or name.startswith(PARTS):
+        return False
+    return "learning_rate" in inspect.signature(function).parameters

@@ -5,32 +5,33 @@ losses; and `scheduled`, which gives any optimizer of optax these rates.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.config.options import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Option,
+    PositiveInt,
+    Share,
+)
+from adaptive_jax.errors import InputError
 
 LAST = 2**31 - 1  # updates that a schedule can count
-
-
-def check(right: bool, key: str, value: object, must: str) -> None:
-    """Raises InputError, `KEY=VALUE must be MUST`, unless `right`."""
-    if not right:
-        raise InputError(f"{key}={value} must be {must}")
 
 
 def cosine_cycles(
     learning_rate: float,
     *,
-    min_learning_rate: float = 1e-5,
-    warmup_from: float = 1e-7,
-    warmup_steps: int = 500,
-    cycle_steps: int = 1_000,
-    cycles: int = 3,
-    shrink: float = 0.75,
+    min_learning_rate: NonNegativeFloat = 1e-5,
+    warmup_from: NonNegativeFloat = 1e-7,
+    warmup_steps: NonNegativeInt = 500,
+    cycle_steps: PositiveInt = 1_000,
+    cycles: Annotated[int, Option(within="[1, 30]")] = 3,
+    shrink: Annotated[float, Option(within="(0, 1]")] = 0.75,
 ) -> optax.Schedule:
     """Linear warm-up, then cosine cycles, each twice as long as the one before (Loshchilov & Hutter
     2016).
@@ -51,16 +52,14 @@ def cosine_cycles(
         shrink: factor of the highest and the lowest rate from cycle to cycle.
 
     Raises:
-        InputError: a rate out of range, no cycle, or a cycle of no length.
+        InputError: a rate above `learning_rate`, or more updates than 32 bits count.
     """
-    check_at_least(1, **{"schedule.cycles": cycles, "schedule.cycle_steps": cycle_steps})
-    if cycles > 30 or warmup_steps + cycle_steps * (2**cycles - 1) > LAST:
-        setting = f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}"
-        raise InputError(f"{setting} must be at most {LAST:,} updates")
-    _check_warm_up(learning_rate, warmup_from, warmup_steps)
-    lowest, highest = min_learning_rate, f"from 0 to optimizer.learning_rate={learning_rate}"
-    check(0 <= lowest <= learning_rate, "schedule.min_learning_rate", lowest, highest)
-    check(0 < shrink <= 1, "schedule.shrink", shrink, "above 0 and at most 1")
+    if (updates := warmup_steps + cycle_steps * (2**cycles - 1)) > LAST:
+        raise InputError(
+            f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,} must be at most"
+            f" {LAST:,} updates, got {updates:,}"
+        )
+    _check_rates(learning_rate, min_learning_rate=min_learning_rate, warmup_from=warmup_from)
     falling = optax.sgdr_schedule(
         [
             dict(
@@ -80,7 +79,10 @@ def cosine_cycles(
 
 
 def constant(
-    learning_rate: float, *, warmup_from: float = 1e-7, warmup_steps: int = 500
+    learning_rate: float,
+    *,
+    warmup_from: NonNegativeFloat = 1e-7,
+    warmup_steps: NonNegativeInt = 500,
 ) -> optax.Schedule:
     """Linear warm-up, then one rate to the end.
 
@@ -90,11 +92,11 @@ def constant(
         warmup_steps: updates of the warm-up; 0: none.
 
     Raises:
-        InputError: a number out of range.
+        InputError: `warmup_from` is above `learning_rate`.
     """
-    _check_warm_up(learning_rate, warmup_from, warmup_steps)
     if not warmup_steps:
         return lambda count: jnp.asarray(learning_rate, float)
+    _check_rates(learning_rate, warmup_from=warmup_from)
 
     def rate(count):
         # JAX would divide a whole number in float32 where float64 is on.
@@ -106,7 +108,7 @@ def constant(
 
 
 def inverse_square_root(
-    learning_rate: float, *, warmup_from: float = 1e-7, warmup_steps: int = 500
+    learning_rate: float, *, warmup_from: NonNegativeFloat = 1e-7, warmup_steps: PositiveInt = 500
 ) -> optax.Schedule:
     """Linear warm-up, then a rate proportional to 1 / √(updates done) (Vaswani et al. 2017,
     equation 3).
@@ -117,9 +119,8 @@ def inverse_square_root(
         warmup_steps: updates of the warm-up; after four times as many the rate is half the highest.
 
     Raises:
-        InputError: a number out of range.
+        InputError: as `constant`.
     """
-    check_at_least(1, **{"schedule.warmup_steps": warmup_steps})
     rising = constant(learning_rate, warmup_from=warmup_from, warmup_steps=warmup_steps)
     return lambda count: (
         rising(count)
@@ -151,26 +152,15 @@ class Plateau:
         divisions: how many there are; the last one ends the run, whose rates are as many; 0: no
             end.
 
-    Raises:
-        InputError: a number out of range.
     """
 
     learning_rate: float
-    warmup_from: float = 1e-7
-    warmup_steps: int = 500
-    factor: float = 2.0
-    patience: int = 1
-    threshold: float = 1e-4
-    divisions: int = 0
-
-    def __post_init__(self):
-        _check_warm_up(self.learning_rate, self.warmup_from, self.warmup_steps)
-        check(1 < self.factor < math.inf, "schedule.factor", self.factor, "above 1 and finite")
-        check(
-            0 <= self.threshold < 1, "schedule.threshold", self.threshold, "from 0 to less than 1"
-        )
-        check_at_least(1, **{"schedule.patience": self.patience})
-        check_at_least(0, **{"schedule.divisions": self.divisions})
+    warmup_from: NonNegativeFloat = 1e-7
+    warmup_steps: NonNegativeInt = 500
+    factor: Annotated[float, Option(within="(1, inf)")] = 2.0
+    patience: PositiveInt = 1
+    threshold: Share = 1e-4
+    divisions: NonNegativeInt = 0
 
     def __call__(self, count):
         """The rate after `count` updates, divisions left out."""
@@ -259,12 +249,10 @@ def scheduled(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check_warm_up(learning_rate, warmup_from, warmup_steps):
-    check_at_least(0, **{"schedule.warmup_steps": warmup_steps})
-    rate, highest = learning_rate, f"from 0 to learning_rate={learning_rate:g}"
-    check(0 < rate < math.inf, "optimizer.learning_rate", rate, "above 0 and finite")
-    most = rate if warmup_steps else math.inf  # without a warm-up it has no effect
-    check(0 <= warmup_from <= most, "schedule.warmup_from", warmup_from, highest)
+def _check_rates(highest, **rates):
+    for name, rate in rates.items():
+        if rate > highest:
+            raise InputError(f"schedule.{name} must be in [0, {highest:g}], got {rate!r}")
 
 
 SCHEDULES = {

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 
 from adaptive_jax.data.batches.layouts import check_layout, scored_break_mode
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes
 from adaptive_jax.model.language_model import LanguageModel, band_shapes, parameter_shapes
 from adaptive_jax.optimizers.layerwise import Parts
@@ -140,9 +140,6 @@ def divide_update(config: Mapping, devices: int, hosts: int = 1) -> Division:
     """
     batches, held = config["batches"], config["tokens_per_device"]
     length = batches["sequence_length"]
-    check_at_least(
-        1, steps=config["steps"], keep=config["keep"], **{"batches.sequence_length": length}
-    )
     check_layout(batches["break_mode"], batches["layout"])
     check_layout(scored_break_mode(config), batches["layout"], "evaluate_break_mode")
     rows, rest = divmod(config["tokens_per_update"], length)

@@ -13,41 +13,37 @@ says more.
 import json
 import sys
 from collections.abc import Iterator
+from typing import Annotated, NamedTuple
 
 from absl import flags
 
 from adaptive_jax.config import commands
+from adaptive_jax.config.flags import define_options, options
+from adaptive_jax.config.options import Option
 from adaptive_jax.errors import InputError
 from adaptive_jax.text.files import STDIN, TextFiles
 from adaptive_jax.text.options import Options
 
-PROMPT = flags.DEFINE_multi_string(
-    "prompt", None, "Text to write on from; give the flag again for several."
-)
-PROMPTS = flags.DEFINE_string("prompts", None, "File with a prompt a line, or - for stdin.")
-CHECKPOINT = commands.define_checkpoint()
-FORMAT = flags.DEFINE_enum(
-    "format", "text", ["text", "jsonl"], "text, or a JSON object for each text."
-)
-HELP = {
-    "words": "Words to write at most; the end of a line is one.",
-    "lines": "Stop after this many ends of lines; 0: do not.",
-    "temperature": "Draw words in proportion to p^(1/temperature); 0: always the likeliest word.",
-    "top_k": "Draw among the k most probable words; 0: among all.",
-    "top_p": "Draw among the most probable words that hold this share of the probability.",
-    "beams": "Search for the most probable text with this many hypotheses; 0: draw.",
-    "samples": "Texts for each prompt; of a beam search the best ones.",
-    "seed": "Of the draws.",
-    "window": "Tokens that a transformer sees at most; 0: as many as it was trained with.",
-    "avoid": "Words that are never written, separated by commas; --avoid= for none.",
-}
-DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, tuple: flags.DEFINE_list}
-OPTIONS = [
-    DEFINE[type(default)](name, list(default) if name == "avoid" else default, HELP[name])
-    for name, default in Options._field_defaults.items()
-]
-commands.define_workdir("Directory of a run that train.py made.", several_hosts=False)
-flags.adopt_module_key_flags(commands)  # --help shows them
+
+class Generate(NamedTuple):
+    """Flags of the command besides --prompt and those of `Options`.
+
+    Attributes:
+        prompts: File with a prompt a line, or - for stdin.
+        checkpoint: best (by validation), latest, or a step.
+        format: text, or a JSON object for each text.
+    """
+
+    prompts: str = ""
+    checkpoint: str = "best"
+    format: Annotated[str, Option(among=("text", "jsonl"))] = "text"
+
+
+def define_flags() -> None:
+    """Defines the flags of the command."""
+    several = "Text to write on from; give the flag again for several."
+    flags.DEFINE_multi_string("prompt", None, several)
+    define_options(Generate, Options, commands.Workdir, commands.Allow)
 
 
 def typed() -> Iterator[str]:
@@ -68,30 +64,29 @@ def main() -> None:
     import adaptive_jax  # after the flags: --help and their errors should not wait for jax
     from adaptive_jax.text.generate import Writer
 
-    workdir, _ = commands.workdir()
-    options = Options(**{flag.name: flag.value for flag in OPTIONS})
-    avoid = [word for word in options.avoid if word]
-    if options.avoid[1:] and len(avoid) < len(options.avoid):
-        words = ",".join(options.avoid)
+    workdir, command, writing = commands.workdir(), options(Generate), options(Options)
+    if "" in writing.avoid[1:]:
+        words = ",".join(writing.avoid)
         raise InputError(f"--avoid={words} has an empty word: write a comma as '\",\"'")
-    options = options._replace(avoid=avoid)
-    options.check()
-    if PROMPT.value and PROMPTS.value:
+    writing = writing._replace(avoid=tuple(filter(None, writing.avoid)))
+    writing.check()
+    prompts = flags.FLAGS.prompt
+    if prompts and command.prompts:
         raise InputError("--prompt and --prompts are both given: use one of them")
-    prompts = PROMPT.value
     if not prompts:
-        asks = not PROMPTS.value and sys.stdin is not None and sys.stdin.isatty()
-        prompts = typed() if asks else TextFiles([PROMPTS.value or STDIN])
-    model, prompt = adaptive_jax.load(workdir, CHECKPOINT.value), None
+        asks = not command.prompts and sys.stdin is not None and sys.stdin.isatty()
+        prompts = typed() if asks else TextFiles([command.prompts or STDIN])
+    model, prompt = adaptive_jax.load(workdir, command.checkpoint), None
     for prompt in prompts:
-        show(Writer(model.decoder, model.lines, prompt, options), prompt, options.samples)
+        writer = Writer(model.decoder, model.lines, prompt, writing)
+        show(writer, prompt, writing.samples, command.format)
     if prompt is None:
         raise InputError("there is no prompt: pass --prompt=TEXT, or text on stdin")
 
 
-def show(writer, prompt: str, samples: int) -> None:
+def show(writer, prompt: str, samples: int, form: str) -> None:
     """Prints what is written after a prompt; a single text word by word."""
-    if FORMAT.value == "jsonl":
+    if form == "jsonl":
         for one in writer.continuations():
             columns = {
                 "prompt": prompt,

@@ -1,12 +1,17 @@
 """The options of scoring and of writing text, most of which are flags of their commands."""
 
-import math
-import numbers
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
 
+from adaptive_jax.config.options import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Option,
+    PositiveInt,
+    check,
+)
 from adaptive_jax.data.vocabulary.words import UNKNOWN
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import InputError, check_known
 
 CONTEXTS = "none", "previous"
 COLDEST = 0.01  # below, numbers of float32 no longer tell words apart
@@ -36,17 +41,16 @@ class ScoreConfig(NamedTuple):
         rank_and_entropy: also compute these two, from the probabilities of all words.
     """
 
-    context_from: str = "none"
+    context_from: Annotated[str, Option(among=CONTEXTS)] = "none"
     given: str = ""
-    window: int = 0
-    context: int | None = None
+    window: NonNegativeInt = 0
+    context: Annotated[int | None, Option(within="[0, inf)")] = None
     eager: bool = False
     rank_and_entropy: bool = False
 
     def check(self) -> None:
         """Checks the ranges. Raises InputError: one is wrong, or `context_from` is unknown."""
-        check_known(f"context_from={self.context_from!r}", self.context_from, CONTEXTS)
-        check_at_least(0, window=self.window, context=0 if self.context is None else self.context)
+        check(self, prefix="")
 
 
 class Options(NamedTuple):
@@ -69,16 +73,16 @@ class Options(NamedTuple):
         avoid: words that are never written; `<unk>` may be among them though the run has none.
     """
 
-    words: int = 100
-    lines: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    beams: int = 0
-    samples: int = 1
-    seed: int = 0
-    window: int = 0
-    avoid: Sequence[str] = (UNKNOWN,)
+    words: PositiveInt = 100
+    lines: NonNegativeInt = 0
+    temperature: NonNegativeFloat = 1.0
+    top_k: NonNegativeInt = 0
+    top_p: Annotated[float, Option(within="(0, 1]")] = 1.0
+    beams: NonNegativeInt = 0
+    samples: PositiveInt = 1
+    seed: Annotated[int, Option(within="[0, 4294967296)")] = 0
+    window: NonNegativeInt = 0
+    avoid: tuple[str, ...] = (UNKNOWN,)
 
     def check(self) -> None:
         """Checks the ranges.
@@ -87,29 +91,13 @@ class Options(NamedTuple):
             InputError: a number out of range, more samples than beams, or settings of draws where
                 nothing is drawn.
         """
-        listed = isinstance(self.avoid, Collection) and not isinstance(self.avoid, str)
-        if not listed or not all(word and isinstance(word, str) for word in self.avoid):
-            raise InputError(f"avoid={self.avoid!r} must be a list of words")
-        check_at_least(1, words=self.words, samples=self.samples)
-        check_at_least(
-            0,
-            lines=self.lines,
-            top_k=self.top_k,
-            beams=self.beams,
-            seed=self.seed,
-            window=self.window,
-        )
-        if self.seed >= 1 << 32:
-            raise InputError(f"seed={self.seed} must be less than 2^32")
-        if not isinstance(self.temperature, numbers.Real) or not (
-            self.temperature == 0 or COLDEST <= self.temperature < math.inf
-        ):
+        check(self, prefix="")
+        if isinstance(self.avoid, str) or not all(self.avoid):
+            raise InputError(f"avoid must be a list of words, got {self.avoid!r}")
+        if 0 < self.temperature < COLDEST:
             raise InputError(
-                f"temperature={self.temperature!r} must be 0 (always the most probable word) or at"
-                f" least {COLDEST}"
+                f"temperature must be 0, or in [{COLDEST}, inf), got {self.temperature}"
             )
-        if not isinstance(self.top_p, numbers.Real) or not 0 < self.top_p <= 1:
-            raise InputError(f"top_p={self.top_p!r} must be in (0, 1]")
         unused, cause = (), ""
         if self.beams:
             unused, cause = ("temperature", "top_k", "top_p", "seed"), f"beams={self.beams}"

@@ -13,43 +13,16 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from os.path import exists, expanduser
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from absl import flags
 
 from adaptive_jax.config import commands
+from adaptive_jax.config.flags import define_options, options
+from adaptive_jax.config.options import NonNegativeInt, Option
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.text.files import STDIN, TextFiles
 
-CHECKPOINT = commands.define_checkpoint()
-WORDS = flags.DEFINE_boolean(
-    "words", False, "Print a line for each word instead of each line of text."
-)
-COLUMNS = flags.DEFINE_list(
-    "columns",
-    None,
-    "Of each word: surprisal, rank, entropy, frequency, unseen; default: all. Implies --words.",
-)
-BITS = flags.DEFINE_boolean(
-    "bits", False, "Log-probabilities, surprisal and entropy in bits instead of nats."
-)
-FORMAT = flags.DEFINE_enum(
-    "format", "tsv", ["tsv", "jsonl"], "Columns separated by tabs, or a JSON object a line."
-)
-CONTEXT_FROM = flags.DEFINE_string(
-    "context_from", "none", "none: lines stand alone; previous: each follows the last; or a FILE."
-)
-WINDOW = flags.DEFINE_integer(
-    "window", 0, "Tokens the model reads at once; 0: the sequence length it was trained with."
-)
-CONTEXT = flags.DEFINE_integer(
-    "context", None, "Tokens read again where text is longer than a window; default: half."
-)
-LINE_BUFFERED = flags.DEFINE_boolean(
-    "line_buffered", False, "Score each line as it comes; so it is with text that is typed."
-)
-commands.define_workdir("Directory of a run that train.py made.", several_hosts=False)
-flags.adopt_module_key_flags(commands)  # --help shows them
 POSITIONAL = ["[FILE...]"]
 
 NAMES = ("surprisal", "rank", "entropy", "frequency", "unseen")
@@ -59,6 +32,38 @@ OFTEN = 64  # lines after which the bar moves
 logger = logging.getLogger(__name__)
 
 
+class Score(NamedTuple):
+    """Flags of the command.
+
+    Attributes:
+        checkpoint: best (by validation), latest, or a step.
+        words: Print a line for each word instead of each line of text.
+        columns: Of each word: surprisal, rank, entropy, frequency, unseen; default: all. Implies
+            --words.
+        bits: Log-probabilities, surprisal and entropy in bits instead of nats.
+        format: Columns separated by tabs, or a JSON object a line.
+        context_from: none: lines stand alone; previous: each follows the last; or a FILE.
+        window: Tokens the model reads at once; 0: the sequence length it was trained with.
+        context: Tokens read again where text is longer than a window; default: half.
+        line_buffered: Score each line as it comes; so it is with text that is typed.
+    """
+
+    checkpoint: str = "best"
+    words: bool = False
+    columns: tuple[str, ...] | None = None
+    bits: bool = False
+    format: Annotated[str, Option(among=("tsv", "jsonl"))] = "tsv"
+    context_from: str = "none"
+    window: NonNegativeInt = 0
+    context: Annotated[int | None, Option(within="[0, inf)")] = None
+    line_buffered: bool = False
+
+
+def define_flags() -> None:
+    """Defines the flags of the command."""
+    define_options(Score, commands.Workdir, commands.Allow)
+
+
 def main(*files: str) -> None:
     """Scores these files, or standard input.
 
@@ -66,51 +71,54 @@ def main(*files: str) -> None:
         InputError: no run there, text that cannot be read, no text, settings that do not fit; and
             after everything has been printed, a score that is not finite.
     """
-    workdir, _ = commands.workdir()
-    source, follows = TextFiles(files), CONTEXT_FROM.value in ("none", "previous")
-    if not (follows or CONTEXT_FROM.value == STDIN or exists(expanduser(CONTEXT_FROM.value))):
+    workdir, flags = commands.workdir(), options(Score)
+    source, before = TextFiles(files), flags.context_from
+    follows = before in ("none", "previous")
+    if not (follows or before == STDIN or exists(expanduser(before))):
         choices = "none", "previous", "a file that exists"
-        check_known(f"--context_from={CONTEXT_FROM.value!r}", CONTEXT_FROM.value, choices)
-    context = "" if follows else TextFiles([CONTEXT_FROM.value]).read()
+        check_known(f"--context_from={before!r}", before, choices)
+    context = "" if follows else TextFiles([before]).read()
     from adaptive_jax.text.load import load  # after the flags: their errors do not wait for jax
 
-    model = load(workdir, CHECKPOINT.value)
-    columns = columns_of(model.run.vocabulary)
-    options = {
-        "context_from": CONTEXT_FROM.value if follows else "none",
-        "given": context,
-        "window": WINDOW.value,
-        "context": CONTEXT.value,
-        "rank_and_entropy": bool({"rank", "entropy"} & set(columns)),
-        "eager": LINE_BUFFERED.value or source.terminal,
-    }
+    model = load(workdir, flags.checkpoint)
+    columns = columns_of(model.run.vocabulary, flags)
+    eager = flags.line_buffered or source.terminal
     if source.terminal:
         print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
 
-    scored = checked(shown(model.score(source, **options), source))
-    lines = word_lines(scored, columns) if columns else text_lines(scored)
+    scores = model.score(
+        source,
+        before if follows else "none",
+        given=context,
+        window=flags.window,
+        context=flags.context,
+        rank_and_entropy=bool({"rank", "entropy"} & set(columns)),
+        eager=eager,
+    )
+    scored = checked(shown(scores, source))
+    lines = word_lines(scored, columns, flags) if columns else text_lines(scored, flags)
     out = sys.stdout  # before the bar, which draws what is printed to sys.stdout on its terminal
     for line in lines:
-        print(line, file=out, flush=options["eager"])
+        print(line, file=out, flush=eager)
 
 
-def columns_of(vocabulary) -> tuple[str, ...]:
+def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
     """The columns to print of each word: those of --columns, or all that the run has; none without
     --words.
     """
     from adaptive_jax.data.vocabulary.subwords import Subwords
 
-    if not WORDS.value and COLUMNS.value is None:
+    if not flags.words and flags.columns is None:
         return ()
     names = NAMES[:1] if isinstance(vocabulary, Subwords) else NAMES
-    for column in COLUMNS.value or ():
+    for column in flags.columns or ():
         if column in NAMES and column not in names:
             raise InputError(
                 f"--columns={column!r} is not for sub-word units, which this run has: use"
                 f" --columns={names[0]}"
             )
         check_known(f"--columns={column!r}", column, names)
-    return tuple(COLUMNS.value or names)
+    return flags.columns or names
 
 
 def shown(scored: Iterable, source: TextFiles) -> Iterator:
@@ -158,13 +166,13 @@ def checked(scored: Iterable) -> Iterator:
         )
 
 
-def text_lines(scored: Iterable) -> Iterator[str]:
+def text_lines(scored: Iterable, flags: Score) -> Iterator[str]:
     """A line for each line of text: its log-probability and the line itself; as JSON also its
     words, perplexity and unseen words.
     """
-    unit = BIT if BITS.value else 1.0
+    unit = BIT if flags.bits else 1.0
     for line in scored:
-        if FORMAT.value == "tsv":
+        if flags.format == "tsv":
             yield f"{line.log_prob / unit:.4f}\t{line.text}"
             continue
         of = {"log_prob": line.log_prob / unit, "words": len(line.words)}
@@ -174,12 +182,12 @@ def text_lines(scored: Iterable) -> Iterator[str]:
         yield _json(of | {"text": line.text})
 
 
-def word_lines(scored: Iterable, columns: tuple[str, ...]) -> Iterator[str]:
+def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iterator[str]:
     """A line for each word, after a header if they are columns: number of the line, position of
     the word in it, the word, …
     """
-    unit, names = BIT if BITS.value else 1.0, ["line", "position", "word", *columns]
-    if FORMAT.value == "tsv":
+    unit, names = BIT if flags.bits else 1.0, ["line", "position", "word", *columns]
+    if flags.format == "tsv":
         yield "\t".join(names)
     for number, line in enumerate(scored, start=1):
         of = {
@@ -191,7 +199,7 @@ def word_lines(scored: Iterable, columns: tuple[str, ...]) -> Iterator[str]:
         }
         rows = zip(line.words, *(of[name].tolist() for name in columns), strict=True)
         for position, (word, *row) in enumerate(rows, start=1):
-            if FORMAT.value == "tsv":
+            if flags.format == "tsv":
                 yield "\t".join([str(number), str(position), word, *map(_cell, row)])
             else:
                 yield _json(dict(zip(names, [number, position, word, *row], strict=True)))

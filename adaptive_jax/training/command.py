@@ -11,89 +11,86 @@ of each other; elsewhere each adds --coordinator=HOST:PORT --hosts=N --host=I.
 """
 
 import os
+from typing import Annotated, NamedTuple
 
 from absl import flags
 
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
+from adaptive_jax.config.options import Option
 from adaptive_jax.errors import InputError
 
-config_flags.define()
-DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Print the plan, write it to workdir/plan.json, and stop."
-)
-TARGET = flags.DEFINE_string(
-    "target",
-    None,
-    "With --dry_run: a device that need not be here, such as h100 or v5e:2x2, whose compiler counts"
-    " memory.",
-)
-HOURS = flags.DEFINE_float("hours", None, "How long training may take; short for --config.hours.")
-INIT_FROM = flags.DEFINE_string(
-    "init_from",
-    None,
-    "Workdir of a run from whose parameters this one starts, with its own corpus; short for"
-    " --config.init_from.",
-)
-INIT_CHECKPOINT = flags.DEFINE_string(
-    "init_checkpoint",
-    None,
-    "With --init_from: best, latest or the number of updates; short for --config.init_checkpoint.",
-)
-TUNE_CPU = flags.DEFINE_bool(
-    "tune_cpu", True, "On a CPU, train with large pages of memory and two devices, which is faster."
-)
-EXPLAIN = flags.DEFINE_bool(
-    "explain",
-    False,
-    "Print every key of the config, its default and its meaning, and stop; without --config the"
-    " page docs/configuration.md.",
-)
-commands.define_workdir("Directory of this run: config, vocabulary, metrics, checkpoints.")
-flags.adopt_module_key_flags(commands)  # --help shows them
-flags.adopt_module_key_flags(config_flags)
 STOPPED = (
     "stopped: the same command resumes from the last checkpoint, or starts anew where there is none"
 )
 
 
-def configured():
-    """The config with the values of all flags, and the lines of classes that flags switched."""
-    config, switched = config_flags.config()
-    for flag in HOURS, INIT_FROM, INIT_CHECKPOINT:
-        if flag.value is not None:
-            config[flag.name] = flag.value
-    return config, switched
+class Train(NamedTuple):
+    """Flags of the command.
+
+    Attributes:
+        dry_run: Print the plan, write it to workdir/plan.json, and stop.
+        target: With --dry_run: a device that need not be here, such as h100 or v5e:2x2, whose
+            compiler counts memory.
+        hours: How long training may take; short for --config.hours.
+        init_from: Workdir of a run from whose parameters this one starts, with its own corpus;
+            short for --config.init_from.
+        init_checkpoint: With --init_from: best, latest or the number of updates; short for
+            --config.init_checkpoint.
+        tune_cpu: On a CPU, train with large pages of memory and two devices, which is faster.
+        explain: Print every key of the config, its default and its meaning, and stop; without
+            --config the page docs/configuration.md.
+    """
+
+    dry_run: bool = False
+    target: str | None = None
+    hours: Annotated[float | None, Option(within="[0, inf)")] = None
+    init_from: str | None = None
+    init_checkpoint: str | None = None
+    tune_cpu: bool = True
+    explain: bool = False
+
+
+def define_flags() -> None:
+    """Defines the flags of the command."""
+    config_flags.define()
+    config_flags.define_options(Train, commands.Workdir, commands.Allow, commands.Hosts)
 
 
 def main():
     """Trains as the flags say, or prints the plan or the keys."""
-    if EXPLAIN.value:
+    options = config_flags.options(Train)
+    short = options.hours, options.init_from, options.init_checkpoint
+    short = dict(zip(("hours", "init_from", "init_checkpoint"), short, strict=True))
+    short = {key: value for key, value in short.items() if value is not None}
+    if options.explain:
         from adaptive_jax.config import explain
 
-        has_config = flags.FLAGS["config"].value is not None
-        return print(explain.config(configured()[0]) if has_config else explain.page())
-    workdir, others = commands.workdir()
-    if TARGET.value is not None:
-        if not DRY_RUN.value:
+        if flags.FLAGS["config"].value is None:
+            return print(explain.page())
+        return print(explain.config(config_flags.config()[0] | short))
+    workdir = commands.workdir()
+    if options.target is not None:
+        if not options.dry_run:
             raise InputError(
-                f"--target={TARGET.value} compiles for a device that need not be here: add"
+                f"--target={options.target} compiles for a device that need not be here: add"
                 " --dry_run"
             )
         # Nothing runs, and plugins of devices that are not here would complain.
         os.environ["JAX_PLATFORMS"] = "cpu"
-    tune_cpu = TUNE_CPU.value and TARGET.value is None
+    tune_cpu = options.tune_cpu and options.target is None
     # After the flags: --help and their errors should not wait for jax.
     from adaptive_jax.parallel import processors
 
     if tune_cpu:
         processors.use_large_pages()
-    config, switched = configured()
+    config, switched = config_flags.config()
+    config |= short
     from adaptive_jax.parallel import hosts
     from adaptive_jax.training import loop
     from adaptive_jax.training.dry_run import dry_run
 
-    hosts.initialize(*others)
+    hosts.initialize(*config_flags.options(commands.Hosts))
     if tune_cpu and processors.use_two_devices(config):
         switched = [
             *switched,
@@ -102,9 +99,9 @@ def main():
     for line in switched:
         hosts.log0(line)
     with hosts.fail_together(lambda: loop.resumes(workdir)):
-        if DRY_RUN.value:
-            dry_run(config, workdir, TARGET.value)
+        if options.dry_run:
+            dry_run(config, workdir, options.target)
         else:
-            row, changed = config_flags.published()
-            changed += ["hours"] if HOURS.value else []
+            row, changed = config_flags.published(config)
+            changed += ["hours"] if options.hours else []
             loop.train(config, workdir, (row, changed))

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.config.keys import check_values, resolve
 from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.errors import InputError
@@ -107,6 +106,7 @@ class Checked(NamedTuple):
 def checked(config: dict, workdir: Path, devices: int | None) -> Checked:
     """Finds what is wrong with a run before a long preparation of its corpus.
 
+    config: whole, see `adaptive_jax.config.keys.resolve`.
     devices: that share an update; None leaves that unchecked.
 
     Raises:
@@ -115,7 +115,7 @@ def checked(config: dict, workdir: Path, devices: int | None) -> Checked:
     """
     check_place(workdir)
     begun = begun_config(workdir)
-    config = with_origin(resolve(config), begun)
+    config = with_origin(config, begun)
     check_origin(config, workdir)
     if config["own_text"]:  # whose text is prepared next
         check_config(config, devices)
@@ -134,7 +134,9 @@ def check_config(config: Mapping, devices: int | None) -> Parts:
     devices: as `checked`.
     """
     checked_settings(config["data"])
-    check_values(config)
+    steps, warmup = config["steps"], config["schedule"].get("warmup_steps", 0)
+    if warmup > steps:
+        raise InputError(f"schedule.warmup_steps must be in [0, {steps}], all steps, got {warmup}")
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
     words = config["data"]["vocabulary_size"]

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from adaptive_jax.config import signals
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.prefetch import Prefetcher
@@ -87,7 +88,7 @@ def train(
             stays.
         Stopped: a stop was requested; the message says what was saved.
     """
-    checks = checked(config, workdir, jax.device_count())
+    checks = checked(resolve(config), workdir, jax.device_count())
     config = checks.config
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])

@@ -15,7 +15,6 @@ from adaptive_jax.data.corpora.text import NAMES
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import names_in
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
@@ -134,7 +133,14 @@ def _split(data: dict) -> list[str]:
         )
     file = single_file(data["path"])
     if file is None:
-        _check_place(home_of(data["path"], "data.path"))
+        place = home_of(data["path"], "data.path")
+        entries = place.iterdir() if place.is_dir() else ()
+        names = [entry.name for entry in entries if not entry.name.startswith(".")]
+        if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
+            raise InputError(
+                f"data.path={place} has {len(names)} entries and none is train.txt: join the parts"
+                " of one text in a single file, and pass that"
+            )
         return []
     directory, (train, validation, test) = split_lines(file, cache.directory())
     data["path"] = str(directory)
@@ -142,13 +148,3 @@ def _split(data: dict) -> list[str]:
         f"text         {file} is split: its first {train:,} lines train, the next {validation:,}"
         f" validate, the last {test:,} test; copies in {directory}"
     ]
-
-
-def _check_place(place):
-    """Raises InputError if a directory holds parts of one text."""
-    names = [name for name in names_in(place) if not name.startswith(".")]
-    if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
-        raise InputError(
-            f"data.path={place} has {len(names)} entries and none is train.txt: if they are parts"
-            f" of one text, join them, as by `cat {place}/*.txt > text.txt`, and pass text.txt"
-        )

@@ -11,7 +11,6 @@ import optax
 from optax import tree_utils
 
 from adaptive_jax.data.batches.spans import philox
-from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes, encoders
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.optimizers import optim
@@ -38,15 +37,10 @@ def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransforma
     """A config's optimizer for a model; with sparse updates, `sparse` around it.
 
     Raises:
-        InputError: as `optimizer_of`; a share out of range, or of a model that does not compose all
+        InputError: as `optimizer_of`; a share below 1 of a model that does not compose all
             words.
     """
     dense, share = optimizer_of(config, model), config["compose_share"]
-    if not 0 < share <= 1:
-        raise InputError(
-            f"compose_share={share:g} must be above 0 and at most 1: the share of updates that"
-            " compose words anew"
-        )
     if share == 1:
         return dense
     encoded_shapes(model)

@@ -186,7 +186,7 @@ def test_the_command(trained_copy, quick_command, in_process):
     for flag, says in [
         ("--context=0,many", "--context must be whole numbers, such as 10 or 10,100, got 0,many"),
         ("--context=", "--context must be whole numbers"),
-        ("--target_perplexity=0", "--target_perplexity must be above 0, such as 80, got 0"),
+        ("--target_perplexity=0", "--target_perplexity must be in (0, inf), got 0"),
     ]:
         done = in_process(*arguments, flag)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -4,11 +4,11 @@ from typing import Annotated, NamedTuple
 
 import pytest
 
+from adaptive_jax.config.options import Option
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import command
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.methods import METHODS, Method, prepared
-from adaptive_jax.evaluation.options import Option
 
 
 class Toy(NamedTuple):

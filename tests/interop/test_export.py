@@ -316,10 +316,10 @@ def test_wrong_requests(trained, exported, config, tmp_path, monkeypatch):
             lambda: export(exported, tmp_path / "x", checkpoint="9"),
             "'9': it is a model exported after 240 updates",
         ),
-        (lambda: export(exported, tmp_path / "x", shape=Shape(rows=0)), "rows=0 must be 1 or more"),
+        (lambda: export(exported, tmp_path / "x", shape=Shape(rows=0)), "rows must be in"),
         (
             lambda: export(exported, tmp_path / "x", shape=Shape(window=-1)),
-            "window=-1 must be 1 or more",
+            "window must be in",
         ),
         (
             lambda: export(exported, tmp_path / "x", shape=Shape(window=9_999_999_999)),

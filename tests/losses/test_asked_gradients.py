@@ -263,7 +263,7 @@ def test_scopes_of_a_profile(options):
         ({"table": TABLE.T}, "transpose"),
         ({"table": TABLE[0]}, "[4]"),
         ({"bias": BIAS[1:]}, "[22]"),
-        ({"chunk": 0}, "chunk=0"),
+        ({"chunk": 0}, "chunk"),
     ],
 )
 def test_arguments_are_named_as_the_caller_named_them(wrong, cure):

@@ -203,13 +203,14 @@ ON_HOSTS = """
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.training import command
+command.define_flags()
 def main():
     import errno
     from adaptive_jax.parallel import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
     from adaptive_jax.training import loop, writers
-    workdir, others = commands.workdir()
-    hosts.initialize(*others)
+    workdir = commands.workdir()
+    hosts.initialize(*config_flags.options(commands.Hosts))
     config = config_flags.config()[0]
     with hosts.fail_together():
         %s

@@ -279,16 +279,15 @@ def test_numbers_of_wikitext():
 
 def test_options_that_mean_nothing_are_one_line(model):
     for options, says in [
-        ({"words": 0}, "words=0"),
+        ({"words": 0}, "words must be in"),
         ({"temperature": 0.001}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": "hot"}, "temperature='hot'"),
-        ({"top_p": 0}, "top_p=0"),
-        ({"top_p": "0.9"}, "top_p='0.9'"),
-        ({"top_p": 1.5}, "top_p=1.5 must be in (0, 1]"),
-        ({"avoid": "nonsense"}, "avoid='nonsense' must be a list of words"),
-        ({"avoid": [1]}, "avoid=[1] must be a list of words"),
-        ({"avoid": [""]}, "avoid=[''] must be a list of words"),
+        ({"temperature": "hot"}, "temperature must be in"),
+        ({"top_p": 0}, "top_p must be in"),
+        ({"top_p": "0.9"}, "top_p must be in"),
+        ({"top_p": 1.5}, "top_p must be in (0, 1], got 1.5"),
+        ({"avoid": "nonsense"}, "avoid must be a list of words"),
+        ({"avoid": [""]}, "avoid must be a list of words"),
         ({"prompt": None}, "text must be a string, got None"),
         ({"beams": 2, "samples": 3}, "samples=3"),
         ({"beams": 2, "top_k": 5}, "top_k=5 has no effect with beams=2"),
@@ -298,8 +297,8 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"avoid": ("nonsense",)}, "nonsense"),
         ({"avoid": model.run.vocabulary.words}, "no number"),
         ({"avoid": model.run.vocabulary.words, "beams": 2}, "no number"),
-        ({"seed": -1}, "seed=-1"),
-        ({"seed": 1 << 32}, "less than 2^32"),
+        ({"seed": -1}, "seed must be in"),
+        ({"seed": 1 << 32}, "seed must be in"),
     ]:
         with pytest.raises(InputError) as error:
             model.generate(**{"prompt": "the"} | options)

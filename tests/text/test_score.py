@@ -9,7 +9,6 @@ import json
 import lzma
 import re
 import zipfile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -204,13 +203,11 @@ def test_bad_input_is_one_line(score):
         assert re.fullmatch(r"error: .{1,200}\n", done.stderr), done.stderr
 
 
-def test_columns_of_sub_word_units(monkeypatch):
+def test_columns_of_sub_word_units():
     """They have surprisal alone, which is said of a column that other runs have."""
     words = Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, codes=2)
-    monkeypatch.setattr(score_command, "COLUMNS", SimpleNamespace(value=["rank"]))
-    monkeypatch.setattr(score_command, "WORDS", SimpleNamespace(value=True))
     with refuses("--columns='rank'"):
-        score_command.columns_of(words)
+        score_command.columns_of(words, score_command.Score(columns=("rank",)))
 
 
 def test_archives_of_one_file(tmp_path):

@@ -276,30 +276,29 @@ def test_averages_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    "optimizer, schedule, setting, value, must",
+    "optimizer, schedule, setting, value",
     [
-        ("nag", "constant", "optimizer.decoupled_decay", -1e-6, "from 0 to less than 1"),
-        ("sgd", "constant", "optimizer.clip_norm", 0.0, "above 0"),
-        ("sgd", "constant", "optimizer.l2_decay", 1.0, "from 0 to less than 1"),
-        ("adam", "constant", "optimizer.epsilon", 0.0, "above 0"),
-        ("nt_asgd", "constant", "optimizer.nonmono", 0, "1 or more"),
-        ("sgd", "constant", "optimizer.learning_rate", 0.0, "above 0"),
-        ("sgd", "constant", "schedule.warmup_steps", -1, "0 or more"),
-        ("sgd", "constant", "schedule.warmup_from", -1.0, "from 0 to learning_rate=1"),
-        ("sgd", "constant", "schedule.warmup_from", 2.0, "from 0 to learning_rate=1"),
-        ("sgd", "inverse_square_root", "schedule.warmup_steps", 0, "1 or more"),
-        ("sgd", "plateau", "schedule.factor", 0.5, "above 1"),
-        ("sgd", "plateau", "schedule.patience", 0, "1 or more"),
-        ("sgd", "plateau", "schedule.threshold", 1.0, "from 0 to less than 1"),
-        ("sgd", "plateau", "schedule.divisions", -1, "0 or more"),
+        ("nag", "constant", "optimizer.decoupled_decay", -1e-6),
+        ("sgd", "constant", "optimizer.clip_norm", 0.0),
+        ("sgd", "constant", "optimizer.l2_decay", 1.0),
+        ("adam", "constant", "optimizer.epsilon", 0.0),
+        ("nt_asgd", "constant", "optimizer.nonmono", 0),
+        ("sgd", "constant", "optimizer.learning_rate", 0.0),
+        ("sgd", "constant", "schedule.warmup_steps", -1),
+        ("sgd", "constant", "schedule.warmup_from", -1.0),
+        ("sgd", "constant", "schedule.warmup_from", 2.0),
+        ("sgd", "inverse_square_root", "schedule.warmup_steps", 0),
+        ("sgd", "plateau", "schedule.factor", 0.5),
+        ("sgd", "plateau", "schedule.patience", 0),
+        ("sgd", "plateau", "schedule.threshold", 1.0),
+        ("sgd", "plateau", "schedule.divisions", -1),
     ],
 )
-def test_settings_out_of_range(optimizer, schedule, setting, value, must):
-    """One line with the key, its value and what it should be."""
+def test_settings_out_of_range(optimizer, schedule, setting, value):
+    """One line with the key, its range and its value."""
     changes = {"optimizer.name": optimizer, "schedule.name": schedule, setting: value}
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=rf"{setting} must be in .*got {value}$") as error:
         optim.from_config(complete(changes))
-    assert f"{setting}={value} must be {must}" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -320,8 +319,8 @@ def test_settings_out_of_range(optimizer, schedule, setting, value, must):
             {"optimizer.name": "nt_asgd", "optimizer.form": "papr"},
             "optimizer.form='papr' is not one of paper, torch. Did you mean",
         ),
-        ({"schedule.cycles": 0}, "schedule.cycles=0 must be 1 or more"),
-        ({"schedule.cycle_steps": 0}, "schedule.cycle_steps=0 must be 1 or more"),
+        ({"schedule.cycles": 0}, "schedule.cycles must be in"),
+        ({"schedule.cycle_steps": 0}, "schedule.cycle_steps must be in"),
     ],
 )
 def test_what_is_no_optimizer_or_schedule(changes, says):

@@ -19,6 +19,7 @@ from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import choose_vocabulary, with_text
 from configs import own_text
+from tests import refuses
 from tests.toys import plan_of
 
 
@@ -101,13 +102,13 @@ def test_what_is_no_single_file(text, tmp_path):
     assert single_file(str(text)) is None
     (tmp_path / "one.zip").touch()  # `unpacked` reads it
     assert single_file(str(tmp_path / "one.zip")) == tmp_path / "one.zip"
-    with pytest.raises(InputError, match="empty has no validation split; add one of"):
+    with refuses("empty", "split"):
         with_text(request(**{"data.path": str(tmp_path / "empty")}), None)
-    with pytest.raises(InputError, match="has 2 entries and none is train.txt: .* join them"):
+    with refuses("2 entries", "train.txt"):
         with_text(request(**{"data.path": str(tmp_path / "two")}), None)
-    with pytest.raises(InputError, match="two' must be a directory on a local disk"):
+    with refuses("data.path", "local disk"):
         with_text(request(**{"data.path": f"file://{tmp_path}/two"}), None)
-    with pytest.raises(InputError, match="nowhere does not exist; use a directory with"):
+    with refuses("nowhere", "does not exist"):
         with_text(request(**{"data.path": str(tmp_path / "nowhere")}), None)
     (tmp_path / "two" / "a").write_text("one line only\nand another")
     with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
@@ -203,5 +204,5 @@ def test_wrong_settings_are_told_before_the_text_is_prepared(in_process, tmp_pat
         "--config.optimizer.learning_rate=-1",
         f"--workdir={tmp_path / 'run'}",
     )
-    assert done.returncode == 2 and "learning_rate=-1.0 must be above 0" in done.stderr
+    assert done.returncode == 2 and "optimizer.learning_rate must be in" in done.stderr
     assert not (own_cache / "split").exists()

@@ -192,7 +192,6 @@ def scored_break_mode(config: Mapping) -> str:
 def check_layout(break_mode: str, layout: str, key: str = "batches.break_mode") -> None:
     """Raises InputError for an unknown name, or a layout that cannot hold such examples."""
     check_known(f"{key}={break_mode!r}", break_mode, BREAK_MODES)
-    check_known(f"batches.layout={layout!r}", layout, LAYOUTS)
     if LAYOUTS[layout][1] is None and break_mode != "none":
         raise InputError(
             f"batches.layout={layout!r} continues the text from row to row, and"

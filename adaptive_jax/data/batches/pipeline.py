@@ -2,12 +2,13 @@
 state of an iterator.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.batches.examples import examples
-from adaptive_jax.data.batches.layouts import check_layout, layout_class
+from adaptive_jax.config.options import Option, PositiveInt
+from adaptive_jax.data.batches.examples import BREAK_MODES, examples
+from adaptive_jax.data.batches.layouts import LAYOUTS, check_layout, layout_class
 from adaptive_jax.data.batches.spans import Spans, fill_rows, runs
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.numerics.batch import Batch
@@ -25,9 +26,9 @@ class Layout(NamedTuple):
         carry a state from update to update.
     """
 
-    sequence_length: int = 256
-    break_mode: str = "none"
-    layout: str = "packed"
+    sequence_length: PositiveInt = 256
+    break_mode: Annotated[str, Option(among=BREAK_MODES)] = "none"
+    layout: Annotated[str, Option(among=LAYOUTS)] = "packed"
 
 
 class TrainingBatches:

@@ -9,9 +9,10 @@ import hashlib
 import json
 import logging
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from adaptive_jax.config import cache
+from adaptive_jax.config.options import NonNegativeInt, Option, PositiveInt, check
 from adaptive_jax.data.corpora import token_files
 from adaptive_jax.data.corpora.cached import (
     bar,
@@ -32,7 +33,7 @@ from adaptive_jax.data.vocabulary.on_disk import (
     write_with_checksums,
 )
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import replacing
 
 logger = logging.getLogger(__name__)
@@ -63,14 +64,14 @@ class Settings(NamedTuple):
 
     corpus: str = ""
     path: str = ""
-    threshold: int = 1
-    limit: int = 0
-    codes: int = 0
-    tokeniser: str = "none"
+    threshold: PositiveInt = 1
+    limit: NonNegativeInt = 0
+    codes: NonNegativeInt = 0
+    tokeniser: Annotated[str, Option(among=TOKENISERS)] = "none"
     lower: bool = False
-    vocabulary_size: int = 0
+    vocabulary_size: NonNegativeInt = 0
     eos: int = -1
-    ids_dtype: str = ""
+    ids_dtype: Annotated[str, Option(among=token_files.DTYPES)] = ""
 
 
 def load(
@@ -141,15 +142,13 @@ def checked_settings(data: Mapping) -> Settings:
     Raises:
         InputError: an unknown name, or a value out of range.
     """
-    for key, value in data.items():
-        check_known(f"data.{key}={value!r}", key, Settings._fields)
+    for key in data.keys() - Settings._fields:
+        check_known(f"data.{key}={data[key]!r}", key, Settings._fields)
     settings = Settings(**data)
+    check(settings, prefix="data.")
     aliases = {alias: name for name, known in CORPORA.items() for alias in known.aliases}
     check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA, aliases)
-    check_known(f"data.tokeniser={settings.tokeniser!r}", settings.tokeniser, TOKENISERS)
-    check_known(f"data.ids_dtype={settings.ids_dtype!r}", settings.ids_dtype, token_files.DTYPES)
-    check_at_least(0, **{"data.codes": settings.codes})
-    check_cut(settings.threshold, settings.limit)
+    check_cut(settings.limit)
     if settings.codes and (settings.threshold, settings.limit) != (1, 0):
         raise InputError(
             f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not"

@@ -7,14 +7,15 @@ Parallel processes count and encode. After an interruption the same command resu
 
 import time
 
-from absl import flags
-
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.errors import InputError
 
-config_flags.define()
-flags.adopt_module_key_flags(config_flags)
 STOPPED = "stopped: the same command resumes the preparation"
+
+
+def define_flags() -> None:
+    """Defines the flags of the command."""
+    config_flags.define()
 
 
 def main():

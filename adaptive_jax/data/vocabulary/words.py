@@ -63,7 +63,7 @@ class Vocabulary:
 
     def cut(self, threshold: int = 1, limit: int = 0) -> "Vocabulary":
         """Returns this vocabulary with more words folded into `<unk>`; see `build`."""
-        check_cut(threshold, limit)
+        check_cut(limit)
         foldable = np.array([word not in (EOS, UNKNOWN) for word in self.words])
         keep = foldable & (self.counts >= threshold)
         unknown = UNKNOWN in self.words or (foldable & ~keep).any()
@@ -248,11 +248,9 @@ def pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
         yield ids[begin : begin + PIECE]
 
 
-def check_cut(threshold: int, limit: int) -> None:
-    """Checks the arguments of `Vocabulary.cut`. Raises InputError."""
-    if threshold < 1:
-        raise InputError(f"data.threshold={threshold} must be 1 (keep every word) or more")
-    if limit < 0 or limit in (1, 2):
+def check_cut(limit: int) -> None:
+    """Raises InputError for a limit that leaves no word."""
+    if limit in (1, 2):
         raise InputError(
             f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word"
         )

@@ -10,7 +10,7 @@ numbers as CSV. Of a run it reads the newest result of evaluate.py that all runs
 docs/evaluation.md says more.
 """
 
-from adaptive_jax.evaluation.options import define_option_flags, flag_values
+from adaptive_jax.config.flags import define_options, options
 from adaptive_jax.evaluation.report.report import Job, report
 from adaptive_jax.files import path_of
 
@@ -19,11 +19,11 @@ POSITIONAL = ["RUN..."]
 
 def define_flags() -> None:
     """Defines the flags of the command."""
-    define_option_flags(Job)
+    define_options(Job)
 
 
 def main(*places):
     """Makes the report that the flags ask for."""
-    job = Job(**flag_values(Job))
+    job = options(Job)
     report([path_of(place) for place in places], job)
     print(job.output)

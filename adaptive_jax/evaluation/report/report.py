@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from adaptive_jax.config.options import Option, check
 from adaptive_jax.data.corpora.text import SPLIT
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.frequency import BINS, PAPER, check_edges
-from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.report import charts, page
 from adaptive_jax.evaluation.report.drawing import draw
 from adaptive_jax.evaluation.report.passage import Token, read_passage
@@ -53,7 +53,7 @@ def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str,
         InputError: matplotlib is missing, no result, or results of texts that differ.
         OSError: the page cannot be written.
     """
-    check_options(job)
+    check(job)
     check_edges(job.bins)
     output = path_of(job.output)
     names = names_of(places, job.names)

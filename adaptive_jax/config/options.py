@@ -1,0 +1,148 @@
+"""Fields: arguments of a class or function that are keys of a config, flags of a command, or both.
+
+class Toy(NamedTuple):
+    '''A toy.
+
+    Attributes:
+        power: of the probabilities.
+    '''
+    power: Annotated[float, Option(within="(0, inf)")] = 1.0
+
+fields_of(Toy)["power"].default     # 1.0
+check(Toy(power=0.0))               # InputError: --power must be in (0, inf), got 0.0
+"""
+
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from adaptive_jax.errors import InputError, check_known, is_within
+
+
+class Option(NamedTuple):
+    """Help and range of a field, as `Annotated[int, Option(within="[1, inf)")]`.
+
+    Attributes:
+        help: a phrase for --help; empty: the paragraph of the field in the docstring of its class.
+        within: the interval of its values, such as "[0, 1)". A field that is a tuple has several
+            values, and needs one.
+        among: the values that exist.
+        only: (field, value): the option has a meaning only where that field has that value.
+    """
+
+    help: str = ""
+    within: str = ""
+    among: Collection[str] = ()
+    only: tuple[str, str] | None = None
+
+
+PositiveInt = Annotated[int, Option(within="[1, inf)")]
+NonNegativeInt = Annotated[int, Option(within="[0, inf)")]
+PositiveFloat = Annotated[float, Option(within="(0, inf)")]
+NonNegativeFloat = Annotated[float, Option(within="[0, inf)")]
+Share = Annotated[float, Option(within="[0, 1)")]
+
+
+class Field(NamedTuple):
+    """An argument of a class or function.
+
+    Attributes:
+        default: its value where none is stated; `inspect.Parameter.empty` if there must be one.
+        kind: the type of its values: bool, int, float, str, tuple; None: any.
+        optional: whether it may be None.
+        items: the type of the items of a tuple, as int of `tuple[int, ...]`; None: any.
+        option: its range.
+    """
+
+    default: object
+    kind: type | None
+    optional: bool
+    items: Any = None
+    option: Option = Option()
+
+
+def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function or class, with their annotations evaluated where they can be."""
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except NameError:  # an annotation in quotes whose name is known to type checkers alone
+        return inspect.signature(function).parameters
+
+
+@functools.cache
+def fields_of(function: Callable) -> Mapping[str, Field]:
+    """The arguments of a class or function whose values JSON has, by name."""
+    plain = bool | int | float | str | tuple | list | None
+    return {
+        name: field_of(parameter)
+        for name, parameter in parameters_of(function).items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and (parameter.default is parameter.empty or isinstance(parameter.default, plain))
+    }
+
+
+def field_of(parameter: inspect.Parameter) -> Field:
+    """A parameter's default, type and range."""
+    default, hint, option = parameter.default, parameter.annotation, Option()
+    if typing.get_origin(hint) is Annotated:
+        option = next((m for m in hint.__metadata__ if isinstance(m, Option)), option)
+        hint = hint.__origin__
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    hints = typing.get_args(hint) if union else (hint,)
+    optional = default is None or types.NoneType in hints
+    items = next((typing.get_args(each)[0] for each in hints if typing.get_args(each)), None)
+    if default is None or default is parameter.empty:
+        origins = {typing.get_origin(hint) or hint for hint in hints}
+        kinds = [kind for kind in (str, float, int, bool) if kind in origins]
+        kind = tuple if origins & {tuple, list, Sequence} else (kinds or [None])[0]
+    else:
+        kind = tuple if isinstance(default, list) else type(default)
+    return Field(default, kind, optional, items, option)
+
+
+def meaning(kind: Callable, name: str) -> str:
+    """The paragraph about an argument in the docstring of its class or function, in one line."""
+    paragraph = rf"^( *)(?:\w+, )*{name}(?:, \w+)*: (.*(?:\n\1 +.*)*)"
+    found = re.search(paragraph, inspect.getdoc(kind) or "", re.MULTILINE)
+    return " ".join(found[2].split()) if found else ""
+
+
+def check(options: NamedTuple, stated: Collection[str] = (), prefix: str = "--") -> None:
+    """Checks the values of the fields of an object.
+
+    stated: the fields that were given, whatever their values.
+    prefix: of the names of fields in messages.
+
+    Raises:
+        InputError: a value out of range, or an option that has no meaning beside the others.
+    """
+    for name, (*_, option) in fields_of(type(options)).items():
+        check_value(f"{prefix}{name}", getattr(options, name), option)
+        if option.only and name in stated:
+            key, needed = option.only
+            if (other := getattr(options, key)) != needed:
+                raise InputError(
+                    f"{prefix}{name} has no meaning with {prefix}{key}={other}: leave it out, or"
+                    f" use {prefix}{key}={needed}"
+                )
+
+
+def check_value(name: str, value: object, option: Option) -> None:
+    """Checks a value, or each of a tuple; None stands for a default and is not checked.
+
+    Raises:
+        InputError: `NAME must be in [1, inf), got 0`.
+    """
+    if value is None:
+        return
+    if option.among:
+        check_known(f"{name}={value!r}", value, option.among)
+    if option.within:
+        values = value if isinstance(value, tuple) else (value,)
+        if not values or not all(is_within(each, option.within) for each in values):
+            got = ", ".join(map(repr, values)) or "none"
+            raise InputError(f"{name} must be in {option.within}, got {got}")
