@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from adaptive_jax import InputError, update_rows
+from adaptive_jax import update_rows
+from tests import refuses
 from tests.pages import PAGES, python_blocks
 
 ROWS, WIDTH = 23, 5
@@ -67,7 +68,7 @@ def test_a_state_from_a_file():
 def test_a_table_of_whole_numbers():
     """It is refused: a row of 5 that loses 0.3 became 4."""
     table = jnp.full((3, 2), 5)
-    with pytest.raises(InputError, match=r"table must be of floats, got \[.int32.\]"):
+    with refuses("table", "int32"):
         update_rows(EXACT["sgd"], table, EXACT["sgd"].init(table), [1], jnp.ones((1, 2)))
 
 
@@ -189,10 +190,10 @@ def test_a_rate_inside_jit():
 def test_a_state_of_another_optimizer():
     """Ended in an error inside of optax; one of another dtype went on."""
     table, optimizer = tables()["table"], optax.adagrad(0.1)
-    with pytest.raises(InputError, match="state must be `optimizer.init.table.`"):
+    with refuses("state", "optimizer.init"):
         update_rows(optimizer, table, optax.sgd(0.1).init(table), [1], table[:1])
     state = optimizer.init(table.astype(jnp.bfloat16))
-    with pytest.raises(InputError, match="got another structure or dtype"):
+    with refuses("dtype"):
         update_rows(optimizer, table, state, [1], table[:1])
 
 
@@ -215,22 +216,22 @@ def test_ids_that_do_not_exist():
     every = jnp.asarray([-1, *range(ROWS), ROWS])
     ours = row_sparse(optimizer, table, optimizer.init(table), every, 0)[0]
     assert (ours["bias"] != table["bias"]).all()
-    with pytest.raises(InputError, match=r"ids\[0\]=-1 does not exist: use ids from 0 to 22"):
+    with refuses("ids[0]=-1", "22"):
         update_rows(optimizer, table["bias"], optimizer.init(table["bias"]), [-1], jnp.ones(1))
 
 
 def test_wrong_arrays():
     """Shapes that would broadcast or be cut, and states that are not of rows, fail in a line."""
     sgd, table = optax.sgd(0.1), tables()["table"]
-    with pytest.raises(InputError, match=r"gradient of shape \[2, 4\] do not fit: use \[2, 5\]"):
+    with refuses("gradient", "[2, 4]", "[2, 5]"):
         update_rows(sgd, table, sgd.init(table), [1, 2], jnp.ones((2, 4)))
     with pytest.raises(ValueError, match="structure"):
         update_rows(sgd, {"table": table}, sgd.init({"table": table}), [1], jnp.ones((1, 5)))
     short = {"table": table, "bias": jnp.zeros(3)}
-    with pytest.raises(InputError, match="must have the same rows"):
+    with refuses("rows"):
         update_rows(sgd, short, sgd.init(short), [1], short)
     factored = optax.adafactor(0.1, min_dim_size_to_factor=2)
-    with pytest.raises(InputError, match=r"state must have 23 rows in each array, got shape \[5\]"):
+    with refuses("state", "23 rows", "[5]"):
         update_rows(factored, table, factored.init(table), [1], table[:1])
 
 
