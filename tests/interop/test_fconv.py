@@ -37,7 +37,7 @@ WORDS = 240
             ["decoder_attention='[False, True, False]'"],
         ),
         ({"add_bos_token": True}, ["add_bos_token=True"]),
-        ({"dropout": "0.1"}, ["dropout='0.1'"]),
+        ({"dropout": "x"}, ["dropout='x'"]),
     ],
 )
 def test_an_option_that_cannot_be_converted(changes, says):
