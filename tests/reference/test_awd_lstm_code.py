@@ -221,8 +221,8 @@ def test_nt_trigger(case):
     """
     settings = AWD_LSTM.settings("nt_trigger", case)
     if not settings["nonmono"]:
-        with refuses("optimizer.nonmono=0"):
-            optim.nt_asgd(1.0, nonmono=0)
+        with refuses("nonmono"):
+            optim.from_config(complete({"optimizer.name": "nt_asgd", "optimizer.nonmono": 0}))
         return
     state = optim.nt_asgd(1.0, nonmono=settings["nonmono"]).init([jnp.zeros(2)])
     seen = [False]
