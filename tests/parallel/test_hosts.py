@@ -72,7 +72,7 @@ def test_what_the_environment_says(environment, told, monkeypatch):
     [
         (MPI, "mpirun mpi4py --coordinator"),
         ({"PMI_SIZE": "4"}, "mpi4py"),
-        (POD | {"JOB_COMPLETION_INDEX": "0"}, "Kubernetes --coordinator"),
+        (POD | {"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX=0 --coordinator"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 --coordinator"),
     ],
 )
