@@ -8,17 +8,17 @@ import sys
 
 COMMANDS = {  # by the module that has its flags and its `main`
     "train": ("training.command", "trains a language model"),
-    "evaluate": ("evaluation.command", "measures perplexity on a split"),
+    "evaluate": ("scores.evaluate_command", "measures perplexity on a split"),
     "score": ("text.score_command", "gives log-probabilities of lines, or of words"),
     "generate": ("text.generate_command", "writes text after prompts"),
-    "report": ("evaluation.report.command", "makes a page of figures of trained runs"),
+    "report": ("scores.report.command", "makes a page of figures of trained runs"),
     "convert": (
         "interop.convert_command",
         "reads a model that fairseq or the AWD-LSTM code trained",
     ),
     "export": ("interop.export_command", "writes a model for PyTorch, NumPy or StableHLO"),
     "prepare": ("data.corpora.prepare", "prepares the corpus of a config ahead of a run"),
-    "clusters": ("evaluation.make_clusters", "groups words for a hierarchical or adaptive softmax"),
+    "clusters": ("training.make_clusters", "groups words for a hierarchical or adaptive softmax"),
 }
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from adaptive_jax.config.keys import complete
 from adaptive_jax.config.rows import Paper, Row, streams
-from adaptive_jax.evaluation.evaluate import Request
+from adaptive_jax.scores.evaluate import Request
 from configs import billion_word, europarl, news_crawl, penn_treebank, wikitext2, wikitext103
 
 CORPORA = {

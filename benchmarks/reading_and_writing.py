@@ -3,7 +3,7 @@
 
 `evaluate` scores random words, as frequent as words are by Zipf's law, with random parameters:
 
-- `evaluate`: `adaptive_jax.evaluation.scoring.scores`, which evaluate.py runs: windows are cut,
+- `evaluate`: `adaptive_jax.scores.scoring.scores`, which evaluate.py runs: windows are cut,
   brought to the device, scored, and the scores brought back.
 - `forward pass`: the same program on the same windows, which are on the device already; nothing is
   brought back.
@@ -25,11 +25,11 @@ import numpy as np
 import adaptive_jax
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
-from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import PLAIN, as_stream, initial_carry, make_scorer, scores
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.scoring import PLAIN, as_stream, initial_carry, make_scorer, scores
 
 BATCH = 2_048  # tokens
 

@@ -28,13 +28,13 @@ from absl import flags
 
 from adaptive_jax.config import commands, rows
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.evaluation.evaluate import evaluate
-from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import processors
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.settings import write_json
+from adaptive_jax.scores.evaluate import evaluate
+from adaptive_jax.scores.scores import perplexity
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import write_json
 from benchmarks.groc_tables import FAR, NEAR, TARGETS
 from benchmarks.lines import CORPORA, TUNED_EPOCHS, WORDS, Line, Table, config_of
 from benchmarks.paper_tables import TABLES

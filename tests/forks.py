@@ -28,7 +28,7 @@ MEMORY = 8 << 30  # bytes that a script may take
 # None of these defines flags or starts JAX.
 MODULES = (
     "adaptive_jax.training.loop",
-    "adaptive_jax.evaluation.evaluate",
+    "adaptive_jax.scores.evaluate",
     "adaptive_jax.planning.cutoffs",
     "adaptive_jax.interop.torch_files",
     "sacremoses",

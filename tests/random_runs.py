@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax.data.vocabulary.clusters import in_clusters
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.run import Run
 from tests.toys import random_params
 
 LENGTH = 48  # tokens of the row that `log_probs_of` reads

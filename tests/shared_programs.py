@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax.evaluation import scoring
-from adaptive_jax.text import decoding
+from adaptive_jax.generation import decoding
+from adaptive_jax.scores import scoring
 from adaptive_jax.training import loop, sparse
 
 

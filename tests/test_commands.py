@@ -15,9 +15,9 @@ import pytest
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.runs.checkpoints import steps_in
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.checkpoints import steps_in
 
 
 def files(directory):

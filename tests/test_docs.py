@@ -24,8 +24,8 @@ from jax.sharding import AxisType, PartitionSpec
 import adaptive_jax
 from adaptive_jax import linear_cross_entropy
 from adaptive_jax.config.keys import complete
-from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import BODIES
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from configs import quickstart
 from tests import refuses, test_contracts

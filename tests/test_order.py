@@ -18,14 +18,14 @@ from adaptive_jax.data.vocabulary.clusters import (
 )
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.make_clusters import of_run
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.interop.export import export
 from adaptive_jax.model.language_model import build
+from adaptive_jax.runs.run import Run
+from adaptive_jax.runs.settings import read_config, read_words
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.settings import read_config, read_words
+from adaptive_jax.training.make_clusters import of_run
 from tests import refuses
 from tests.training.test_runs import assert_close, state_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from adaptive_jax.__main__ import COMMANDS as NAMES_OF_COMMANDS
 from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of, resolve
-from adaptive_jax.workdir.identity import FREE
+from adaptive_jax.runs.identity import FREE
 from tests.pages import PAGES, PYTHON, ROOT, commands, reads_quickstart
 
 # What commands make, and files of a user; metrics begin with train/.

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from tests import refuses
 from tests.conftest import ROOT

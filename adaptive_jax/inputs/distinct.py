@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.inputs.letters import distinct
 from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.chunks import lifted
-from adaptive_jax.numerics.arrays import exists
+from adaptive_jax.numerics.arrays import distinct, exists
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
 from adaptive_jax.numerics.platforms import platform
@@ -138,7 +137,7 @@ def _add_up(static, axis_name, tokens, bands):
 
 
 def _words(ids, count):
-    """The words of `ids` and the place of each id among them, as `letters.distinct` gives them;
+    """The words of `ids` and the place of each id among them, as `arrays.distinct` gives them;
     ids that do not exist have a place behind all words.
     """
     ids = ids.reshape(-1)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from adaptive_jax.numerics.arrays import look_up
+from adaptive_jax.numerics.arrays import distinct, look_up
 from adaptive_jax.numerics.layers import ACTIVATIONS
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import added, bits_on_cpu, of_bits, product, sum_dtype
@@ -81,14 +81,6 @@ def read_words(reader: Reader, weights: Mapping, words: jax.Array, spelling: Map
     distinct_rows, index = distinct(rows, count, reader.chunk)
     vectors = look_up(_of_sorted(reader, weights, distinct_rows, spelling), index)
     return jnp.where((rows < count)[:, None], vectors, jnp.nan)
-
-
-def distinct(places: jax.Array, count: int, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """Sorted unique places, padded to a multiple of `chunk` by `count`, and the index
-    of each place among them.
-    """
-    room = -(-min(len(places), count) // chunk) * chunk
-    return jnp.unique(places, return_inverse=True, size=room, fill_value=count)
 
 
 def letter_vectors(characters: jax.Array, letters: jax.Array) -> jax.Array:

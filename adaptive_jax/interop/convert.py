@@ -16,9 +16,9 @@ from adaptive_jax.interop.awd_lstm import AWD_LSTM
 from adaptive_jax.interop.converter import Checkpoint, Converter
 from adaptive_jax.interop.fairseq import TRANSFORMER_LM
 from adaptive_jax.interop.fconv import FCONV_LM
-from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import write_json
-from adaptive_jax.workdir.start import check_name
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.settings import write_json
+from adaptive_jax.runs.start import check_name
 
 CONVERTERS = [AWD_LSTM, FCONV_LM, TRANSFORMER_LM]  # the first that knows a file converts it
 

@@ -10,13 +10,13 @@ from flax import traverse_util
 
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.files import names_in, new_directory, path_of, replacing
 from adaptive_jax.interop.stablehlo import Shape, make_scorer
 from adaptive_jax.parallel import hosts, sharding
-from adaptive_jax.workdir.parameters import write_tensors
-from adaptive_jax.workdir.settings import EXPORTED, write_json
-from adaptive_jax.workdir.start import check_name
+from adaptive_jax.runs.parameters import write_tensors
+from adaptive_jax.runs.run import Run
+from adaptive_jax.runs.settings import EXPORTED, write_json
+from adaptive_jax.runs.start import check_name
 
 __all__ = ["Shape", "export"]
 

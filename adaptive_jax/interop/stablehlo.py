@@ -15,12 +15,12 @@ import numpy as np
 from jax.tree_util import keystr
 
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.composition import Compose
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.platforms import tracing_for
 from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.run import Run
 
 MOST_TOKENS = 2**31 - 1  # that a program can count
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"

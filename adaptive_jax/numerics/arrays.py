@@ -74,6 +74,14 @@ def exists(array: jax.Array, count: int) -> jax.Array:
     return (array >= 0) & (array < count)
 
 
+def distinct(places: jax.Array, count: int, chunk: int) -> tuple[jax.Array, jax.Array]:
+    """Sorted unique places, padded to a multiple of `chunk` by `count`, and the index
+    of each place among them.
+    """
+    room = -(-min(len(places), count) // chunk) * chunk
+    return jnp.unique(places, return_inverse=True, size=room, fill_value=count)
+
+
 def look_up(table: jax.Array, array: jax.Array, missing: float = jnp.nan) -> jax.Array:
     """Rows `[..., width]` of a table `[rows, width]` by their ids `[...]`, filled with `missing`
     for an id that does not exist. Gradients of a row's many occurrences are summed in float32.

@@ -3,14 +3,13 @@ layers in one array.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.optimizers import optim
 
 # Optimizers of optax whose change of an array is not that of its parts. A test tries all of optax.
@@ -27,15 +26,10 @@ LAYERWISE = {
 }
 
 
-class Parts(NamedTuple):
-    """Layers of a config and their optimizer, see `adaptive_jax.training.sparse.parts_of`."""
-
-    model: LanguageModel
-    optimizer: optax.GradientTransformation
-
-
-def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransformationExtraArgs:
-    """A config's optimizer for a model.
+def optimizer_of(
+    config: Mapping, body: Any, shapes: Mapping
+) -> optax.GradientTransformationExtraArgs:
+    """A config's optimizer for a model with this body and parameters of these shapes.
 
     Raises:
         InputError: as `optim.from_config`; an optimizer that treats arrays as layers, over stacked
@@ -44,7 +38,7 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
     optimizer, name = optim.from_config(config), config["optimizer"]["name"]
     if name in optim.OPTIMIZERS:
         return optimizer
-    groups = getattr(model.body, "parameter_groups", ())
+    groups = getattr(body, "parameter_groups", ())
     stacks = [each for group in groups if group.stacked for each in group.names]
     if stacks and is_layerwise(name):
         if (share := config["compose_share"]) != 1:
@@ -52,9 +46,9 @@ def optimizer_of(config: Mapping, model: LanguageModel) -> optax.GradientTransfo
                 f"compose_share={share:g} must be 1 with optimizer.name={name!r} and stacked layers"
             )
         optimizer = on_each_layer(optimizer, stacks)
-        if optim.params_to_evaluate(jax.eval_shape(optimizer.init, parameter_shapes(model)), None):
+        if optim.params_to_evaluate(jax.eval_shape(optimizer.init, shapes), None):
             raise InputError(f"optimizer.name={name!r} must not average and treat arrays as layers")
-    state = jax.eval_shape(optimizer.init, parameter_shapes(model))
+    state = jax.eval_shape(optimizer.init, shapes)
     if any(a.size == 0 for a in jax.tree.leaves(state)):
         raise InputError(
             f"optimizer.name={name!r} keeps empty arrays, which no checkpoint can hold"

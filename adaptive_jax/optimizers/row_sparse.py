@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.inputs.letters import distinct
 from adaptive_jax.numerics import arrays
 from adaptive_jax.numerics.products import sum_dtype
 
@@ -70,7 +69,7 @@ def update_rows(
     _check_state(optimizer, tables, state, rows)
     ids = arrays.ids("ids", ids, rows, ...)
     valid = arrays.exists(ids, rows)
-    words, place = distinct(jnp.where(valid, ids, rows).ravel(), rows, 1)
+    words, place = arrays.distinct(jnp.where(valid, ids, rows).ravel(), rows, 1)
     number = jnp.arange(len(words), dtype=words.dtype)
     words = jnp.where(words < rows, words, rows + number)  # padding: distinct rows beyond
     how = {"indices_are_sorted": True, "unique_indices": True}

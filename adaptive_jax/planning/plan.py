@@ -8,7 +8,7 @@ Nothing is compiled: `adaptive_jax.training.compiled` knows the memory of a whol
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -16,7 +16,6 @@ from adaptive_jax.data.batches.layouts import check_layout, scored_break_mode
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes
 from adaptive_jax.model.language_model import LanguageModel, band_shapes, parameter_shapes
-from adaptive_jax.optimizers.layerwise import Parts
 from adaptive_jax.parallel.sharding import (
     abstract_mesh,
     gathered_bytes,
@@ -30,6 +29,13 @@ MOST = 64  # devices that `describe` goes up to, or as many as there are
 TOKENS = 4_096  # that a device holds at a time where neither config nor memory says how many
 ROOM = 2  # times the memory of parameters, optimizer and gradients; the rest is for activations
 TABLES = "table", "characters", "symbols"  # of which tokens take rows; others are multiplied
+
+
+class Parts(NamedTuple):
+    """Layers of a config and their optimizer, see `adaptive_jax.training.sparse.parts_of`."""
+
+    model: LanguageModel
+    optimizer: Any  # an `optax.GradientTransformation`
 
 
 class Plan(NamedTuple):

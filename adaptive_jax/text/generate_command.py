@@ -20,9 +20,9 @@ from absl import flags
 from adaptive_jax.config import commands
 from adaptive_jax.config.flags import define_options, options
 from adaptive_jax.config.options import Option
+from adaptive_jax.data.corpora.line_files import STDIN, TextFiles
 from adaptive_jax.errors import InputError
-from adaptive_jax.text.files import STDIN, TextFiles
-from adaptive_jax.text.options import Options
+from adaptive_jax.generation.options import Options
 
 
 class Generate(NamedTuple):
@@ -62,7 +62,7 @@ def typed() -> Iterator[str]:
 def main() -> None:
     """Writes on from every prompt."""
     import adaptive_jax  # after the flags: --help and their errors should not wait for jax
-    from adaptive_jax.text.generate import Writer
+    from adaptive_jax.generation.generate import Writer
 
     workdir, command, writing = commands.workdir(), options(Generate), options(Options)
     if "" in writing.avoid[1:]:

@@ -2,22 +2,30 @@
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from absl import logging
 
+from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.words import UNKNOWN
-from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scores import perplexity
-from adaptive_jax.evaluation.scoring import composed
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import path_of
-from adaptive_jax.text.decoding import Decoder
-from adaptive_jax.text.generate import Continuation, Writer, next_words
-from adaptive_jax.text.lines import Lines
-from adaptive_jax.text.options import Options, ScoreConfig, by_name
-from adaptive_jax.text.surprisal import LineScorer, ScoredLine
+from adaptive_jax.generation.decoding import Decoder
+from adaptive_jax.generation.generate import Continuation, Writer, next_words
+from adaptive_jax.generation.options import Options
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.line_options import ScoreConfig
+from adaptive_jax.scores.scores import perplexity
+from adaptive_jax.scores.scoring import composed
+from adaptive_jax.scores.surprisal import LineScorer, ScoredLine
+
+
+def by_name(kind: type, values: Mapping[str, object]) -> tuple:
+    """`kind(**given)` of `ScoreConfig` or `Options`. Raises InputError for an unknown name."""
+    for name, value in values.items():
+        check_known(f"option {name}={value!r}", name, kind._fields)
+    return kind(**values)
 
 
 class LoadedModel:
@@ -61,7 +69,7 @@ class LoadedModel:
         Args:
             context_from: "none": each line stands alone. "previous": each follows the lines before
                 it.
-            options: see `adaptive_jax.text.options.ScoreConfig`.
+            options: see `adaptive_jax.scores.line_options.ScoreConfig`.
 
         Raises:
             InputError: settings that do not fit the run; a word that it does not know, where it has
@@ -113,7 +121,7 @@ class LoadedModel:
 
         Args:
             prompt: begins at the start of a line. Empty: the model begins a line.
-            options: see `adaptive_jax.text.options.Options`.
+            options: see `adaptive_jax.generation.options.Options`.
 
         Raises:
             InputError: an option that does not exist or is out of range, and as `encode`.

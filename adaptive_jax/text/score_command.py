@@ -20,8 +20,8 @@ import numpy as np
 from adaptive_jax.config import commands
 from adaptive_jax.config.flags import define_options, options
 from adaptive_jax.config.options import NonNegativeInt, Option
+from adaptive_jax.data.corpora.line_files import STDIN, TextFiles
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.text.files import STDIN, TextFiles
 
 POSITIONAL = ["[FILE...]"]
 
@@ -142,7 +142,7 @@ def checked(scored: Iterable) -> Iterator:
     """The scored lines; at their end warns of many unseen words. Raises InputError there for no
     lines, and for scores that are not finite.
     """
-    from adaptive_jax.evaluation.unseen import MANY
+    from adaptive_jax.scores.unseen import MANY
 
     lines = words = unseen = infinite = 0
     for line in scored:

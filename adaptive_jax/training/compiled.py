@@ -13,9 +13,8 @@ from adaptive_jax.data.batches.layouts import layout_class
 from adaptive_jax.errors import InputError, is_out_of_memory, one_line
 from adaptive_jax.model.language_model import variable_shapes
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.optimizers.layerwise import Parts
 from adaptive_jax.parallel import sharding
-from adaptive_jax.planning.plan import Plan, make_plan
+from adaptive_jax.planning.plan import Parts, Plan, make_plan
 from adaptive_jax.planning.targets import Target, topology
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update

@@ -14,27 +14,27 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import variable_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
-from adaptive_jax.optimizers.layerwise import Parts
 from adaptive_jax.parallel import accelerators, hosts
 from adaptive_jax.planning import coverage
 from adaptive_jax.planning.plan import (
+    Parts,
     check_memory,
     describe,
     divide_update,
     make_plan,
 )
-from adaptive_jax.training import compiled, sparse, writers
-from adaptive_jax.training.finetuning import check_fits, check_origin
-from adaptive_jax.training.own_text import with_text
-from adaptive_jax.workdir.identity import check_resumes, of_config
-from adaptive_jax.workdir.settings import (
+from adaptive_jax.runs.identity import check_resumes, of_config
+from adaptive_jax.runs.settings import (
     at_clusters,
     begun_config,
     with_origin,
     with_own_files,
     write_json,
 )
-from adaptive_jax.workdir.start import check_place
+from adaptive_jax.runs.start import check_place
+from adaptive_jax.training import compiled, sparse, writers
+from adaptive_jax.training.finetuning import check_fits, check_origin
+from adaptive_jax.training.own_text import with_text
 
 logger = logging.getLogger(__name__)
 UNKNOWN = (

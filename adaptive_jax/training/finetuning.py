@@ -16,14 +16,14 @@ from adaptive_jax.data.vocabulary.clusters import in_order
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.files import path_of
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.runs.identity import differences
+from adaptive_jax.runs.parameters import checkpoint_step
+from adaptive_jax.runs.run import Run
+from adaptive_jax.runs.settings import as_json, has_checkpoints, read_config, read_words
 from adaptive_jax.training.state import State
-from adaptive_jax.workdir.identity import differences
-from adaptive_jax.workdir.parameters import checkpoint_step
-from adaptive_jax.workdir.settings import as_json, has_checkpoints, read_config, read_words
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,17 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import check_lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run, put_lexicon
-from adaptive_jax.evaluation.scores import Scores
-from adaptive_jax.evaluation.scoring import score_split
-from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe
+from adaptive_jax.runs.checkpoints import Checkpoints, last_intact, steps_in
+from adaptive_jax.runs.identity import check_hosts, check_resumes, of_corpus
+from adaptive_jax.runs.lock import locked
+from adaptive_jax.runs.run import Run, put_lexicon
+from adaptive_jax.runs.start import begin, write_published
+from adaptive_jax.scores.scores import Scores
+from adaptive_jax.scores.scoring import score_split
+from adaptive_jax.scores.unseen import describe_words
 from adaptive_jax.training import sparse
 from adaptive_jax.training.compiled import plan_update
 from adaptive_jax.training.divergence import Diverged, DivergenceMonitor
@@ -48,10 +52,6 @@ from adaptive_jax.training.state import (
     shape_of_state,
 )
 from adaptive_jax.training.update import UpdateOptions, make_update
-from adaptive_jax.workdir.checkpoints import Checkpoints, last_intact, steps_in
-from adaptive_jax.workdir.identity import check_hosts, check_resumes, of_corpus
-from adaptive_jax.workdir.lock import locked
-from adaptive_jax.workdir.start import begin, write_published
 
 MEET = 100  # updates after which several hosts ask for the hours, also where they log less often
 

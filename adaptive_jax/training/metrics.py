@@ -10,10 +10,10 @@ from pathlib import Path
 
 import jax
 
-from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.files import naming
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.parallel.progress import Bar, clock
+from adaptive_jax.scores.scores import perplexity
 from adaptive_jax.training.writers import open_writers, recorded
 
 # How the terminal shows the metrics that people watch, the most important first; the files hold all

@@ -14,7 +14,8 @@ from adaptive_jax.data.batches.spans import philox
 from adaptive_jax.model.composition import encoded_shapes, encoders
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.optimizers import optim
-from adaptive_jax.optimizers.layerwise import Parts, optimizer_of
+from adaptive_jax.optimizers.layerwise import optimizer_of
+from adaptive_jax.planning.plan import Parts
 
 STREAM = 5  # of random bits, see `philox`
 
@@ -40,11 +41,12 @@ def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransforma
         InputError: as `optimizer_of`; a share below 1 of a model that does not compose all
             words.
     """
-    dense, share = optimizer_of(config, model), config["compose_share"]
+    shapes, share = parameter_shapes(model), config["compose_share"]
+    dense = optimizer_of(config, model.body, shapes)
     if share == 1:
         return dense
     encoded_shapes(model)
-    return sparse(dense, encoders(model, parameter_shapes(model)))
+    return sparse(dense, encoders(model, shapes))
 
 
 def parts_of(config: Mapping, vocabulary_size: int) -> Parts:

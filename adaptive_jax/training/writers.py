@@ -17,7 +17,7 @@ from pathlib import Path
 
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import in_bucket, replacing
-from adaptive_jax.workdir.settings import to_json
+from adaptive_jax.runs.settings import to_json
 
 NAME = "metrics.jsonl"
 PROJECT = "adaptive_jax"  # in Weights & Biases

@@ -9,7 +9,7 @@ import pytest
 
 from adaptive_jax.config import explain
 from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of, resolve
-from adaptive_jax.workdir.settings import flat
+from adaptive_jax.runs.settings import flat
 from configs import quickstart
 
 ROOT = Path(__file__).parents[2]

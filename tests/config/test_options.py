@@ -9,16 +9,16 @@ from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of
 from adaptive_jax.config.options import Option, check, check_value, fields_of, meaning
 from adaptive_jax.data.corpora.load import Settings
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.command import Evaluate
-from adaptive_jax.evaluation.evaluate import Request
-from adaptive_jax.evaluation.make_clusters import Clustering, Files
-from adaptive_jax.evaluation.methods import METHODS
-from adaptive_jax.evaluation.report.report import Job
+from adaptive_jax.generation.options import Options
 from adaptive_jax.interop.export_command import Export
+from adaptive_jax.scores.evaluate import Request
+from adaptive_jax.scores.evaluate_command import Evaluate
+from adaptive_jax.scores.methods import METHODS
+from adaptive_jax.scores.report.report import Job
 from adaptive_jax.text.generate_command import Generate
-from adaptive_jax.text.options import Options
 from adaptive_jax.text.score_command import Score
 from adaptive_jax.training.command import Train
+from adaptive_jax.training.make_clusters import Clustering, Files
 
 FLAGS = [Clustering, Evaluate, Export, Files, Generate, Job, Options, Request, Score, Train]
 FLAGS += [commands.Allow, commands.Hosts, commands.Workdir]

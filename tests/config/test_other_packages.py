@@ -6,7 +6,7 @@ import pytest
 
 from adaptive_jax.config import keys
 from adaptive_jax.config.keys import check_allowed, complete, resolve
-from adaptive_jax.workdir.settings import read_config
+from adaptive_jax.runs.settings import read_config
 from tests import refuses
 from tests.conftest import ROOT
 

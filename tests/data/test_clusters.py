@@ -18,8 +18,8 @@ from adaptive_jax.data.vocabulary import clustering
 from adaptive_jax.data.vocabulary.clusters import read_clusters
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.evaluation.make_clusters import Clustering, make_clusters
 from adaptive_jax.planning.cutoffs import Workload, equal_products
+from adaptive_jax.training.make_clusters import Clustering, make_clusters
 from tests import refuses
 
 GLOVE = Path(__file__).parents[3] / "shared" / "data" / "glove" / "glove.6B.50d.cut.txt.xz"

@@ -13,10 +13,10 @@ from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.corpus import LazyIds
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
-from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.text.lines import Lines
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import with_text
 from configs import own_text, quickstart

@@ -22,19 +22,19 @@ from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.tokenise import MARKS
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.report.runs import read_runs
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.files import write_checksums
 from adaptive_jax.interop.export import Shape, export
 from adaptive_jax.model.composition import Compose
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.runs.parameters import write_tensors
+from adaptive_jax.runs.run import Run
+from adaptive_jax.runs.settings import EXPORTED as FILE
+from adaptive_jax.runs.settings import read_words, write_json
+from adaptive_jax.scores.evaluate import Request, evaluate
+from adaptive_jax.scores.report.runs import read_runs
 from adaptive_jax.training.finetuning import check_fits, check_origin
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.parameters import write_tensors
-from adaptive_jax.workdir.settings import EXPORTED as FILE
-from adaptive_jax.workdir.settings import read_words, write_json
 from tests.pages import PAGES, python_blocks
 
 pytest.importorskip("safetensors")

@@ -19,8 +19,8 @@ from adaptive_jax.interop.converter import completed
 from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import read_config, to_json
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.settings import read_config, to_json
 from tests import refuses
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests import refuses
 from tests.training.test_metrics import metrics
 
@@ -207,7 +207,7 @@ command.define_flags()
 def main():
     import errno
     from adaptive_jax.parallel import hosts
-    from adaptive_jax.evaluation.evaluate import Request, evaluate
+    from adaptive_jax.scores.evaluate import Request, evaluate
     from adaptive_jax.training import loop, writers
     workdir = commands.workdir()
     hosts.initialize(*config_flags.options(commands.Hosts))

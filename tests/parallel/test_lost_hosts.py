@@ -20,7 +20,7 @@ SECONDS = 20
 
 EVALUATE = """
 import time
-from adaptive_jax.evaluation.command import define_flags, main
+from adaptive_jax.scores.evaluate_command import define_flags, main
 from adaptive_jax.config import commands
 from adaptive_jax.parallel import sharding
 put = sharding.put_batch

@@ -15,20 +15,20 @@ from adaptive_jax.bodies.lstm import State, Weights, lstm
 from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches import streams
 from adaptive_jax.data.batches.windows import Windows, windows
-from adaptive_jax.evaluation.cache import Cache, interpolate, log_probs
 from adaptive_jax.interop.awd_lstm import config_of, parameters_of, settings_of
 from adaptive_jax.interop.words import awd_lstm_words, read_corpus
 from adaptive_jax.losses import banded
 from adaptive_jax.model.language_model import build, init_params, parameter_shapes
 from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
 from adaptive_jax.optimizers import optim
+from adaptive_jax.scores.cache import Cache, interpolate, log_probs
 from tests import refuses
 from tests.data.test_streams import batches_of, together
-from tests.evaluation.test_caches import log_softmax
 from tests.random_runs import quiet
 from tests.reference import awd_lstm, sets
 from tests.reference.awd_lstm import AWD_LSTM, Trajectory, at, check_model
 from tests.reference.sets import close_to_largest, run_once
+from tests.scores.test_caches import log_softmax
 
 given = awd_lstm.given
 

@@ -22,7 +22,6 @@ from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
 from adaptive_jax.interop.convert import convert
 from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.interop.torch_softmax import from_torch, to_torch
@@ -31,6 +30,7 @@ from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim, schedules
 from adaptive_jax.parallel import sharding
+from adaptive_jax.scores.evaluate import Request, evaluate_contexts
 from adaptive_jax.training.state import State, shape_of_state
 from adaptive_jax.training.update import make_update
 from tests import refuses

@@ -26,15 +26,14 @@ from adaptive_jax.data.vocabulary.lexicon import (
 )
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.evaluation.cache import Cache, interpolate, log_probs
-from adaptive_jax.evaluation.scoring import ScoreOptions, make_scorer, with_uniform
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.interop.awd_lstm import parameters_of
 from adaptive_jax.model.language_model import build
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
 from adaptive_jax.parallel import sharding
-from tests.evaluation.test_caches import log_softmax
+from adaptive_jax.scores.cache import Cache, interpolate, log_probs
+from adaptive_jax.scores.scoring import ScoreOptions, make_scorer, with_uniform
 from tests.random_runs import quiet
 from tests.reference import groc, sets
 from tests.reference import groc_training as training
@@ -63,6 +62,7 @@ from tests.reference.groc_training import (
     split_of,
 )
 from tests.reference.sets import batch_of, run_once
+from tests.scores.test_caches import log_softmax
 
 as_the_code = groc.as_the_code
 DATA = sets.BESIDE.parent / "data"

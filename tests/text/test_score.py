@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import adaptive_jax
+from adaptive_jax.data.corpora.line_files import TextFiles
 from adaptive_jax.data.vocabulary.subwords import Subwords
-from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.text import score_command
-from adaptive_jax.text.files import TextFiles
 from tests import refuses
 
 

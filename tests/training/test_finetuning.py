@@ -17,15 +17,15 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.run import Run
+from adaptive_jax.runs.start import begin
 from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state
-from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.start import begin
 
 OLD = Vocabulary.build({f"w{n}": 100 - n for n in range(19)} | {"<eos>": 200})
 NEW = Vocabulary.build(

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from adaptive_jax.evaluation.scores import perplexity
 from adaptive_jax.parallel.progress import Bar, clock
+from adaptive_jax.scores.scores import perplexity
 from adaptive_jax.training import metrics as module
 from adaptive_jax.training.metrics import Interval, Metrics
 from adaptive_jax.training.writers import TensorBoard, check

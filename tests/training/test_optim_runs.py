@@ -11,13 +11,13 @@ import pytest
 from optax.tree_utils import tree_get
 
 from adaptive_jax.config.keys import complete
-from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.optimizers.optim import params_to_evaluate
 from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.dry_run import check_config
 from adaptive_jax.training.ends import Clock
 from adaptive_jax.training.loop import Stopped, train
-from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests import refuses
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of

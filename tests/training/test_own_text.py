@@ -13,8 +13,8 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.planning.cutoffs import Workload, propose
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import choose_vocabulary, with_text

@@ -9,9 +9,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from adaptive_jax.runs.checkpoints import ITEMS, Checkpoints, steps_in
 from adaptive_jax.training import loop, sparse
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.checkpoints import ITEMS, Checkpoints, steps_in
 from tests.training.conftest import RUNS
 from tests.training.test_metrics import metrics, scalars
 from tests.training.test_stopping import hosts_stop_at

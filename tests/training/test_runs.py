@@ -17,14 +17,14 @@ from adaptive_jax.config.keys import resolve, switch
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
-from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import restored_state, shape_of_state
-from adaptive_jax.workdir.checkpoints import Checkpoints
 from configs import penn_treebank
 from tests import refuses
 from tests.training.test_metrics import metrics
@@ -174,7 +174,7 @@ without |= {"tensorboardX", "matplotlib"}
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *more: None if name in without else find(name, *more)
 
-from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 
 train(json.loads(sys.argv[1]), Path(sys.argv[2]))

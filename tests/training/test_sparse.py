@@ -16,16 +16,16 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.composition import encoders
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.sparse import composes, optimizer
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
-from adaptive_jax.workdir.checkpoints import Checkpoints
 
 WORDS = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 20)} | {"<eos>": 99})
 LEXICON = str(Path(__file__).parents[1] / "fixtures" / "lexicon.jsonl")
@@ -232,7 +232,7 @@ from adaptive_jax.config.flags import define_options, options
 define_options(commands.Workdir, commands.Hosts)
 def main():
     from adaptive_jax.parallel import hosts
-    from adaptive_jax.evaluation.evaluate import Request, evaluate
+    from adaptive_jax.scores.evaluate import Request, evaluate
     from adaptive_jax.training.loop import train
     folder = commands.workdir()
     hosts.initialize(*options(commands.Hosts))

@@ -12,11 +12,11 @@ from concurrent.futures import Future
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.parallel import hosts
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training import loop
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
 
 LONG = {"steps": 5_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1}

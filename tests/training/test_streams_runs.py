@@ -8,9 +8,9 @@ import pytest
 
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from tests import refuses
 from tests.training.conftest import RUNS

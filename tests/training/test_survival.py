@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from adaptive_jax.workdir.settings import read_config
+from adaptive_jax.runs.settings import read_config
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
 from tests.training.test_stopping import saved

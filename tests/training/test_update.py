@@ -11,9 +11,9 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.optimizers.schedules import scheduled
 from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.checkpoints import Checkpoints
 from adaptive_jax.training.state import initial_state, restored_state, shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
-from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.toys import Recurrent
 from tests.training.test_runs import assert_close
 

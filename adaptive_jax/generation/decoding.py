@@ -1,0 +1,231 @@
+"""Decoding: a model reads tokens one after another, keeps them in its body's cache, and predicts
+the next one.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from adaptive_jax.generation.next_token import (
+    Grouped,
+    NextToken,
+    Sample,
+    TopK,
+    draw,
+    draw_among,
+    top_k,
+)
+from adaptive_jax.losses.groups import join
+from adaptive_jax.model.language_model import parameter_shapes
+from adaptive_jax.numerics.products import full_precision
+from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.run import Run
+
+# A text is read in pieces of these lengths, so that texts of all lengths share a few programs.
+PIECES = 512, 64, 8, 1
+
+
+class Sampling(NamedTuple):
+    """Settings of drawing the next token that need a program of their own.
+
+    Attributes:
+        k: draw among the k most probable tokens; 0: among all.
+        nucleus: draw among the most probable tokens that hold a given share.
+        banned: ids of tokens that are never drawn.
+    """
+
+    k: int = 0
+    nucleus: bool = False
+    banned: tuple[int, ...] = ()
+
+
+class Decoder:
+    """A run made ready to decode: the bands of its output are laid out.
+
+    Attributes:
+        run: the trained model.
+        num_clusters: tails of the output; 0 where the probability of any word needs all of them.
+        limited: whether a cache holds only as many tokens as it was made for, as a transformer's
+            does.
+    """
+
+    def __init__(self, run: Run, tables: dict):
+        """tables: vectors of all words that are composed, see `adaptive_jax.model.composition`; {}
+        for a model that composes none.
+        """
+        self.run, self._tables = run, tables
+        self._programs: dict[tuple, Callable] = {}
+        self._sizes, self._bands = self._softmax()
+        self.num_clusters = sum(map(len, self._sizes[1:]))
+        one, longer, two = (
+            jax.tree.map(jnp.shape, jax.eval_shape(functools.partial(run.model.body.cache, *size)))
+            for size in ((2, 1), (2, 2), (3, 1))
+        )
+        self.limited = one != longer
+        replicated = sharding.replicated(run.mesh)
+        self._cache = jax.jit(run.model.body.cache, static_argnums=(0, 1), out_shardings=replicated)
+        self._take = _taking(one, two)
+
+    def cache(self, rows: int, length: int) -> object:
+        """An empty cache of the body, on the run's devices."""
+        return self._cache(rows, length if self.limited else 1)
+
+    def read(self, tokens: np.ndarray, carry: object) -> tuple[jax.Array, object]:
+        """Reads tokens `[rows, n]` after `carry`, which is used up: the last hidden states
+        `[rows, features]`, the next carry.
+        """
+
+        def read(apply, tokens, carry):
+            hidden, carry = apply(tokens, carry, method="step")
+            return hidden[:, -1], carry
+
+        at, hidden = 0, None
+        while at < tokens.shape[1]:
+            piece = next(length for length in PIECES if length <= tokens.shape[1] - at)
+            part = np.ascontiguousarray(tokens[:, at : at + piece], np.int32)
+            hidden, carry = self._call(("read",), read, part, carry, carries=True)
+            at += piece
+        return hidden, carry
+
+    def draw(
+        self, hidden: jax.Array, carry: object, how: Sampling, settings: tuple
+    ) -> tuple[Sample, jax.Array, jax.Array, object]:
+        """Draws the token after `hidden [rows, features]` and reads it: the tokens, how many tails
+        were computed, the next hidden states and carry.
+
+        settings: a random key, the number of the token, 1 / temperature, and the share of the
+            nucleus; see `next_token.draw`.
+        """
+
+        def draw_and_read(apply, arguments, carry):
+            bands, hidden, (key, number, power, top_p) = arguments
+            rows = jnp.arange(len(hidden))
+            fold_in = jax.random.fold_in
+            keys = jax.vmap(lambda row: fold_in(fold_in(key, row), number))(rows)
+            tails = jnp.int32(self.num_clusters)
+            if how.k:
+                best = top_k(self._next_token(apply, bands, hidden, how.banned), how.k)
+                sample, tails = draw_among(best, keys, power, top_p), best.clusters_computed
+            else:
+                log_probs = NextToken(_log_probs(apply, hidden), how.banned).log_probs
+                if how.nucleus:
+                    best = top_k(NextToken(log_probs), log_probs.shape[1])
+                    sample = draw_among(best, keys, power, top_p)
+                else:
+                    sample = draw(log_probs, keys, power)
+            hidden, carry = apply(sample.id[:, None], carry, method="step")
+            return sample, tails, hidden[:, 0], carry
+
+        arguments = self._bands, hidden, settings
+        return self._call(("draw", how), draw_and_read, arguments, carry, carries=True)
+
+    def top_k(
+        self, hidden: jax.Array, k: int, scores: np.ndarray, banned: tuple[int, ...] = ()
+    ) -> TopK:
+        """The k most probable next tokens of each row of `hidden [rows, features]`.
+
+        scores: of each row, `[rows]` in nats. Of several rows, only the k tokens of all that have
+            the highest sums of score and log-probability are sure to be there.
+        banned: ids of tokens whose log-probability becomes -inf.
+        """
+
+        def rank(apply, arguments):
+            bands, hidden, scores = arguments
+
+            def least(values):
+                kth = jax.lax.top_k((values + scores[:, None]).ravel(), k)[0][-1]
+                return jnp.maximum(values[:, -1], kth - scores)
+
+            return top_k(self._next_token(apply, bands, hidden, banned), k, least)
+
+        return self._call(("rank", k, banned), rank, (self._bands, hidden, scores))
+
+    def take(self, carry: object, rows: np.ndarray) -> object:
+        """The carry of some rows, in this order; a row may be taken several times."""
+        return self._take(carry, np.asarray(rows, np.int32))
+
+    def _softmax(self):
+        """Words of each band by group, and their arrays `(groups, clusters)`: made once, since to
+        join bands copies them.
+
+        Without tails `((words,),)` and `()`.
+        """
+        sizes = ((self.run.model.input.vocabulary_size,),)
+
+        def lay_out(apply):
+            nonlocal sizes
+            bands, clusters = apply(
+                method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None))
+            )
+            if clusters is None:
+                return ()
+            sizes, groups = join(bands)
+            return groups, clusters
+
+        arrays = self._call(("lay out",), lay_out)
+        return sizes, arrays
+
+    def _next_token(self, apply, bands, hidden, banned):
+        if len(self._sizes) > 1:
+            return NextToken.banded(hidden, Grouped(self._sizes, *bands), banned)
+        return NextToken(_log_probs(apply, hidden), banned)
+
+    def _call(self, name, function, *arrays, carries=False):
+        """Calls `function(apply, *arrays)` on every device, where `apply` is the model's with its
+        variables. Devices all do the same: the work of a few rows cannot be shared.
+
+        name: one program is compiled for each.
+        carries: the last array is used up.
+        """
+        if name not in self._programs:
+            self._programs[name] = _program(function, self.run.model, self.run.mesh, carries)
+        run = self.run
+        return self._programs[name](run.params, run.lexicon, self._tables, *arrays)
+
+
+def _program(function, model, mesh, carries):
+    shapes, replicated = parameter_shapes(model), PartitionSpec()
+    local_model, gather = sharding.gathering(model, shapes, mesh)
+
+    def local(params, lexicon, tables, arrays):
+        variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
+        return function(functools.partial(local_model.apply, variables), *arrays)
+
+    specs = sharding.parameter_specs(shapes, mesh, model), replicated, replicated, replicated
+    local = jax.shard_map(
+        full_precision(local, model.body),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=replicated,
+        check_vma=False,
+    )
+
+    def program(params, lexicon, tables, *arrays):
+        return local(params, lexicon, tables, arrays)
+
+    # 3 and 4 are what follows params, lexicon and tables.
+    return jax.jit(program, donate_argnums=(4,) if carries else ())
+
+
+def _taking(two, three):
+    """A program that takes rows of a carry; each array's axis of rows is the one whose size
+    differs between the shapes of a carry of `two` rows and of `three`.
+    """
+
+    def take(carry, rows):
+        def of(array, *shapes):
+            axes = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
+            return jnp.take(array, rows, axis=axes[0]) if axes else array
+
+        return jax.tree.map(of, carry, two, three)
+
+    return jax.jit(take)
+
+
+def _log_probs(apply, hidden):
+    return apply(hidden, method=lambda model, hidden: model.output.log_probs(hidden))

@@ -1,0 +1,388 @@
+"""Text that a model writes after a prompt: drawn word by word, or the most probable that a beam
+search finds.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from os.path import commonprefix
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from adaptive_jax.data.batches.windows import ends_example, last_example
+from adaptive_jax.data.vocabulary.lines import Lines
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
+from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.generation.decoding import Decoder, Sampling
+from adaptive_jax.generation.next_token import TopK
+from adaptive_jax.generation.options import Options
+
+NO_NUMBER = (
+    "the model gives no number for the next word: choose another --checkpoint, or avoid fewer words"
+)
+# Words of WikiText that join those beside them, as in "1 @,@ 500"
+NUMBER_MARKS = "@,@", "@.@", "@-@"
+
+MOST_UNITS = 20  # sub-words of a word on average; a text with as many ends
+SHORTEST = 2  # tokens of a window: one that is read again, and the next
+
+
+class Continuation(NamedTuple):
+    """Text after a prompt.
+
+    Attributes:
+        text: what follows the prompt, with the space between them unless the prompt ends in it.
+        tokens: int32 `[n]`.
+        log_prob: the sum of the tokens' log-probabilities in nats, by the model, whatever the
+            options.
+    """
+
+    text: str
+    tokens: np.ndarray
+    log_prob: float
+
+
+class Progress(NamedTuple):
+    """State of growing texts, `[rows]` each; those that have ended stay as they are.
+
+    Attributes:
+        log_probs: float64, the sums of the tokens' log-probabilities in nats.
+        lengths, num_words, num_lines: tokens, words and ends of lines.
+        ended: whether the text is complete.
+    """
+
+    log_probs: np.ndarray
+    lengths: np.ndarray
+    num_words: np.ndarray
+    num_lines: np.ndarray
+    ended: np.ndarray
+
+
+class DecodeState:
+    """Texts that continue one prompt, a row each, and what the model remembers of them.
+
+    A recurrent body and a convolution remember without end. A transformer sees the tokens of a
+    window. When the window is full, its last half is read again, before the next token is
+    predicted, as if the text began there, so that positions stay those of training.
+
+    Attributes:
+        tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
+        progress: of each row.
+    """
+
+    def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
+        """Reads the prompt, int32 `[n]`.
+
+        Raises:
+            InputError: a window for a body that has none, or one that is too short.
+        """
+        config, window = decoder.run.config, options.window
+        if window and not decoder.limited:
+            raise InputError(
+                f"window={window} does not apply to {config['body']['name']}, which remembers"
+                " without end: leave it out"
+            )
+        if window and window < SHORTEST:
+            raise InputError(
+                f"window={window} must be {SHORTEST} or more, or 0 for the length of training"
+            )
+        self._window = window or max(SHORTEST, config["batches"]["sequence_length"])
+        self._decoder, self._options = decoder, options
+        self._vocabulary = decoder.run.vocabulary
+        self._break_mode = config["batches"]["break_mode"]
+        prompt = last_example(prompt, self._vocabulary.eos, self._break_mode)
+        self.tokens = np.append(np.int32(self._vocabulary.eos), prompt)[None]
+        self._begin = self.tokens.shape[1]
+        self.progress = Progress(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
+        self._steps = self._clusters_computed = 0
+        self._read_window()
+        if rows > 1:
+            self.take(np.zeros(rows, np.int32))
+
+    @property
+    def tails_computed(self) -> float:
+        """The share of the output's tails that a step computed, on average."""
+        return self._clusters_computed / max(1, self._steps * self._decoder.num_clusters)
+
+    def text_of(self, row: int) -> np.ndarray:
+        """The tokens of a row after the prompt, int32 `[n]`."""
+        return self.tokens[row, self._begin : self._begin + self.progress.lengths[row]]
+
+    @property
+    def line(self) -> list[int]:
+        """The tokens of the prompt's last line, which the texts continue."""
+        prompt = self.tokens[0, : self._begin]
+        return prompt[np.flatnonzero(prompt == self._vocabulary.eos)[-1] + 1 :].tolist()
+
+    def draw(self, how: Sampling, settings: tuple) -> np.ndarray:
+        """Draws the next token of each row and reads it: int32 `[rows]`; see `Decoder.draw`.
+
+        Raises:
+            InputError: the model gives no number.
+        """
+        self._make_room()
+        sample, tails, self._hidden, self._carry = self._decoder.draw(
+            self._hidden, self._carry, how, settings
+        )
+        sample, tails = jax.device_get((sample, tails))
+        self._count(tails)
+        if not np.isfinite(sample.log_prob).all():
+            raise InputError(NO_NUMBER)
+        self._append(sample.id, sample.log_prob)
+        return sample.id
+
+    def top_k(self, k: int, banned: tuple[int, ...] = ()) -> TopK:
+        """The k most probable next tokens; see `Decoder.top_k`."""
+        self._make_room()
+        scores = self.progress.log_probs.astype(np.float32)
+        best = jax.device_get(self._decoder.top_k(self._hidden, k, scores, banned))
+        self._count(best.clusters_computed)
+        return best
+
+    def read(self, ids: np.ndarray, log_probs: np.ndarray) -> None:
+        """Reads a token of each row, int32 `[rows]`, with these log-probabilities."""
+        self._make_room()
+        self._hidden, self._carry = self._decoder.read(ids[:, None], self._carry)
+        self._append(ids, log_probs)
+
+    def take(self, rows: np.ndarray) -> None:
+        """Goes on with some rows, int32, in this order; a row may be taken several times."""
+        self.tokens = self.tokens[rows]
+        self.progress = Progress(*(column[rows] for column in self.progress))
+        self._hidden, self._carry = self._hidden[rows], self._decoder.take(self._carry, rows)
+
+    def progress_with(self, rows: np.ndarray, ids: np.ndarray, log_probs: np.ndarray) -> Progress:
+        """The progress of some rows, `[n]`, each with one more token."""
+        before, words, lines = self.progress, self._options.words, self._options.lines
+        log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
+        going, eos = ~ended, ids == self._vocabulary.eos
+        num_words = num_words + (going & self._vocabulary.ends_word[ids])
+        num_lines = num_lines + (going & eos)
+        ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
+        ended |= ends_example(ids, self.tokens[rows, -1], self._vocabulary.eos, self._break_mode)
+        ended |= length + 1 >= MOST_UNITS * words  # sub-words may never end a word
+        return Progress(
+            log_prob + np.where(going, log_probs, 0), length + going, num_words, num_lines, ended
+        )
+
+    def _count(self, tails):
+        """Counts a step that computed so many tails."""
+        self._steps += 1
+        self._clusters_computed += int(tails)
+
+    def _append(self, ids, log_probs):
+        self.progress = self.progress_with(np.arange(len(ids)), ids, log_probs)
+        self.tokens = np.concatenate([self.tokens, ids[:, None]], axis=1)
+        self._used += 1
+
+    def _make_room(self):
+        if self._decoder.limited and self._used == self._window:
+            self._read_window()
+
+    def _read_window(self):
+        """Reads the text, or its end, anew."""
+        seen = self.tokens
+        if self._decoder.limited and seen.shape[1] >= self._window:
+            seen = seen[:, -(self._window // 2) :]
+        cache = self._decoder.cache(len(seen), self._window)
+        self._hidden, self._carry = self._decoder.read(seen, cache)
+        self._used = seen.shape[1]
+
+
+class Text(NamedTuple):
+    """Tokens after a prompt, int32 `[n]`, and the sum of their log-probabilities in nats."""
+
+    tokens: np.ndarray
+    log_prob: float
+
+
+def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
+    """The most probable texts that have ended, best first, as many as the state has rows, if there
+    are so many.
+
+    Each step extends all texts by every token and goes through the results from the most probable
+    on. Those that have ended are kept, until as many others are found as there are beams, which are
+    extended next. The search stops when none of them can become better than those kept. With as
+    many beams as there are texts it is exhaustive.
+
+    Args:
+        state: has read the prompt, in as many rows as there are beams.
+        banned: ids of tokens that are never written.
+    """
+    beams, survivors = len(state.tokens), []
+    only_first = np.where(np.arange(beams) > 0, -np.inf, 0.0)
+    state.progress = state.progress._replace(log_probs=only_first)
+    while len(survivors) < beams or state.progress.log_probs[0] > survivors[-1].log_prob:
+        best = state.top_k(2 * beams, banned)
+        totals = state.progress.log_probs.astype(np.float32)[:, None] + best.log_probs
+        order = np.argsort(-totals, axis=None, kind="stable")[: 2 * beams]
+        rows, columns = np.divmod(order[totals.ravel()[order] > -np.inf], totals.shape[1])
+        ids, log_probs = best.ids[rows, columns], best.log_probs[rows, columns]
+        ended = state.progress_with(rows, ids, log_probs)
+        going = ~ended.ended
+        in_beam = np.cumsum(going) - going < beams  # fewer texts before it go on
+        for i in np.flatnonzero(ended.ended & in_beam):
+            tokens = np.append(state.text_of(rows[i]), ids[i])
+            survivors.append(Text(tokens, float(ended.log_probs[i])))
+        survivors = sorted(survivors, key=lambda text: -text.log_prob)[:beams]
+        chosen = np.flatnonzero(going & in_beam)
+        if not len(chosen):
+            break
+        state.take(np.pad(rows[chosen], (0, beams - len(chosen))).astype(np.int32))
+        empty = 0, beams - len(chosen)  # rows without a text
+        state.read(
+            np.pad(ids[chosen], empty), np.pad(log_probs[chosen], empty, constant_values=-np.inf)
+        )
+    return survivors
+
+
+class Writer:
+    """Writes on from a prompt.
+
+    Where examples of training saw nothing before them (break modes "eos" and "complete_doc"), only
+    the last example of the prompt is read, and writing stops where it ends.
+
+    Attributes:
+        state: the texts being written.
+    """
+
+    def __init__(self, decoder: Decoder, lines: Lines, prompt: str, options: Options):
+        """Reads the prompt.
+
+        Raises:
+            InputError: as `Options.check`, `Lines.encode` and `DecodeState`; an avoided word that
+                the run does not know.
+        """
+        options.check()
+        self._options, self._lines = options, lines
+        self._banned = tuple(_banned(lines, options.avoid))
+        rows = options.beams or options.samples
+        self.state = DecodeState(decoder, lines.encode(prompt), options, rows)
+        self._spaced = prompt.endswith(" ")
+
+    def continuations(self) -> list[Continuation]:
+        """The texts that the options ask for: all samples, or the best of a beam search, the
+        most probable first.
+        """
+        state, count = self.state, self._options.samples
+        if self._options.beams:
+            texts = beam_search(state, self._banned)[:count]
+            if not texts:
+                raise InputError(NO_NUMBER)
+        else:
+            for _ in self._draws():
+                pass
+            sums = state.progress.log_probs.tolist()
+            texts = [Text(state.text_of(row), sums[row]) for row in range(count)]
+        return [
+            Continuation("".join(self._pieces(text.tokens)), text.tokens, text.log_prob)
+            for text in texts
+        ]
+
+    def stream(self) -> Iterator[str]:
+        """The first of these texts in pieces, each as soon as it is known."""
+        if self._options.beams:
+            yield self.continuations()[0].text
+        else:
+            yield from self._pieces(self._first_sample())
+
+    def _first_sample(self):
+        for ids in self._draws():
+            yield ids[0]
+            if self.state.progress.ended[0]:
+                return
+
+    def _draws(self):
+        """The next tokens of all rows, until all texts are complete."""
+        options = self._options
+        greedy, key = options.temperature == 0, jax.random.key(options.seed)
+        among = options.top_k if options.top_k < len(self._lines.vocabulary) else 0
+        how = Sampling(1 if greedy else among, options.top_p < 1, self._banned)
+        power, top_p = (
+            np.float32(1 if greedy else 1 / options.temperature),
+            np.float32(options.top_p),
+        )
+        for number in itertools.count():
+            yield self.state.draw(how, (key, np.int32(number), power, top_p))
+            if self.state.progress.ended.all():
+                return
+
+    def _pieces(self, tokens):
+        """The text of tokens after the prompt, word by word; a space that ends the prompt is not
+        written again.
+        """
+        pieces = self._after_line(tokens)
+        if self._spaced:
+            yield next(pieces, "").removeprefix(" ")
+        yield from pieces
+
+    def _after_line(self, tokens):
+        """The text of tokens after the prompt's last line, word by word.
+
+        A word may change how the line before it is written, such as a quotation mark; then the rest
+        of the line comes at its end.
+        """
+        vocabulary, line = self._lines.vocabulary, self.state.line
+        shown = self._lines.decode(line)
+        for token in tokens:
+            line.append(token)
+            if not vocabulary.ends_word[token]:
+                continue
+            text = self._lines.decode(line)
+            if text.endswith(NUMBER_MARKS) and token != vocabulary.eos:
+                continue  # the next word may join what stands before it
+            if text.startswith(shown) or token == vocabulary.eos:
+                yield _beyond(shown, text)
+                shown = text
+            if token == vocabulary.eos:
+                line, shown = [], ""
+        if line:
+            text = self._lines.decode(line)
+            yield _beyond(shown, text)
+
+
+def _banned(lines, words):
+    """Ids of words that are never written; `<unk>` may be among them though the run has none."""
+    vocabulary = lines.vocabulary
+    for word in words:
+        if isinstance(vocabulary, Subwords) and word not in (EOS, UNKNOWN):
+            units = lines.tokens([word])[0]
+            if len(units) > 1:
+                raise InputError(
+                    f"avoid={word!r} is {len(units)} sub-words of this run, which other words have,"
+                    " too: leave it out"
+                )
+            yield int(units[0])
+        elif word in vocabulary.index:
+            yield vocabulary.index[word]
+        elif word != UNKNOWN:
+            raise InputError(
+                f"avoid={word!r} is not one of the {len(vocabulary):,} {vocabulary.unit}s of this"
+                " run: leave it out"
+            )
+
+
+def _beyond(shown, text):
+    """Text behind the characters that both texts begin with."""
+    return text[len(commonprefix([text, shown])) :]  # noqa: RUF071, of characters, not of paths
+
+
+def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[str, float]]:
+    """The k most probable words after a text and their probabilities; see
+    `LoadedModel.next_words`.
+    """
+    check_at_least(1, k=k)
+    vocabulary, k = lines.vocabulary, min(k, len(lines.vocabulary))
+    if isinstance(vocabulary, Subwords):
+        options = Options(words=1, beams=2 * k, samples=2 * k, avoid=())
+        probs = {}  # of a word all its spellings in units
+        for one in Writer(decoder, lines, text, options).continuations():
+            word = lines.decode(one.tokens).replace("\n", EOS)
+            probs[word] = probs.get(word, 0.0) + math.exp(one.log_prob)
+        return sorted(probs.items(), key=lambda pair: -pair[1])[:k]
+    best = DecodeState(decoder, lines.encode(text), Options()).top_k(k)
+    pairs = zip(best.ids[0].tolist(), np.exp(best.log_probs[0]).tolist(), strict=True)
+    return [(vocabulary.words[token], prob) for token, prob in pairs]

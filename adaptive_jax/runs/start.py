@@ -1,0 +1,161 @@
+"""Start of a run: checks of its workdir, and the files that say what the run is."""
+
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import jax
+
+from adaptive_jax.data.corpora.corpus import Corpus
+from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
+from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
+from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.files import absolute, in_bucket, names_in, replacing
+from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.runs.identity import (
+    check_resumes,
+    free_keys,
+    of_config,
+    of_corpus,
+    text_of,
+)
+from adaptive_jax.runs.settings import PUBLISHED, has_checkpoints, is_exported, write_json
+
+# Beginnings of the names that a dry run leaves, or a run that ended before it wrote config.json
+BEFORE_CONFIG = ".", "plan.", "vocabulary.", "subwords.", "lexicon.", "text."
+# Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
+VISIBLE = 100
+
+logger = logging.getLogger(__name__)
+
+
+def write_published(
+    workdir: Path, config: Mapping, row: Mapping | None, changed: Iterable[str]
+) -> None:
+    """Records what a paper prints of the row of a run, and the keys in which the run differs from
+    that row; nothing without a row.
+
+    row: as `config.flags.published` returns it.
+    changed: keys of the config; those that change no update are left out, but for how long the run
+        trains.
+    """
+    if row is not None and hosts.first():
+        free = free_keys(config) - {"steps", "hours", "early_stopping"}
+        keys = [key for key in dict.fromkeys(changed) if key not in free]
+        write_json(workdir / PUBLISHED, {**row, "changed": keys})
+
+
+def check_name(workdir: Path) -> None:
+    """Raises InputError if Orbax would write checkpoints of this workdir elsewhere, or not find
+    them again.
+    """
+    name = str(absolute(workdir))
+    if re.search(r"[\\\[\udc80-\udcff]", name):  # the last are bytes that Python could not decode
+        raise InputError(
+            f"--workdir={name} must be UTF-8 without \\ and [: use another name, or set"
+            " LANG=C.UTF-8"
+        )
+
+
+def check_place(workdir: Path) -> None:
+    """Finds before a long preparation that a run cannot begin or resume in `workdir`. Warns of
+    files there that are no run's.
+
+    Raises:
+        InputError: see `check_name`; or it holds an exported model, or checkpoints without a
+            config; or a bucket that cannot be written.
+        OSError: the directory cannot be made or written.
+    """
+    check_name(workdir)
+    if is_exported(workdir):
+        raise InputError(
+            f"{workdir} holds an exported model, which cannot be trained on: use another"
+            f" --workdir, and --init_from={workdir} to start from its parameters"
+        )
+    if hosts.first():
+        _check_writable(workdir)
+    if (workdir / "config.json").exists():
+        return
+    if has_checkpoints(workdir):
+        raise InputError(
+            f"{workdir} has checkpoints and no config.json: restore it, or use another --workdir"
+        )
+    others = (name for name in names_in(workdir) if not name.startswith(BEFORE_CONFIG))
+    if other := min(others, default=""):
+        text = "--workdir=%s holds other files, such as %s: a run needs a directory of its own"
+        logger.warning(text, workdir, other)
+
+
+def _check_writable(workdir):
+    if in_bucket(workdir):
+        probe = workdir / ".writable"
+        try:
+            probe.write_bytes(b"")
+            probe.unlink()
+        except Exception as error:  # gcsfs raises many kinds
+            raise InputError(
+                f"cannot write {workdir} ({one_line(error)}): check its name and your credentials"
+            ) from error
+        return
+    exists = next(
+        place for place in (workdir.absolute(), *workdir.absolute().parents) if place.exists()
+    )
+    try:
+        with tempfile.TemporaryFile(dir=exists):
+            pass
+    except OSError as error:
+        error.filename = str(workdir)  # instead of the temporary file's
+        raise
+
+
+def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
+    """Writes what the run is; the first host does, and the others wait until they see it.
+
+    Raises:
+        InputError: another run is there, the hosts do not share a disk, or their settings or texts
+            differ.
+    """
+    check_resumes(workdir, of_config(config) | of_corpus(corpus))
+    hosts.barrier("before the workdir")  # all have checked for another run there
+    if hosts.first():
+        workdir.mkdir(parents=True, exist_ok=True)
+    _check_shared(workdir)
+    if hosts.first():
+        write_with_checksums(corpus.vocabulary, workdir / "vocabulary.txt")
+        if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
+            entries = read_entries(corpus.vocabulary, lexicon)
+            write_entries(workdir / "lexicon.jsonl", entries)
+        write_json(workdir / "text.json", text_of(corpus))
+        write_json(workdir / "plan.json", plan)
+        write_json(workdir / "config.json", config)
+    hosts.barrier("the workdir")
+    deadline = time.monotonic() + VISIBLE
+    while not (workdir / "config.json").exists() and time.monotonic() < deadline:
+        time.sleep(1)
+
+
+def _check_shared(workdir):
+    """Raises InputError on all hosts if one of them does not see what host 0 writes there.
+
+    The file has a new name each time: NFS asks its server for a name that it has never looked up.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    number = int.from_bytes(os.urandom(4)) if hosts.first() else 0
+    probe = workdir / f".shared-{sharding.sum_over_hosts(number)}"
+    if hosts.first():
+        with replacing(probe):
+            pass
+    hosts.barrier("the probe of the workdir")
+    missing = sharding.sum_over_hosts(not probe.exists())
+    if hosts.first():
+        probe.unlink()
+    if missing:
+        raise InputError(
+            f"{workdir} is not the same on all hosts: use a --workdir on a disk that they share, or"
+            " gs://BUCKET/NAME"
+        )

@@ -1,0 +1,281 @@
+"""Caches: distributions over the words that a text has used so far, mixed with the model's own.
+
+    p(w) = λ p_model(w) + (1 − λ) p_cache(w)
+
+    unigram          p_cache(w) = n_w / Σ n_v                          n_w: how often w occurs
+                                                                       among the entries
+    unigram_softmax  p_cache(w) = exp(n_w) / Σ exp(n_v)                v: all words
+    local            p_cache(w) ∝ Σ_i 1[x_i = w] exp(θ h_t · h_i)      Grave, Joulin & Usunier 2017
+    unbounded        p_cache(w) ∝ Σ_i 1[x_i = w] K(‖h_t − h_i‖ / r_t)  Grave, Cissé & Joulin 2017
+
+Entry i is a word x_i of the text with the hidden state h_i that predicted it. The entries at word t
+are the last `cache_size` before t, in the order of the text, however it was cut into windows and
+rows. Without entries the model stands alone, but `unigram_softmax` is uniform then. Of the
+unbounded cache's entries the `neighbours` nearest to h_t count; r_t is the distance of the farthest
+of them, and K(u) is exp(−u² / 2). The search is exact.
+
+GroC 2020 says that its unigram cache "assigns probabilities based on the counts of words", which is
+`unigram`; its public code computes `unigram_softmax`, on which its published numbers rest. The
+public code of AWD-LSTM leaves out a cache that is not yet full, and the first word of every later
+window; here a cache counts from its first entry on.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from adaptive_jax.config.options import Option
+from adaptive_jax.scores.nearest import nearest, none_yet
+from adaptive_jax.scores.scoring import Evaluation, Progress
+
+KINDS = ("local", "unbounded", "unigram", "unigram_softmax")
+# Queries, and entries, of one matrix product
+QUERIES, BLOCK = 256, 2_048
+FAR = 32_768  # entries of one product in an unbounded cache, which sorts the nearest of each
+BEYOND = 40  # in float64, exp(n) does not change exp(n + 40)
+SHOWN = 10_000  # words between two updates of the progress bar
+Floats = tuple[float, ...]
+WEIGHT = "λ, the weight of the model's own distribution; several are all tried"
+THETA = "θ of --cache=local, which flattens it, and at 0 counts words; several are all tried"
+SIZE = "entries; by default 10,000, or 1,000,000 for --cache=unbounded"
+NEAREST = "entries of --cache=unbounded that count"
+
+
+class Cache(NamedTuple):
+    """The options of --method=cache. The defaults of `model_weight` and `theta` are those that
+    GroC 2020 chose (section C.4).
+    """
+
+    cache: Annotated[str, Option("kind of cache", among=KINDS)] = "local"
+    model_weight: Annotated[Floats, Option(WEIGHT, "(0, 1]")] = (0.966,)
+    theta: Annotated[Floats, Option(THETA, "[0, inf)", only=("cache", "local"))] = (0.5,)
+    cache_size: Annotated[int | None, Option(SIZE, "[1, inf)")] = None
+    neighbours: Annotated[int, Option(NEAREST, "[1, inf)", only=("cache", "unbounded"))] = 1_024
+
+    def size(self) -> int:
+        """Entries at most."""
+        if self.cache_size is not None:
+            return self.cache_size
+        return 1_000_000 if self.cache == "unbounded" else 10_000
+
+
+def score(job: Evaluation, options: Cache) -> Iterator[tuple[dict, np.ndarray]]:
+    """Scores of all pairs of λ and θ; the model scores the split once, whatever their number."""
+    nll, entries, targets = job.counted(hidden=options.cache in ("local", "unbounded"))
+    words, progress = len(job.run.vocabulary), job.progress("cache")
+    of_cache = log_probs(options, entries, targets, words, progress)
+    thetas = {"theta": options.theta} if options.cache == "local" else {}
+    yield from interpolations(nll, of_cache, options.model_weight, thetas)
+
+
+def interpolations(
+    nll: np.ndarray,
+    log_probs: np.ndarray,
+    model_weights: tuple[float, ...],
+    others: dict[str, tuple[float, ...]],
+) -> Iterator[tuple[dict, np.ndarray]]:
+    """A model's scores interpolated with each of several distributions, with each weight.
+
+    Args:
+        nll: of the model, `[tokens]` in nats, NaN for tokens that do not count.
+        log_probs: of the others, `[distributions, tokens that count]`, see `interpolate`.
+        others: the option by which they differ and its values; {} of a single one.
+    """
+    counts = ~np.isnan(nll)
+    labels = [{key: value} for key, values in others.items() for value in values] or [{}]
+    for weight in model_weights:
+        for label, other in zip(labels, log_probs, strict=True):
+            scored = nll.copy()
+            scored[counts] = interpolate(nll[counts], other, weight)
+            yield {"model_weight": weight} | label, scored
+
+
+def interpolate(nll: np.ndarray, log_probs: np.ndarray, model_weight: float) -> np.ndarray:
+    """−log(λ p_model + (1 − λ) p_cache), float64 `[tokens]` in nats.
+
+    nll: of the model, `[tokens]`. log_probs: log p_cache of the targets, `[tokens]`; NaN where the
+        cache is empty.
+    """
+    nll = nll.astype(np.float64)
+    if model_weight == 1:
+        return nll
+    with np.errstate(invalid="ignore"):
+        both = -np.logaddexp(np.log(model_weight) - nll, np.log1p(-model_weight) + log_probs)
+    return np.where(np.isnan(log_probs), nll, both)
+
+
+def log_probs(
+    cache: Cache, hidden: np.ndarray | None, targets: np.ndarray, words: int, progress: Progress
+) -> np.ndarray:
+    """Returns log p_cache of every target given those before it: float64 `[thetas, tokens]`.
+
+    Args:
+        hidden: `[tokens, features]`; unigram caches do not read it.
+        targets: int32 `[tokens]`.
+        words: of the vocabulary.
+
+    Returns:
+        −inf for a target that is not in the cache, NaN where the cache is empty. Caches without θ
+        have one row.
+    """
+    if cache.cache == "unigram":
+        of_cache = occurrences(targets, cache.size())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.log(of_cache / np.minimum(np.arange(len(targets)), cache.size()))[None]
+    if cache.cache == "unigram_softmax":
+        of_cache = occurrences(targets, cache.size())
+        return (of_cache - _log_sums(targets, words, cache.size(), progress))[None]
+    return _compare(cache, hidden, targets, progress)
+
+
+def occurrences(targets: np.ndarray, size: int) -> np.ndarray:
+    """Counts each target among the `size` before it: int64 `[tokens]`.
+
+    >>> occurrences(np.array([5, 7, 5, 5, 7]), 2)
+    array([0, 0, 1, 1, 0])
+    """
+    positions = np.arange(len(targets))
+    order = np.argsort(targets, kind="stable")
+    # Word and position in one number, ascending, so that a word's earlier positions stand to the
+    # left of each.
+    keys = targets[order].astype(np.int64) * (len(targets) + 1) + positions[order]
+    before = np.empty(len(targets), np.int64)
+    before[order] = positions
+    oldest = targets.astype(np.int64) * (len(targets) + 1) + np.maximum(positions - size, 0)
+    return before - np.searchsorted(keys, oldest)
+
+
+def _log_sums(targets, words, size, progress):
+    """log Σ_v exp(n_v) over all words before each target: float64 `[tokens]`."""
+    counts, having = np.zeros(words, np.int64), np.zeros(min(size, len(targets)) + 2)
+    having[0] = words  # words that occur so many times
+    most, sums = 0, np.empty(len(targets))
+    exponentials = np.exp(-np.arange(BEYOND, dtype=np.float64))
+
+    def add(word, one):
+        having[counts[word]] -= 1
+        counts[word] += one
+        having[counts[word]] += 1
+
+    for begin in progress(range(0, len(targets), SHOWN), -(-len(targets) // SHOWN)):
+        for t in range(begin, min(begin + SHOWN, len(targets))):
+            least = max(0, most - BEYOND + 1)
+            sums[t] = most + np.log(
+                having[least : most + 1][::-1] @ exponentials[: most + 1 - least]
+            )
+            add(targets[t], 1)
+            if t >= size:
+                add(targets[t - size], -1)
+            most = max(most, counts[targets[t]])
+            while not having[most]:
+                most -= 1
+    return sums
+
+
+def _compare(cache, hidden, targets, progress):
+    """`log_probs` of the caches that compare hidden states, on the device."""
+    tokens, size = len(targets), min(cache.size(), len(targets))
+    block = FAR if cache.cache == "unbounded" else BLOCK
+    # Slots are written in turn, QUERIES at a time, so that no entry that counts is overwritten.
+    slots = -(-(size + QUERIES) // QUERIES) * QUERIES
+    slots = -(-slots // block) * block if slots > block else slots
+    thetas = jnp.asarray(cache.theta, jnp.float32)
+    look_up = _look_up(cache.cache, size, min(cache.neighbours, size))
+    store = jnp.zeros((slots, hidden.shape[1]), hidden.dtype), jnp.zeros(slots, jnp.int32)
+    results = []
+    for begin in progress(range(0, tokens, QUERIES), -(-tokens // QUERIES)):
+        part = slice(begin, begin + QUERIES)
+        rest = QUERIES - len(targets[part])
+        arguments = (
+            np.pad(hidden[part], [(0, rest), (0, 0)]),
+            np.pad(targets[part], (0, rest), constant_values=-1),
+        )
+        store, log_probs = look_up(store, arguments, jnp.int32(begin), thetas)
+        results.append(log_probs)  # not fetched yet, so that the device goes on
+    return np.concatenate(jax.device_get(results), axis=1)[:, :tokens].astype(np.float64)
+
+
+@functools.lru_cache(maxsize=8)
+def _look_up(kind, size, neighbours):
+    """Returns `(store, given, begin, thetas) -> (store, log p_cache [thetas, queries])`.
+
+    store: hidden states and words of the entries. given: those of the QUERIES words from `begin`
+    on, which are looked up and stored.
+    """
+
+    def look_up(store, given, begin, thetas):
+        store = tuple(
+            lax.dynamic_update_slice_in_dim(old, new, begin % len(old), 0)
+            for old, new in zip(store, given, strict=True)
+        )
+        slots, last = len(store[1]), begin + QUERIES - 1
+        block = min(FAR if kind == "unbounded" else BLOCK, slots)
+        # Positions in the text of the slots' words, negative in slots that are not yet in use
+        positions = last - (last - jnp.arange(slots)) % slots
+        now = (begin + jnp.arange(QUERIES))[:, None]
+
+        def read(number):
+            """A block of keys, which entries each query sees, and which are its target."""
+            keys, words, at = (
+                lax.dynamic_slice_in_dim(array, number * block, block)
+                for array in (*store, positions)
+            )
+            seen = (at[None] >= jnp.maximum(now - size, 0)) & (at[None] < now)
+            return keys, seen, seen & (words[None] == given[1][:, None])
+
+        blocks = -(-jnp.minimum(last + 1, slots) // block)
+        if kind == "unbounded":
+            sums, hits = _sums_of_nearest(given[0], blocks, read, neighbours)
+        else:
+            sums, hits = _sums_of_powers(given[0], blocks, read, thetas)
+        return store, jnp.where(sums > 0, jnp.log(hits) - jnp.log(sums), jnp.nan)
+
+    return jax.jit(look_up, donate_argnums=0)
+
+
+def _sums_of_powers(hidden, blocks, read, thetas):
+    """Σ exp(θ h_t · h_i) over all entries and over those that are the target, up to a factor:
+    `[thetas, queries]` each.
+    """
+
+    def visit(number, before):
+        most, sums, hits = before
+        keys, seen, hit = read(number)
+        products = jnp.matmul(
+            hidden, keys.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        )
+        # θ is not negative, so that one maximum serves all of them.
+        now = jnp.maximum(most, jnp.max(products, axis=1, where=seen, initial=-jnp.inf))
+
+        # Of all θ in turn: [thetas, queries, block] would not fit.
+        def add(theta, sums, hits):
+            scale = jnp.where(most > -jnp.inf, jnp.exp(theta * (most - now)), 0.0)
+            powers = jnp.where(seen, jnp.exp(theta * (products - now[:, None])), 0.0)
+            own = jnp.where(hit, powers, 0.0)
+            return sums * scale + powers.sum(axis=1), hits * scale + own.sum(axis=1)
+
+        return now, *lax.map(lambda each: add(*each), (thetas, sums, hits))
+
+    zeros = jnp.zeros((len(thetas), len(hidden)))
+    return lax.fori_loop(0, blocks, visit, (jnp.full(len(hidden), -jnp.inf), zeros, zeros))[1:]
+
+
+def _sums_of_nearest(hidden, blocks, read, neighbours):
+    """Σ K over the nearest entries and over those of them that are the target: `[1, queries]`
+    each.
+    """
+
+    def visit(number, sums):
+        keys, seen, hit = read(number)
+        return nearest(sums, hidden, keys, seen, hit)
+
+    nearness, hit = lax.fori_loop(0, blocks, visit, none_yet(len(hidden), neighbours))
+    valid = nearness > -jnp.inf
+    radius = jnp.max(-nearness, axis=1, where=valid, initial=0.0)[:, None]
+    kernel = jnp.where(valid, jnp.exp(nearness / jnp.where(radius > 0, 2 * radius, 1.0)), 0.0)
+    return kernel.sum(axis=1)[None], jnp.where(hit, kernel, 0.0).sum(axis=1)[None]

@@ -1,0 +1,119 @@
+"""The distribution that predicts a token: its most probable words, the rank of the token, and the
+entropy.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.model.language_model import LanguageModel
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.scoring import (
+    LOG_PROBS,
+    ScoreOptions,
+    local_model,
+    on_devices,
+    scores,
+)
+
+TOKENS = 256  # whose distributions are computed at a time, at most
+ALTERNATIVES = 8  # words that a passage names
+
+
+class PredictiveStats(NamedTuple):
+    """Figures of the distributions that predict some tokens.
+
+    Attributes:
+        words: int32 `[tokens, k]`, the most probable first.
+        log_probs: float32 `[tokens, k]`, theirs in nats.
+        rank: int32 `[tokens]`, one more than the words that are more probable than the target.
+        entropy: float32 `[tokens]` in nats.
+    """
+
+    words: np.ndarray
+    log_probs: np.ndarray
+    rank: np.ndarray
+    entropy: np.ndarray
+
+
+def expected(
+    run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k: int
+) -> PredictiveStats:
+    """The distributions of the words that training knew, a few tokens at a time: never `[tokens,
+    vocabulary]`.
+
+    Args:
+        tables: composed tables, as `scores` makes them; {} for a model that composes none.
+        hidden: `[tokens, features]`, the states that predict the targets.
+        targets: int32 `[tokens]`.
+        k: words to name; fewer where the vocabulary is smaller.
+    """
+    words = run.model.input.vocabulary_size
+    size, k = max(1, min(TOKENS, LOG_PROBS // words)), min(k, words)
+    describe, parts = _describer(run.model, run.mesh, k), []
+    for begin in range(0, len(targets), size):
+        states, wanted = hidden[begin : begin + size], targets[begin : begin + size]
+        rest = size - len(wanted)
+        # Parts of one size are one program, whatever the number of tokens.
+        states, wanted = (
+            np.pad(states, [(0, rest), (0, 0)]),
+            np.pad(np.minimum(wanted, words - 1), (0, rest)),
+        )
+        parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, wanted)))
+    return PredictiveStats(
+        *(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True))
+    )
+
+
+def of_passage(
+    run: Run, ids: np.ndarray, windows: Windows, tables: tuple, begin: int, end: int
+) -> dict[str, np.ndarray]:
+    """Predictive distributions of the tokens from `begin` to `end` that count.
+
+    Args:
+        ids: int32 `[tokens]` of the split.
+        tables: as `composed(run, ids)` returns them.
+
+    Returns:
+        The positions of these tokens, `at`, int64, and the fields of `PredictiveStats`.
+    """
+    if windows.layout != "streams" or windows.rows == 1:
+        # Examples that reach into the passage must be those of the whole split.
+        ids = ids[: end + 2 * windows.window]
+    at, hidden = [], []
+    for batch in scores(run, ids, windows, ScoreOptions(hidden=True), composed_once=tables):
+        inside = (batch.at >= begin) & (batch.at < end)
+        at.append(batch.at[inside])
+        hidden.append(batch.hidden[inside])
+    at, hidden = np.concatenate(at), np.concatenate(hidden)
+    if not len(at):
+        return {"at": at}
+    stats = expected(run, tables[0], hidden, np.asarray(ids)[at], ALTERNATIVES)
+    return {"at": at} | stats._asdict()
+
+
+@functools.lru_cache(maxsize=8)
+def _describer(model: LanguageModel, mesh: Mesh, k: int):
+    one_model, gather = local_model(model, mesh)
+
+    def describe(params, lexicon, tables, hidden, targets):
+        variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
+        log_probs = one_model.apply(
+            variables, hidden, method=lambda model, hidden: model.output.log_probs(hidden)
+        )
+        of_targets = jnp.take_along_axis(log_probs, targets[:, None], axis=1)
+        best, words = jax.lax.top_k(log_probs, k)
+        rank = 1 + jnp.sum(log_probs > of_targets, axis=1, dtype=jnp.int32)
+        likely = log_probs > -jnp.inf  # 0 log 0 is 0
+        entropy = -jnp.sum(
+            jnp.where(likely, jnp.exp(log_probs) * jnp.where(likely, log_probs, 0.0), 0.0), axis=1
+        )
+        return PredictiveStats(words, best, rank, entropy)
+
+    replicated = PartitionSpec()
+    return jax.jit(on_devices(model, mesh, describe, (replicated,) * 4, replicated))

@@ -1,0 +1,184 @@
+"""Dynamic evaluation: the parameters follow the text that has been scored (Krause, Kahembwe, Murray
+& Renals 2018).
+
+Segment after segment is scored, and then the parameters θ take a step along the gradient g of the
+segment's mean loss, with decay towards the trained parameters θ_g:
+
+    sgd   θ ← θ − η g                 + λ (θ_g − θ)
+    rms   θ ← θ − η g / (√MS_g + ε)   + λ (θ_g − θ) ⊙ min(RMS_norm, 1 / λ)
+
+    MS_g      the mean of g² over segments of the train split, for every parameter
+    RMS_norm  √MS_g over its mean over all parameters
+
+A segment is a batch of `window − context` tokens in each of `rows` rows. Gradients are those of
+the model as it is evaluated: without dropout, penalties and regularised losses; sampled outputs
+learn from all words.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive_jax.config.options import Option
+from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
+from adaptive_jax.errors import InputError
+from adaptive_jax.model.gradients import make_gradients
+from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.scoring import (
+    PLAIN,
+    Evaluation,
+    Progress,
+    fetch,
+    first_carry,
+    make_scorer,
+)
+
+RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
+CURE = {"sgd": "lower --rate", "rms": "lower --rate, or raise --epsilon or --statistics"}
+RATE = "learning rate η, by default 0.00005 of rms and 0.1 of sgd"
+STATISTICS = "full segments of the train split whose tokens give rms its MS_g"
+STRETCHES = 20  # of the train split, from which the statistics come
+
+
+class Dynamic(NamedTuple):
+    """The options of --method=dynamic."""
+
+    rule: Annotated[str, Option("rule of the update", among=RULES)] = "rms"
+    rate: Annotated[float | None, Option(RATE, "[0, inf)")] = None
+    decay: Annotated[float, Option("decay towards the trained parameters", "[0, 1)")] = 0.002
+    epsilon: Annotated[float, Option("ε of rms", "(0, inf)", only=("rule", "rms"))] = 1e-5
+    statistics: Annotated[int, Option(STATISTICS, "[1, inf)", only=("rule", "rms"))] = 2_000
+
+
+def score(job: Evaluation, options: Dynamic) -> Iterator[tuple[dict, np.ndarray]]:
+    """The scores of a split by parameters that follow it."""
+    progress, train = job.progress("scoring"), functools.partial(job.train, None)
+    yield {}, job.with_uniform(dynamic(job.run, job.ids, job.windows, options, train, progress))
+
+
+def dynamic(
+    run: Run,
+    ids: np.ndarray,
+    settings: Windows,
+    options: Dynamic,
+    train: Callable[[], np.ndarray],
+    progress: Progress,
+) -> np.ndarray:
+    """Scores every token of a split once, as `score_split`, with parameters that follow the text;
+    those of `run` do not change.
+
+    train: gives the ids of the train split, for the rule rms.
+
+    Raises:
+        InputError: as `windows`, or the parameters diverged.
+    """
+    settings = settings._replace(multiple=run.mesh.size, in_text_order=True)
+    squares, nll = None, np.full(len(ids), np.nan, np.float32)
+    if options.rule == "rms":
+        text = _sample(train(), settings, options.statistics)
+        squares = mean_squares(run, text, settings, progress)
+    step = _make_step(run.model, run.mesh, settings.context_columns)
+    rate = RULES[options.rule] if options.rate is None else options.rate
+    numbers = {"rate": rate, "decay": options.decay, "epsilon": options.epsilon}
+    params, carry = jax.jit(functools.partial(jax.tree.map, jnp.copy))(run.params), None
+    count, batches = windows(ids, run.vocabulary.eos, settings)
+    for batch, at in progress(batches, count):
+        if carry is None:
+            carry = first_carry(run, settings.layout, len(batch.first))
+        on_devices = sharding.put_batch(run.mesh, batch)
+        results, params, carry = step(
+            params, (run.params, squares, numbers), run.lexicon, on_devices, carry
+        )
+        nll[at] = fetch(results, batch, at).nll
+        if np.isinf(nll[at]).any():
+            raise InputError(f"--method=dynamic diverged at token {at[0]:,}: {CURE[options.rule]}")
+    return nll
+
+
+def mean_squares(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> dict:
+    """MS_g: for every parameter the mean over the segments of a text of its squared gradient."""
+    add, carry = _make_sum(run.model, run.mesh), None
+    count, batches = windows(ids, run.vocabulary.eos, settings)
+    total = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like))(run.params)
+    for batch, _ in progress(batches, count):
+        if carry is None:
+            carry = first_carry(run, settings.layout, len(batch.first))
+        on_devices = sharding.put_batch(run.mesh, batch)
+        total, carry = add(run.params, total, run.lexicon, on_devices, carry)
+        # Collectives of hundreds of waiting programs block each other on several CPU devices.
+        jax.block_until_ready(total)
+    return jax.jit(lambda total: jax.tree.map(lambda a: a / count, total))(total)
+
+
+@functools.lru_cache(maxsize=2)
+def _make_sum(model, mesh):
+    """Returns `add(params, total, lexicon, batch, carry) -> (total, carry)`, which adds squared
+    gradients.
+    """
+    gradients = make_gradients(model, mesh, 0, train=False)
+
+    def add(params, total, lexicon, batch, carry):
+        gradient, carry = _mean_gradient(gradients, params, lexicon, batch, carry)
+        return jax.tree.map(lambda total, g: total + jnp.square(g), total, gradient), carry
+
+    return jax.jit(add, donate_argnums=1)
+
+
+@functools.lru_cache(maxsize=2)
+def _make_step(model, mesh, unscored):
+    """Returns `step(params, rule, lexicon, batch, carry) -> (results, params, carry)`, see
+    `fetch`.
+
+    rule: the trained parameters, MS_g or None for sgd, and the rate, decay and epsilon.
+    """
+    words = model.input.vocabulary_size
+    scorer = make_scorer(model, mesh, unscored, (words, words, PLAIN))
+    gradients = make_gradients(model, mesh, 0, train=False)
+
+    def step(params, rule, lexicon, batch, carry):
+        trained, squares, numbers = rule
+        rate, decay, epsilon = (numbers[name] for name in ("rate", "decay", "epsilon"))
+        results, after = scorer(params, lexicon, {}, batch, carry)
+        gradient, _ = _mean_gradient(gradients, params, lexicon, batch, carry)
+
+        def sgd(p, t, g):
+            return p - rate * g + decay * (t - p)
+
+        if squares is None:
+            return results, jax.tree.map(sgd, params, trained, gradient), after
+        roots = jax.tree.map(jnp.sqrt, squares)
+        leaves = jax.tree.leaves(roots)
+        mean = sum(map(jnp.sum, leaves)) / sum(root.size for root in leaves)
+
+        def rms(p, t, g, root):
+            return p - rate * g / (root + epsilon) + jnp.minimum(decay * root / mean, 1.0) * (t - p)
+
+        return results, jax.tree.map(rms, params, trained, gradient, roots), after
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def _mean_gradient(gradients, params, lexicon, given: WindowBatch, carry):
+    """The gradient of the mean loss of a batch, and the next carry."""
+    batch, carry = jax.tree.map(lambda a: a[None], (given.batch, carry))
+    gradient, carry, sums, _ = gradients(params, lexicon, jnp.int32(0), batch, carry)
+    return jax.tree.map(lambda g: g / sums.tokens, gradient), jax.tree.map(lambda a: a[0], carry)
+
+
+def _sample(ids, settings, segments):
+    """Returns the ids of about so many segments, from all over a text."""
+    tokens = segments * settings.rows * (settings.window - settings.context_columns)
+    if tokens >= len(ids):
+        return np.asarray(ids)
+    each = -(-tokens // STRETCHES)
+    return np.concatenate(
+        [
+            ids[begin : begin + each]
+            for begin in np.linspace(0, len(ids) - each, STRETCHES).astype(int)
+        ]
+    )

@@ -1,0 +1,296 @@
+"""Evaluates a run: opens it, scores a split, prints and writes the result."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from adaptive_jax.config.options import Option, check
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.known import CORPORA
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.lexicon import lexicon_of
+from adaptive_jax.data.vocabulary.token_ids import check_ends
+from adaptive_jax.errors import InputError
+from adaptive_jax.parallel import hosts
+from adaptive_jax.parallel.progress import Bar
+from adaptive_jax.planning.plan import rows_to_score
+from adaptive_jax.runs.identity import check_hosts, of_scores
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores import card
+from adaptive_jax.scores.distributions import of_passage
+from adaptive_jax.scores.frequency import BINS, PAPER, check_edges, words_of
+from adaptive_jax.scores.methods import METHODS, prepared
+from adaptive_jax.scores.open_words import TRAIN, UNIFORM, extended
+from adaptive_jax.scores.results import MEASURED, print_result, write
+from adaptive_jax.scores.scores import Scores
+from adaptive_jax.scores.scoring import Evaluation, composed
+from adaptive_jax.scores.unseen import describe_words
+
+WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
+DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the run's corpus."
+BREAK_MODE = "none, complete, complete_doc or eos; default: that of the run."
+CONTEXT = "Tokens of each window that are given and not scored."
+ROWS = (
+    "Rows of a batch; 0: as many as a device holds, or 1 for layout streams and dynamic evaluation,"
+    " which one row scores exactly; N rows are faster."
+)
+VOCABULARY = "Words to score over: train, union (and those of the split), or a file's."
+UNIFORM_SHARE = (
+    "Share of the uniform distribution over the vocabulary; default 0.01 where new words would have"
+    " no probability, else 0."
+)
+DOWN_WEIGHT = "Factor of what a composed model gives to new words (GroC 2020, section 5.1)."
+SAMPLE = "Words of a passage of which a report shows what the model expected instead."
+SHARE = "Share of the words that keep their entries in a lexicon; default: that of the run."
+
+
+class Request(NamedTuple):
+    """Evaluation to run. Its fields but `options` are flags of the command.
+
+    options: of the method, fields of `Cache`, `Neighbours` or `Dynamic`.
+    """
+
+    split: Annotated[str, Option("Split to score.", among=SPLITS)] = "test"
+    window: Annotated[int, Option(WINDOW)] = 0
+    context: Annotated[int, Option(CONTEXT)] = 0
+    checkpoint: Annotated[str, Option("best (by validation), latest, or a step.")] = "best"
+    data_path: Annotated[str | None, Option(DATA_PATH)] = None
+    break_mode: Annotated[str | None, Option(BREAK_MODE)] = None
+    method: Annotated[str, Option(f"How to score: {', '.join(METHODS)}.")] = "plain"
+    rows: Annotated[int, Option(ROWS, "[0, inf)")] = 0
+    options: Mapping[str, object] = MappingProxyType({})
+    vocabulary: Annotated[str, Option(VOCABULARY)] = TRAIN
+    uniform: Annotated[float | None, Option(UNIFORM_SHARE, "[0, 1)")] = None
+    down_weight: Annotated[float, Option(DOWN_WEIGHT, "(0, 1]")] = 1.0
+    share: Annotated[float | None, Option(SHARE, "[0, 1]")] = None
+    bins: Annotated[tuple[int, ...], Option(BINS)] = PAPER
+    sample_from: Annotated[int, Option("First word of the passage.", "[0, inf)")] = 0
+    sample_words: Annotated[int, Option(SAMPLE, "[0, inf)", only=("method", "plain"))] = 0
+
+
+def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
+    """Scores a split with a trained model, prints the result and writes it to workdir/eval/ as
+    JSON, with the losses of its tokens as .npy and what a report reads of its text as .npz.
+
+    run: that of the workdir, if it is open already, with the request's checkpoint, vocabulary and
+        share.
+
+    Returns:
+        `Scores.summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`,
+        `seconds` that scoring took (compilation included), `settings`: what was asked, with
+        break_mode and window filled in, rows where they change scores, and the config; what
+        `card.metadata` returns; and as `published` and `scored`, what `card.published` and
+        `of_scores` return. Of a vocabulary with more words, `unseen` is the share of new words, and
+        `open` has share and perplexity of words that training knew and of others. Where several
+        settings were tried, `grid` has a line for each, and the rest is of the best one.
+
+    Raises:
+        InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the
+            split, see `windows`, and settings that do not fit together; scores that are not finite;
+            or the result, which has been printed by then, cannot be written.
+    """
+    return evaluate_contexts(workdir, request, (request.context,), run)[0]
+
+
+def evaluate_contexts(
+    workdir: Path, request: Request, contexts: Sequence[int], run: Run | None = None
+) -> list[dict]:
+    """As `evaluate`, once for each context in place of the request's."""
+    score = _check_request(request)
+    check_hosts(request._asdict() | {"data_path": "", "contexts": list(contexts)})
+    saved = Run.of(workdir)
+    config, split = saved.saved_config, request.split
+    windows = [
+        Windows.of(config, request.window, context, request.break_mode, request.rows or 1)
+        for context in dict.fromkeys(contexts)
+    ]
+    check_ends(saved.vocabulary, windows[0].break_mode)
+    data = data_of(workdir, config, request.data_path, split)
+    vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
+    corpus = load(data, vocabulary=vocabulary, splits=(split,))
+    ids = corpus.ids[split]
+    check_hosts({}, corpus)
+    if request.window > len(ids):
+        raise InputError(
+            f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"
+            " that or less"
+        )
+    if windows[0].layout == "streams" and request.rows > (most := len(ids) - max(contexts)):
+        raise InputError(
+            f"rows={request.rows} must be {max(1, most)} or less: each begins at another token of"
+            f" the {split} split, {len(ids)} tokens"
+        )
+    words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
+    comparable = _is_published(request, config, vocabulary.count_words(ids))
+    paper = card.published(workdir, split) if comparable else None
+    if run is None:
+        changes = {"checkpoint": request.checkpoint, "share": request.share}
+        run = dataclasses.replace(saved, vocabulary=vocabulary, **changes).read()
+    uniform = request.uniform
+    if uniform is None:
+        uniform = 0.0 if run.predicts_new_words else UNIFORM
+    if not run.predicts_new_words:
+        _check_no_new_words(request)
+
+    def train(directory):
+        data = config["data"]
+        if not directory and data["corpus"] == "text_files" and not data["path"]:
+            directory = request.data_path  # of a converted model
+        try:
+            source = data_of(workdir, config, directory, "train")
+            return load(source, vocabulary=vocabulary, splits=("train",)).ids["train"]
+        except InputError as error:
+            raise InputError(f"--method={request.method} reads a train text: {error}") from error
+
+    text = words_of(ids, vocabulary, config["data"], data)
+    span = text.span(request.sample_from, request.sample_words) if request.sample_words else None
+    arrays = {key: value for key, value in text._asdict().items() if value is not None}
+    arrays["new_words"] = np.array(vocabulary.words[run.num_known_words :], str)
+    tables = functools.cache(functools.partial(composed, run, ids))
+    results, one_row = [], METHODS[request.method].one_row or windows[0].layout == "streams"
+    for settings in windows:
+        if not (request.rows or one_row):
+            rows = rows_to_score(config, settings.window) * run.mesh.size
+            settings = settings._replace(rows=rows)
+        progress = functools.partial(_bar, settings.context)
+        job = Evaluation(
+            workdir, run, ids, settings, uniform, request.down_weight, train, progress, tables
+        )
+        start = time.perf_counter()
+        chosen, result, nll = _best(score, job)
+        result |= {
+            "seconds": time.perf_counter() - start,
+            "split": split,
+            "settings": _settings(request, settings, config, lexicon_of(run.config)),
+            "unseen": corpus.unseen.get(split),
+            "step": run.step,
+            "published": paper,
+            "scored": of_scores(run.step, run.identity, vocabulary, ids),
+            **card.metadata(vocabulary, text, nll, request.bins),
+        }
+        if request.vocabulary != TRAIN:
+            result["open"] = Scores(ids, nll).seen_and_unseen(run.num_known_words)
+            result["unseen"] = result["open"]["unseen"]["share"]
+        print_result(result, chosen, words, settings)
+        passage = of_passage(run, ids, settings, tables(), *span) if span else {}
+        sample = {f"sample_{key}": value for key, value in passage.items()}
+        write(workdir / "eval", result, nll, arrays | sample)
+        results.append(result)
+    return results
+
+
+def _check_request(request):
+    """Checks what needs no run; returns the method with its options."""
+    check(request, stated=("sample_words",) if request.sample_words else ())
+    check_edges(request.bins)
+    score = prepared(request.method, request.options)
+    several = [
+        key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1
+    ]
+    if several and request.split == "test":
+        raise InputError(
+            f"--{several[0]} has several values: choose among them with --split=validation, and"
+            " give the test split one"
+        )
+    new_words = request.vocabulary != TRAIN and METHODS[request.method].new_words
+    if request.down_weight != 1 and not new_words:
+        raise InputError(
+            f"--down_weight={request.down_weight} is for new words: pass --vocabulary=union and"
+            " a method other than dynamic, or leave it out"
+        )
+    return score
+
+
+def _check_no_new_words(request):
+    """Checks that a request asks nothing of new words, of which its model has no vectors."""
+    method, vocabulary = request.method, request.vocabulary
+    if request.down_weight != 1:
+        flag = f"--down_weight={request.down_weight}"
+    elif not METHODS[method].new_words:
+        flag = f"--method={method} with --vocabulary={vocabulary}"
+    else:
+        return
+    raise InputError(f"{flag} needs vectors of new words, which this model lacks: leave it out")
+
+
+def _best(score, job):
+    """Returns the options of the best setting, its summary and its nll. Of several settings, the
+    summary has all as `grid`.
+    """
+    best, tried = None, []
+    for label, nll in score(job):
+        result = Scores(job.ids, nll).summary(job.run.vocabulary)
+        tried.append(label | {key: result[key] for key in MEASURED})
+        if best is None or result["nll"] < best[1]["nll"]:
+            best = label, label | result, nll
+    label, result, nll = best
+    return label, result | ({"grid": tried} if len(tried) > 1 else {}), nll
+
+
+def _settings(request, windows, config, lexicon):
+    """Returns the settings that a result states. lexicon: where entries of new words are from."""
+    asked = {
+        key: getattr(request, key)
+        for key in ("split", "window", "context", "checkpoint", "data_path", "method")
+    }
+    if windows.layout == "streams" or METHODS[request.method].one_row:
+        asked["rows"] = windows.rows
+    if request.options:
+        asked["options"] = dict(request.options)
+    if request.vocabulary != TRAIN or request.uniform is not None:
+        asked |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
+    if request.vocabulary != TRAIN and lexicon:
+        asked["lexicon"] = lexicon
+    if request.share is not None:
+        asked["share"] = request.share
+    keys = "break_mode", "window", "context"
+    return asked | {key: getattr(windows, key) for key in keys} | {"config": config}
+
+
+def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:
+    """The group `data` of a run's config, with another path if one is given."""
+    data = config["data"] | ({} if path is None else {"path": path})
+    if data["corpus"] == "text_files" and not data["path"]:
+        raise InputError(
+            f"{workdir} names no text: pass --data_path=DIR, a directory with {split}.txt"
+        )
+    return data
+
+
+def _is_published(request, config, words):
+    """True if a paper's number is of what is scored: the model's own scores, over its words and
+    with its whole lexicon, of the published text as its number of words tells it, or else of the
+    run's own text.
+    """
+    published = CORPORA[config["data"]["corpus"]].words.get(request.split)
+    same_text = request.data_path is None if published is None else words == published
+    alone = request.method == "plain" and request.vocabulary == TRAIN and not request.uniform
+    return same_text and alone and request.share is None
+
+
+def _bar(context: int, what: str):
+    """Returns a `Progress` that draws a bar, and raises KeyboardInterrupt on all hosts when one of
+    them is interrupted.
+    """
+
+    def shown(batches: Iterable, count: int) -> Iterator:
+        about = f"{what}, context {context:,}" if context else what
+        bar = Bar(count, 0, [about], shown=hosts.first(), every=60.0)
+        try:
+            with hosts.stopping() as stop:
+                for number, batch in enumerate(batches):
+                    if stop(number):
+                        raise KeyboardInterrupt
+                    yield batch
+                    bar.show(number + 1)
+        finally:
+            bar.close()
+
+    return shown

@@ -1,0 +1,82 @@
+"""A text that grows by lines, cut into windows as the split of an evaluation is."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.batches.examples import examples
+from adaptive_jax.data.batches.windows import ALONE, Windows, WindowSpans
+from adaptive_jax.scores.scores import Scores
+
+
+class Line(NamedTuple):
+    """A line, its words, and their tokens, int32 `[tokens]`."""
+
+    text: str
+    words: list[str]
+    ids: np.ndarray
+
+
+class GrowingText:
+    """Lines that follow each other. Tokens are scored when no later line can change what they see,
+    and a line leaves the text when all of it is scored.
+
+    Attributes:
+        scores: of the tokens that may still be read, oldest first; NaN until they are scored.
+        settled: tokens of `scores` whose examples no later line changes.
+        scored: tokens of `scores` that have been handed out to be scored.
+    """
+
+    def __init__(self, before: Scores, eos: int, settings: Windows):
+        """before: tokens that the text follows, at least `<eos>`."""
+        self.scores, self.eos, self.settings = before, eos, settings
+        self.settled = self.scored = self._left = len(before.ids)
+        self._lines: deque[Line] = deque()
+
+    def extend(self, lines: Sequence[Line]) -> None:
+        """Adds lines at the end."""
+        self._lines.extend(lines)
+        self.scores = self.scores.joined(np.concatenate([line.ids for line in lines]))
+
+    def next_windows(self, ends: bool) -> WindowSpans:
+        """Windows of tokens that are not scored yet: of those that are settled, or of all.
+
+        With layout "streams" one window, of whole parts of `window` tokens.
+
+        ends: no line follows, or the next one may see the last example cut short.
+        """
+        window, context, break_mode, layout, *_ = self.settings
+        done, pending = self.scored, self.scores.ids[self.settled :]
+        if layout == "streams":
+            self.settled += len(pending) if ends else len(pending) // window * window
+            self.scored = self.settled
+            return WindowSpans(*np.array([[done], [done], [self.scored]]))
+        starts, end = np.zeros((2, 0), np.int64)
+        closed = len(pending)
+        if closed and not (break_mode in ALONE and (pending == self.eos).all()):
+            starts, lengths = examples(pending, self.eos, break_mode, window - context)
+            starts, end = starts + self.settled, starts + self.settled + lengths
+            firsts = starts
+            if break_mode != "none":  # a part of a long sentence must not look like a line
+                before = self.scores.ids[starts - 1]
+                firsts = starts[(starts == self.settled) | (before == self.eos)]
+            closed = int(firsts[-1]) - self.settled
+        self.settled += closed
+        self.scored = len(self.scores.ids) if ends else self.settled
+        shown = starts - np.minimum(context, starts - 1)
+        new = (done < end) & (end <= self.scored)
+        return WindowSpans(shown[new], np.maximum(starts, done)[new], end[new])
+
+    def pop_complete_lines(self) -> Iterator[tuple[Line, Scores]]:
+        """The lines all of whose tokens are scored, and forgets what no window can show."""
+        while self._lines and self._left + len(self._lines[0].ids) <= self.scored:
+            line = self._lines.popleft()
+            begin, self._left = self._left, self._left + len(line.ids)
+            yield line, self.scores.take(slice(begin, self._left))
+        old = max(0, min(self._left, self.settled - self.settings.window - 1))
+        self.scores = self.scores.take(slice(old, None))
+        self._left, self.settled, self.scored = (
+            count - old for count in (self._left, self.settled, self.scored)
+        )

@@ -1,0 +1,36 @@
+"""Options of scoring lines of text, most of which are flags of the command."""
+
+from typing import Annotated, NamedTuple
+
+from adaptive_jax.config.options import NonNegativeInt, Option, check
+
+CONTEXTS = "none", "previous"
+
+
+class ScoreConfig(NamedTuple):
+    """Context of a line, and sizes of what the model reads at once.
+
+    Attributes:
+        context_from: "none": each line stands alone. "previous": each follows the lines before it.
+        given: text that the first line follows; with "none", every line follows it. It is not
+            scored. If it ends with a line feed, it is whole lines; otherwise each line of text
+            continues its last line.
+        window: tokens of a row; 0: the sequence length that the run was trained with. A run on
+            streams carries its state, so a token sees all before it, whatever the window.
+        context: tokens that a window repeats from the one before, where a text is longer than a
+            window. None: half a window, but 0 where examples of the run's training saw nothing
+            before them, or the run carries its state.
+        eager: score each line as it comes, instead of many together.
+        rank_and_entropy: also compute these two, from the probabilities of all words.
+    """
+
+    context_from: Annotated[str, Option(among=CONTEXTS)] = "none"
+    given: str = ""
+    window: NonNegativeInt = 0
+    context: Annotated[int | None, Option(within="[0, inf)")] = None
+    eager: bool = False
+    rank_and_entropy: bool = False
+
+    def check(self) -> None:
+        """Checks the ranges. Raises InputError: one is wrong, or `context_from` is unknown."""
+        check(self, prefix="")

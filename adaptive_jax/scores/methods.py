@@ -1,0 +1,69 @@
+"""The ways to score a split, by name: the model alone, with a cache, with neighbours, or with
+parameters that follow the text.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.config.options import check, fields_of
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.scores import cache, dynamic, knn
+from adaptive_jax.scores.scoring import Evaluation
+
+# For each setting tried: the options by which it differs, and the nll `[tokens]` in nats
+Scores = Iterator[tuple[dict, np.ndarray]]
+
+
+class Plain(NamedTuple):
+    """The options of --method=plain: none."""
+
+
+class Method(NamedTuple):
+    """A way to score.
+
+    Attributes:
+        score: `score(job, options)`.
+        options: a NamedTuple; its fields are flags of the command.
+        one_row: where --rows is not given, the split is read in one row.
+        new_words: takes words that the model has no vectors of, and --down_weight.
+    """
+
+    score: Callable[[Evaluation, tuple], Scores]
+    options: type = Plain
+    one_row: bool = False
+    new_words: bool = True
+
+
+def score_plain(job: Evaluation, options: Plain) -> Scores:
+    """The model's own scores."""
+    yield {}, job.score()[0]
+
+
+METHODS = {
+    "plain": Method(score_plain),
+    "cache": Method(cache.score, cache.Cache),
+    "dynamic": Method(dynamic.score, dynamic.Dynamic, one_row=True, new_words=False),
+    "knn": Method(knn.score, knn.Neighbours),
+}
+
+
+def prepared(method: str, options: Mapping[str, object]) -> Callable[[Evaluation], Scores]:
+    """The method with its options, to be called with an `Evaluation`.
+
+    Raises:
+        InputError: a name that does not exist, an option of another method, or a value out of
+            range.
+    """
+    check_known(f"method={method!r}", method, METHODS)
+    for key in options:
+        readers = [name for name, each in METHODS.items() if key in fields_of(each.options)]
+        if method not in readers:
+            raise InputError(
+                f"--{key} has no meaning with --method={method}: leave it out, or use"
+                f" --method={' or '.join(readers)}"
+            )
+    settings = METHODS[method].options(**options)
+    check(settings, options)
+    return lambda job: METHODS[method].score(job, settings)

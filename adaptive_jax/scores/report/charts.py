@@ -1,0 +1,199 @@
+"""The figures of a report. To add one, write a function and name it in `FIGURES`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from adaptive_jax.scores.frequency import Bin, by_frequency, short
+from adaptive_jax.scores.report.runs import RunReport
+
+BY_FREQUENCY, DIFFERENCE, TRAINING = "Loss by frequency", "Difference", "Training and context"
+SECTIONS = {
+    BY_FREQUENCY: (
+        "Bins group {unit}s by how often they occur in the training text, not cumulatively: 100"
+        " holds {unit}s that occur 11 to 100 times. Vertical lines are 95 % bootstrap intervals"
+        " over parts of the text. Losses are in nats a {unit} of the text, whatever the units of a"
+        " model."
+    ),
+    DIFFERENCE: "What each {unit} costs in a run less what it costs in the first run.",
+    TRAINING: "",
+}
+
+NATS = "loss, nats a {}"
+
+
+class Line(NamedTuple):
+    """The points of a run. thin: drawn without markers."""
+
+    run: str
+    points: Sequence[tuple]
+    thin: bool = False
+
+
+class Chart(NamedTuple):
+    """A figure: its numbers, and how they are drawn.
+
+    Attributes:
+        name: of its files.
+        columns: what a point holds: x, y, the interval of y as "low" and "high" if there is one,
+            and anything else that the CSV file is to have.
+        ticks: for x that is text: the values in order, and what stands at the axis.
+        limits: of the axis of y; None: those of the points.
+    """
+
+    name: str
+    title: str
+    note: str
+    section: str
+    columns: Sequence[str]
+    lines: Sequence[Line]
+    xlabel: str
+    ylabel: str
+    ticks: Mapping[str, str] = {}
+    limits: tuple[float, float] | None = None
+
+    def rows(self) -> list[dict]:
+        """The numbers, a line of the CSV file each."""
+        return [
+            {"run": line.run} | dict(zip(self.columns, point, strict=True))
+            for line in self.lines
+            for point in line.points
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Data of the figures.
+
+    edges: largest frequencies of the bins but the last. unit: of losses, "word" or "token".
+    """
+
+    runs: Sequence[RunReport]
+    edges: Sequence[int]
+    unit: str
+
+    @functools.cached_property
+    def bins(self) -> dict[str, dict[str, list[Bin]]]:
+        """Losses by frequency of the word and of the word before, and differences from the first
+        run by its frequencies; of each run that knows frequencies.
+        """
+        values = {"by_word": {}, "by_previous": {}, "difference": {}}
+        losses = [run.words.nll(run.nll) for run in self.runs]
+        for run, nll in zip(self.runs, losses, strict=True):
+            if run.words.counts is not None:
+                values["by_word"][run.name] = nll, run.words.counts
+                values["by_previous"][run.name] = nll, run.words.counts_before()
+        if (counts := self.runs[0].words.counts) is not None:
+            for run, nll in zip(self.runs[1:], losses[1:], strict=True):
+                values["difference"][run.name] = nll - losses[0], counts
+        return {
+            figure: {run: by_frequency(*each, self.edges) for run, each in runs.items()}
+            for figure, runs in values.items()
+        }
+
+
+OUTLIERS = "Outliers count less than in the mean."
+BINNED = {  # titles, and notes by statistic
+    "by_word": (
+        "loss by frequency of the {unit}",
+        {"mean": "Figures 2 and 4 of Baevski & Auli (2019).", "median": OUTLIERS},
+    ),
+    "by_previous": (
+        "loss by frequency of the {unit} before",
+        {"mean": "Figures 3 and 5 of Baevski & Auli (2019).", "median": OUTLIERS},
+    ),
+    "difference": (
+        "difference from the first run",
+        {
+            "mean": "Below 0 the run is better.",
+            "median": "Figure 3 of Pappas et al. (2020).",
+        },
+    ),
+}
+
+
+def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
+    """A statistic, "mean" or "median", of a figure of `BINNED`. Below each bin stand the words of
+    the first run.
+    """
+    title, notes = BINNED[figure]
+    lines, tops = [], {}
+    for run, bins in scores.bins[figure].items():
+        points = []
+        for each in bins:
+            value = getattr(each, statistic)
+            low, high = getattr(each, f"{statistic}_interval") or (None, None)
+            points.append((each.label, value, low, high, each.words, each.least, each.most))
+            tops.setdefault((each.least, each.label), each.words if not lines else 0)
+        lines.append(Line(run, points))
+    return Chart(
+        f"{statistic}_{figure}",
+        f"{statistic.capitalize()} {title}".format(unit=scores.unit),
+        notes[statistic].format(unit=scores.unit),
+        DIFFERENCE if figure == "difference" else BY_FREQUENCY,
+        ("bin", statistic, "low", "high", "words", "least", "most"),
+        lines,
+        f"frequency in training; below, {scores.unit}s of the text",
+        ("difference in " if figure == "difference" else "") + NATS.format(scores.unit),
+        {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
+    )
+
+
+def curves(scores: Scores) -> Chart:
+    """Learning curves."""
+    lines, late = [], []
+    for run in scores.runs:
+        parts = {split: run.curve(split) for split in ("train", "validation")}
+        last = max((step for curve in parts.values() for step, _ in curve), default=0)
+        for split, curve in parts.items():
+            points = [(step, loss, split) for step, loss in curve]
+            lines += [Line(run.name, points, thin=split == "train")] if points else []
+            late += [loss for step, loss in curve if step >= last / 10]
+    limits = None
+    if late:  # the first losses would press all others together
+        room = 0.05 * (max(late) - min(late)) + 0.01
+        limits = min(late) - room, max(late) + room
+    return Chart(
+        "curves",
+        "Learning curves",
+        "Validation with markers; training, with its dropout, as thin lines.",
+        TRAINING,
+        ("updates", "nll", "split"),
+        lines,
+        "updates",
+        NATS.format(scores.unit),
+        limits=limits,
+    )
+
+
+def contexts(scores: Scores) -> Chart:
+    """Perplexity by context, of runs that evaluate.py has scored with several."""
+    several = [run for run in scores.runs if len({each[0] for each in run.contexts}) > 1]
+    return Chart(
+        "contexts",
+        "Perplexity by context",
+        "As Table 5 of Baevski & Auli (2019): tokens that are read before those that are scored.",
+        TRAINING,
+        ("context", "perplexity", "window"),
+        [Line(run.name, run.contexts) for run in several],
+        "tokens of context",
+        "perplexity",
+    )
+
+
+FIGURES: list[Callable[[Scores], Chart]] = [
+    functools.partial(by_bins, "mean", "by_word"),
+    functools.partial(by_bins, "mean", "by_previous"),
+    functools.partial(by_bins, "median", "by_word"),
+    functools.partial(by_bins, "median", "by_previous"),
+    functools.partial(by_bins, "mean", "difference"),
+    functools.partial(by_bins, "median", "difference"),
+    curves,
+    contexts,
+]
+
+
+def charts_of(scores: Scores) -> list[Chart]:
+    """All figures that have something to draw."""
+    return [chart for figure in FIGURES if (chart := figure(scores)).lines]

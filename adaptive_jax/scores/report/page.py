@@ -1,0 +1,157 @@
+"""The page of a report: one HTML file that needs no network and no script. All text from runs
+is escaped.
+"""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from adaptive_jax.scores.frequency import short
+from adaptive_jax.scores.report.charts import Chart
+from adaptive_jax.scores.report.passage import Token
+
+STYLE = Path(__file__).with_name("style.css")
+# No script and nothing from elsewhere, whatever text a page shows.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+MOST_BITS, MOST_HEAT = 16, 0.6  # a token of so many bits or more is coloured so much
+TWO_DIGITS = "{:.2f}".format
+PERPLEXITIES = "validation_perplexity", "perplexity"
+# Columns of the table of runs, those first that a narrow page should show: of words by `str`, all
+# others are of numbers. {split} and {unit} are those of the report.
+COLUMNS = {
+    "run": ("Run", str),
+    "validation_perplexity": ("Valid", TWO_DIGITS),
+    "perplexity": ("{split}", TWO_DIGITS),
+    "published_validation_perplexity": ("Paper: valid", TWO_DIGITS),
+    "published_perplexity": ("Paper: {split}", TWO_DIGITS),
+    **{name.lower(): (name, str) for name in ("Input", "Body", "Output", "Reads")},
+    "parameters": ("Parameters", short),
+    "hours": ("Hours", lambda hours: f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"),
+    "words_per_second": ("{unit}s/s", "{:,.0f}".format),
+    "unknown": ("<unk>", "{:.1%}".format),
+    "updates": ("Updates", "{:,}".format),
+}
+
+
+class Section(NamedTuple):
+    """A part of the page: a title, a sentence or two, and what follows them, as HTML."""
+
+    title: str
+    text: str
+    content: str
+
+
+def page(title: str, subtitle: str, sections: Sequence[Section], footer: str) -> str:
+    """The whole file. title, subtitle and footer are texts."""
+    parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="muted">{html.escape(subtitle)}</p>']
+    for each in sections:
+        parts += [
+            f"<h2>{html.escape(each.title)}</h2>",
+            f"<p>{html.escape(each.text)}</p>" if each.text else "",
+            each.content,
+        ]
+    content = "\n".join(part for part in parts if part)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<link rel="icon" href="data:,">
+<title>{html.escape(title)}</title>
+<style>
+{STYLE.read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<main>
+{content}
+<footer class="muted">{html.escape(footer)}</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def figures(drawn: Sequence[tuple[Chart, str]]) -> str:
+    """Figures side by side, each a chart and its `<svg>`, with a note."""
+    parts = []
+    for chart, svg in drawn:
+        picture = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(chart.title)}"', 1)
+        note = html.escape(chart.note)
+        parts.append(f"<figure>\n{picture}\n<figcaption>{note}</figcaption>\n</figure>")
+    return '<div class="figures">\n' + "\n".join(parts) + "\n</div>"
+
+
+def runs_table(lines: Sequence[Mapping], split: str, unit: str) -> str:
+    """Columns of Table 3 of Baevski & Auli (2019), a row for each run; the best perplexities
+    stand out. The table scrolls sideways where the page is too narrow.
+
+    lines: `RunReport.about` of each run. unit: what perplexity is per, "word" or "token".
+    """
+    values = {key: [line[key] for line in lines if line[key] is not None] for key in COLUMNS}
+    columns = [key for key in COLUMNS if values[key]]
+    names = {"split": split.capitalize(), "unit": unit.capitalize()}
+    heads = [COLUMNS[key][0].format_map(names) for key in columns]
+    kinds = {key: " words" * (COLUMNS[key][1] is str) for key in columns}
+    pairs = zip(columns, heads, strict=True)
+    rows = [[_cell("th", head, kinds[key]) for key, head in pairs]]
+    for line in lines:
+        row = []
+        for key in columns:
+            value, (_, show) = line[key], COLUMNS[key]
+            best = key in PERPLEXITIES and len(values[key]) > 1 and value == min(values[key])
+            text = "" if value is None else show(value)
+            row.append(_cell("td", text, kinds[key] + " best" * best))
+        rows.append(row)
+    head, *body = [f"<tr>{''.join(row)}</tr>" for row in rows]
+    caption = f"<caption>Perplexity is per {unit} of the text, &lt;eos&gt; included.</caption>"
+    inner = f"<thead>{head}</thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>"
+    return f'<div class="wide" tabindex="0">\n<table>{caption}\n{inner}</table>\n</div>'
+
+
+def _cell(tag, text, kind):
+    scope = ' scope="col"' if tag == "th" else ""
+    kind = f' class="{kind.strip()}"' if kind else ""
+    return f"<{tag}{scope}{kind}>{html.escape(text)}</{tag}>"
+
+
+def passages(tokens: Mapping[str, Sequence[Token]]) -> str:
+    """A passage for each run, which a reader can open and close; that of the first run is open."""
+    scale = f'<p class="muted">0 bits <span class="scale"></span> {MOST_BITS} bits or more</p>'
+    parts = [
+        f"<details><summary>{html.escape(name)}</summary>\n{sample(of_run)}\n</details>"
+        for name, of_run in tokens.items()
+    ]
+    return "\n".join([scale, *parts]).replace("<details>", "<details open>", 1)
+
+
+def sample(tokens: Sequence[Token]) -> str:
+    """A passage whose tokens are coloured by surprisal; pointing at one, or tapping it, shows
+    what the model expected.
+    """
+    return f'<div class="sample">{"".join(map(_token, tokens))}</div>'
+
+
+def _token(token):
+    text = f"<bdi>{html.escape(token.text)}</bdi>"
+    shown = '<span class="end">↵</span>' if token.line_end else text
+    after = "<br>\n" if token.line_end else "" if token.joined else " "
+    if math.isnan(token.bits):
+        return shown + after
+    heat = MOST_HEAT * min(1.0, token.bits / MOST_BITS)
+    likely = "".join(
+        f"<span><bdi>{html.escape(other)}</bdi> <i>{probability:.1%}</i></span> "
+        for other, probability in token.expected
+    )
+    rank, entropy = "", ""
+    if token.rank is not None:
+        rank, entropy = f", rank {token.rank:,}", f" Entropy {token.entropy:.1f} bits."
+    about = (
+        f"<b>{text}</b> {token.bits:.1f} bits, probability {2**-token.bits:.2%}{rank};"
+        f" {token.count:,} times in training.{entropy}"
+    )
+    more = f'<span class="more">{about}<span class="likely">{likely}</span></span>'
+    style = f"--heat-share: {heat:.3f}"
+    return f'<span class="token" tabindex="0" style="{style}">{shown}{more}</span>{after}'

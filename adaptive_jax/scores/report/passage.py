@@ -1,0 +1,76 @@
+"""A passage of the text with the surprisal of each token, and what the model expected instead."""
+
+import math
+import unicodedata
+from typing import NamedTuple
+
+from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.runs.settings import read_words
+from adaptive_jax.scores.report.runs import RunReport
+
+
+class Token(NamedTuple):
+    """A token of the passage.
+
+    Attributes:
+        text: its letters; control characters are replaced.
+        joined: whether no space follows, because the word goes on.
+        line_end: whether it is `<eos>`.
+        bits: its surprisal; NaN for one that is not scored.
+        count: how often it occurs in training.
+        rank: 1 for the most probable token; None where the evaluation kept no distribution.
+        entropy: of the model's distribution there, in bits.
+        expected: the most probable tokens and their probabilities.
+    """
+
+    text: str
+    joined: bool
+    line_end: bool
+    bits: float = math.nan
+    count: int = 0
+    rank: int | None = None
+    entropy: float | None = None
+    expected: tuple[tuple[str, float], ...] = ()
+
+
+def read_passage(run: RunReport, first: int, words: int) -> list[Token]:
+    """The tokens of a passage of a run's text.
+
+    first, words: of the passage, in words of the text, `<eos>` included.
+
+    Raises:
+        InputError: the text has no such part.
+    """
+    vocabulary, new = read_words(run.workdir), run.arrays["new_words"].tolist()
+    vocabulary = vocabulary.with_words(new) if new else vocabulary
+    begin, end = run.words.span(first, words)
+    places = {int(at): number for number, at in enumerate(run.arrays.get("sample_at", ()))}
+    tokens = []
+    for at, word in enumerate(run.words.ids[begin:end].tolist(), begin):
+        bits, count = float(run.nll[at]) / math.log(2), int(vocabulary.counts[word])
+        token = Token(*spelled(vocabulary, word), word == vocabulary.eos, bits, count)
+        if at in places:
+            token = token._replace(**_distribution(run.arrays, places[at], vocabulary))
+        tokens.append(token)
+    return tokens
+
+
+def _distribution(arrays, number, vocabulary):
+    """Fields of a token whose distribution the evaluation kept."""
+    likely = zip(arrays["sample_words"][number], arrays["sample_log_probs"][number], strict=True)
+    return {
+        "rank": int(arrays["sample_rank"][number]),
+        "entropy": float(arrays["sample_entropy"][number]) / math.log(2),
+        "expected": tuple((spelled(vocabulary, word)[0], math.exp(p)) for word, p in likely),
+    }
+
+
+def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
+    """The letters of a token as they can be shown, and whether its word goes on after it."""
+    text = vocabulary.utf8[word].decode(errors="replace")
+    ends = bool(vocabulary.ends_word[word])
+    if isinstance(vocabulary, Subwords) and ends:
+        text = text.removesuffix(MARK) or MARK
+    shown = ("�" if unicodedata.category(each) in ("Cc", "Cs") else each for each in text)
+    return "".join(shown), not ends

@@ -1,0 +1,222 @@
+"""Runs as a report reads them: results that evaluate.py wrote, and the logs of training."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import math
+import operator
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import names_in
+from adaptive_jax.scores import card
+from adaptive_jax.scores.frequency import Words
+from adaptive_jax.scores.scores import perplexity
+
+# Settings in which results of one curve over contexts may differ
+VARYING = "context", "checkpoint", "data_path", "config"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunReport:
+    """A run with one of its results, whose files are read when they are needed.
+
+    Attributes:
+        name: as the report calls it.
+        path: of the result's JSON.
+        result: what the JSON says.
+    """
+
+    name: str
+    path: Path
+    result: dict
+
+    @property
+    def workdir(self) -> Path:
+        """Directory of the run."""
+        return self.path.parent.parent
+
+    @property
+    def config(self) -> dict:
+        """Config that the run was started with."""
+        return self.result["settings"]["config"]
+
+    @functools.cached_property
+    def nll(self) -> np.ndarray:
+        """Losses `[tokens]` in nats, NaN for tokens that are not scored; of the .npy file."""
+        return self._load(".npy")
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The .npz file: the fields of `Words`, the vocabulary's `new_words`, and, if it was asked
+        for, what `of_passage` returned as `sample_*`.
+        """
+        return self._load(".npz")
+
+    @functools.cached_property
+    def words(self) -> Words:
+        """Words of the text."""
+        return Words(*map(self.arrays.get, Words._fields))
+
+    @functools.cached_property
+    def log(self) -> list[dict]:
+        """The lines of metrics.jsonl; one that is still being written is left out."""
+        path, records = self.workdir / "metrics.jsonl", []
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return [each for each in records if isinstance(each, dict) and "step" in each]
+
+    def _load(self, suffix):
+        try:
+            content = np.load(io.BytesIO(self.path.with_suffix(suffix).read_bytes()))
+            return dict(content) if suffix == ".npz" else content
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            command = _command(self.workdir, self.result["settings"])
+            raise InputError(
+                f"{self.path} lacks its {suffix}, or it is damaged: run evaluate again: {command}"
+            ) from None
+
+    def curve(self, split: str) -> list[tuple[int, float]]:
+        """`(updates, loss)` in nats a word, as logged for "train" or "validation".
+
+        Of an update that was logged twice, because the run was resumed, the later line counts.
+        """
+        key = f"{split}/nll"
+        losses = {
+            line["step"]: line[key] for line in self.log if isinstance(line.get(key), int | float)
+        }
+        return sorted((step, loss) for step, loss in losses.items() if math.isfinite(loss))
+
+    @functools.cached_property
+    def contexts(self) -> list[tuple[int, float, int]]:
+        """`(context, perplexity, window)` of the run's results that differ in the context alone."""
+
+        def curve(result):
+            settings = result["settings"].items()
+            return result["scored"], {k: v for k, v in settings if k not in VARYING}
+
+        return sorted(
+            (each["settings"]["context"], each["perplexity"], each["settings"]["window"])
+            for _, each in _results(self.path.parent)
+            if curve(each) == curve(self.result)
+        )
+
+    def about(self) -> dict:
+        """A line of the table of runs: layers, perplexities, size and speed; None if unknown."""
+        config, result = self.config, self.result
+        table, settings = config["output"]["table"]["name"], result["settings"]
+        streams = config["batches"]["layout"] == "streams"
+        speeds = [line.get("train/words_per_second") for line in self.log]
+        speeds = sorted(speed for speed in speeds if speed)
+        valid = dict(self.curve("validation")).get(result["step"])
+        saved = self.workdir / "checkpoints" / str(result["step"])
+        split = result["split"]
+        paper = {each: card.published(self.workdir, each) for each in ("validation", split)}
+        if paper[split] and not result["published"]:  # the scores are of another text
+            paper = dict.fromkeys(paper)
+        changed = next((each["changed"] for each in paper.values() if each), ())
+        paper = {each: numbers and numbers["perplexity"] for each, numbers in paper.items()}
+        return {
+            "run": self.name,
+            "input": config["input"]["name"],
+            "body": config["body"]["name"],
+            "output": config["output"]["name"] + (f", {table}" if table != "own" else ""),
+            "reads": "stream"
+            if streams
+            else f"{settings['window']}, context {settings['context']}",
+            "validation_perplexity": None if valid is None else perplexity(valid),
+            "perplexity": result["perplexity"],
+            "published_validation_perplexity": paper["validation"],
+            "published_perplexity": paper[split],
+            "changed_keys": ", ".join(changed) or None,
+            "nll": result["nll"],
+            "words": result["words"],
+            "unknown": result["unknown"],
+            "parameters": _recorded(self.workdir / "plan.json", "parameters", "total"),
+            "hours": _recorded(saved / "_CHECKPOINT_METADATA", "custom_metadata", "hours") or None,
+            "words_per_second": speeds[len(speeds) // 2] if speeds else None,
+            "updates": result["step"],
+        }
+
+
+def read_runs(places: Sequence[Path], names: Sequence[str]) -> list[RunReport]:
+    """Reads a result of each place, all of one text: a JSON file that evaluate.py wrote, or a
+    run's newest result of the model alone.
+
+    Raises:
+        InputError: no result, or none of one text, where `<unk>` stands for any word.
+    """
+    results = [_results_of(*each) for each in zip(places, names, strict=True)]
+    for first in results[0]:
+        runs = [
+            next((each for each in of_run if not difference(first.words, each.words)), None)
+            for of_run in results
+        ]
+        if None not in runs:
+            return runs
+    first = results[0][0]
+    other = next(each for each, *_ in results if difference(first.words, each.words))
+    raise InputError(
+        f"{first.path} and {other.path} score different texts,"
+        f" {difference(first.words, other.words)}: evaluate both on one text by --data_path=DIR, or"
+        " make a report for each"
+    )
+
+
+def difference(words: Words, others: Words) -> str:
+    """Says in what two texts differ; "" of one text. `<unk>` stands for any word."""
+    first, other = words.hashes, others.hashes
+    if len(first) != len(other):
+        return f"of {len(first):,} and {len(other):,} words"
+    differs = (first != other) & (first > 0) & (other > 0)
+    return f"which differ at word {np.argmax(differs) + 1:,}" if differs.any() else ""
+
+
+def _results_of(place, name):
+    """The result of a JSON file; or those of a run that the model alone gave, newest first."""
+    if place.suffix == ".json":
+        try:
+            result = json.loads(place.read_text())
+            result["settings"]["config"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(f"{place} must be a result that evaluate.py wrote") from None
+        return [RunReport(name, place, result)]
+    results = [
+        RunReport(name, path, result)
+        for path, result in _results(place / "eval")
+        if result["settings"]["method"] == "plain"
+        and not {"vocabulary", "share"} & result["settings"].keys()
+    ]
+    if not results:
+        command = _command(place, {"split": "test"})
+        raise InputError(f"{place} has no result for a report: run evaluate first: {command}")
+    return sorted(results, key=lambda run: run.result["date"], reverse=True)
+
+
+def _results(folder):
+    """The results in a folder by path, but those of versions that kept no words beside them."""
+    paths = sorted(folder / name for name in names_in(folder) if name.endswith(".json"))
+    results = {path: json.loads(path.read_text()) for path in paths}
+    return [(path, result) for path, result in results.items() if "date" in result]
+
+
+def _command(workdir, settings):
+    """The command that scores with these settings."""
+    keys = "split", "window", "context", "data_path"
+    flags = [f"--{key}={settings[key]}" for key in keys if settings.get(key)]
+    return " ".join(["python evaluate.py", f"--workdir={workdir}", *flags])
+
+
+def _recorded(path, *keys):
+    """What a JSON file says at these keys; None if there is no such file or key."""
+    try:
+        return functools.reduce(operator.getitem, keys, json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

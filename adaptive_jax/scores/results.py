@@ -1,0 +1,98 @@
+"""Results of evaluations: the lines that are printed, and the files in eval/."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from adaptive_jax.data.batches.layouts import scored_break_mode
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.files import replacing
+from adaptive_jax.parallel import hosts
+from adaptive_jax.runs.identity import digest
+from adaptive_jax.runs.settings import write_json
+from adaptive_jax.scores import card
+
+MEASURED = "nll", "perplexity"  # of a setting in a grid; its other keys are options
+
+
+def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> None:
+    """Prints a result, after a line for each setting if several were tried.
+
+    chosen: the options by which the result's setting differs from others.
+    words: the shares of words that the model does not know.
+    """
+    for line in result.get("grid", ()):
+        tried = {key: value for key, value in line.items() if key not in MEASURED}
+        hosts.log0(f"perplexity {line['perplexity']:10,.2f}  {', '.join(_labels(tried))}")
+    if "open" in result:
+        words = f"<unk> {result['unknown']:.1%}"
+        for name, part in result["open"].items():
+            words += f"; {name} words {part['share']:.1%}"
+            if part["perplexity"] is not None:
+                words += f" of perplexity {part['perplexity']:,.2f}"
+    unigram, method = result["unigram_perplexity"], result["settings"]["method"]
+    unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
+    if settings.layout == "streams":
+        rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
+        context = rows if settings.rows > 1 else "each token after all before it"
+    parts = [
+        f"{result['split']}: perplexity {result['perplexity']:,.2f} ({result['nll']:.4f} nats a"
+        f" {unit}) over {result['words']:,} {unit}s"
+        + (f", unigram perplexity {unigram:,.2f}" if math.isfinite(unigram) else ""),
+        *([words] if words else []),
+        f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"
+        f" {context}",
+    ]
+    if method != "plain":
+        options = result["settings"].get("options", {})
+        one = {key: v[0] if isinstance(v, list | tuple) else v for key, v in options.items()}
+        parts.append(", ".join([f"method {method}", *_labels(one | chosen)]))
+    hosts.log0("; ".join(parts))
+    for line in card.lines(result):
+        hosts.log0(f"  {line}")
+
+
+def _labels(options):
+    return [
+        f"{key} {value:g}" if isinstance(value, int | float) else f"{key} {value}"
+        for key, value in options.items()
+    ]
+
+
+def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.ndarray]) -> None:
+    """Writes a result, which has been printed, into a folder as JSON, the losses of its tokens as
+    .npy, and arrays about its text as .npz.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / f"{_name(result)}.json"
+    if hosts.first():
+        if path.exists():
+            path.unlink()  # it says that the files beside it are whole
+        with replacing(path.with_suffix(".npy")) as file:
+            np.save(file, nll)
+        with replacing(path.with_suffix(".npz")) as file:
+            np.savez_compressed(file, **text)
+        write_json(path, result)
+    hosts.log0(str(path))
+
+
+def _name(result):
+    """Returns the name of a result's files, which differs where text, break mode or method do."""
+    settings = result["settings"]
+    name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
+    if "rows" in settings and settings["rows"] > 1:
+        name += f"-rows{settings['rows']}"
+    if settings["break_mode"] != scored_break_mode(settings["config"]):
+        name += f"-{settings['break_mode']}"
+    keys = "options", "vocabulary", "uniform", "down_weight", "lexicon", "share"
+    others = {key: settings[key] for key in keys if key in settings}
+    if settings["method"] != "plain" or others:
+        name += f"-{settings['method']}-{digest(json.dumps(others, sort_keys=True))[:8]}"
+    if (path := settings["data_path"]) is not None:
+        name += f"-{digest(str(Path(path).resolve()))[:8]}"
+    return name

@@ -1,0 +1,405 @@
+"""Scores of the tokens of a split, with as much context as asked for."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check_windows, windows
+from adaptive_jax.data.vocabulary.words import pieces
+from adaptive_jax.errors import InputError
+from adaptive_jax.model.composition import Compose, compose_shared
+from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.numerics.products import full_precision
+from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.run import Run
+
+OOV = np.int32(-1)  # stands for an input word that the model has no vector of
+LOG_PROBS = 1 << 24  # log-probabilities that exist at a time
+OVERLAP = 8  # at least this many times what its rows read twice is in a row that carries on
+# Given batches and their number, passes them on and shows how far it is
+Progress = Callable[[Iterable, int], Iterable]
+
+
+class Scored(NamedTuple):
+    """Some tokens of a split: their positions int64 `[tokens]`, their negative log-likelihood in
+    nats, float32 `[tokens]`, and, if asked for, the hidden states `[tokens, features]` that
+    predicted them.
+    """
+
+    at: np.ndarray
+    nll: np.ndarray
+    hidden: np.ndarray | None = None
+
+
+class ScoreOptions(NamedTuple):
+    """Options of `scores`.
+
+    Attributes:
+        hidden: return hidden states, too.
+        down_weight: factor of the probabilities of words that are new to the model, which are then
+            normalised again.
+    """
+
+    hidden: bool = False
+    down_weight: float = 1.0
+
+
+PLAIN = ScoreOptions()
+
+
+def scores(
+    run: Run,
+    ids: np.ndarray,
+    settings: Windows,
+    options: ScoreOptions = PLAIN,
+    progress: Progress = lambda batches, count: batches,
+    composed_once: tuple | None = None,
+) -> Iterator[Scored]:
+    """Scores every token of a split once, a batch of windows at a time.
+
+    Rows of `window` tokens are read; the first `context` of each are given and not scored. With
+    window 512 and context 480 every token but the first few sees at least 480 before it, at 16
+    times the work of context 0 (Baevski & Auli 2019, section 5.3 and Table 5). With break_mode
+    "complete" a row scores whole sentences, after as much context (section 4.3). Those of
+    "complete_doc" and "eos" are scored as in training, each seeing nothing else. With layout
+    "streams" the body carries its state from batch to batch, so a token sees all before it in its
+    row. So does a body whose receptive field lies within the context, see `as_stream`: the states
+    of the context are computed once instead of window / (window − context) times.
+
+    Args:
+        ids: int32 `[tokens]`.
+        settings: see `Windows`; `multiple` is set to the number of devices.
+        composed_once: what `composed(run, ids)` returned, where a split is scored several times.
+
+    Yields:
+        Batches in order. Where the model gives no number, the nll is infinite, as is that of words
+        beyond the model's vocabulary; where they are read, the body gets vectors of zeros.
+
+    Raises:
+        InputError: see `windows`.
+    """
+    check_windows(settings)
+    settings = as_stream(run.model, settings._replace(multiple=run.mesh.size), len(ids))
+    count, batches = windows(ids, run.vocabulary.eos, settings)
+    tables, rows = composed_once or composed(run, ids)
+
+    def given(batch):
+        inputs = batch.batch.inputs
+        in_vocabulary = inputs < run.model.input.vocabulary_size
+        inputs = np.where(
+            in_vocabulary, inputs if rows is None else rows[np.where(in_vocabulary, inputs, 0)], OOV
+        )
+        return batch._replace(batch=batch.batch._replace(inputs=inputs))
+
+    start = functools.partial(first_carry, run, settings.layout)
+    return Scorer(run, tables, options, start)(
+        (given(batch), at, settings.context_columns) for batch, at in progress(batches, count)
+    )
+
+
+class Scorer:
+    """A run that scores batches of rows, one after another.
+
+    Attributes:
+        carry: the body's state after the last batch; None before the first.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        tables: dict,
+        options: ScoreOptions = PLAIN,
+        start: Callable[[int], object] = lambda rows: (),
+    ):
+        """Takes what all batches share.
+
+        tables: composed tables, as `composed` returns them; {} for a model that composes none.
+            The inputs of batches are rows of them.
+        start: the body's state of so many rows that begin; () if rows do not continue each other.
+        """
+        self.run, self.tables, self.options, self.start = run, tables, options, start
+        self.carry = None
+
+    def __call__(self, batches: Iterable[tuple[WindowBatch, np.ndarray, int]]) -> Iterator[Scored]:
+        """Scores batches in order: each a `WindowBatch`, the positions of the tokens that count,
+        int64 `[tokens]`, and how many columns of a row do not count; see `Windows.context_columns`.
+        """
+        run, before = self.run, None
+        how = run.num_known_words, len(run.vocabulary), self.options
+        for (batch, first), at, unscored in batches:
+            if self.carry is None or (batch.reset is not None and batch.reset.any()):
+                self.carry = self.start(len(first))
+            scorer = make_scorer(run.model, run.mesh, unscored, how)
+            given = WindowBatch(batch._replace(reset=None), first)
+            on_devices = sharding.put_batch(run.mesh, given)
+            results, self.carry = scorer(
+                run.params, run.lexicon, self.tables, on_devices, self.carry
+            )
+            # Fetch a batch's results only once the next one has been dispatched.
+            if before is not None:
+                yield fetch(*before)
+            before = results, given, at
+        if before is not None:
+            yield fetch(*before)
+
+
+def fetch(results: tuple, batch: WindowBatch, at: np.ndarray) -> Scored:
+    """The results of a program of `make_scorer` for the positions `at` of a batch."""
+    nll, states = jax.device_get(results)
+    columns = batch.first[:, None] + np.arange(nll.shape[1])
+    counts = np.take_along_axis(batch.batch.weights, columns, axis=1) > 0
+    # Where the model gave no number, or one that is no nll, it is infinite.
+    nll = np.nan_to_num(nll[counts], nan=np.inf, posinf=np.inf, neginf=np.inf)
+    return Scored(at, nll, states[counts] if len(states) else None)
+
+
+def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
+    """The settings, as layout "streams" where a body that carries its state gives the same numbers
+    so.
+
+    That is a gated convolution whose receptive field the context covers: whatever else a row shows
+    it, a hidden state depends on the last inputs alone. No other body has such a field. The state
+    of an LSTM depends on all that it has read. That of a token in a transformer depends on where
+    the row begins, by attention to all of it and, unless positions are relative, by the token's
+    position in it; so keys and values of one window are not those of the next.
+
+    tokens: of the split.
+    """
+    reach = getattr(model.body, "receptive_field", math.inf) - 1
+    if (
+        not settings.context > 0
+        or settings.context < reach
+        or settings.break_mode in ALONE
+        or settings.layout == "streams"
+    ):
+        return settings
+    rows = min(settings.rows, max(settings.multiple, tokens // (OVERLAP * max(reach, 1))))
+    context = reach if rows > 1 else 0
+    longest = max(1, -(-(tokens - context) // rows)) + context
+    # Equal windows: the last one is not filled up.
+    window = -(-longest // -(-longest // settings.window))
+    return Windows(window, context, "none", "streams", rows, settings.multiple)
+
+
+def score_split(
+    run: Run,
+    ids: np.ndarray,
+    settings: Windows,
+    progress: Progress,
+    options: ScoreOptions = PLAIN,
+    composed_once: tuple | None = None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Results of `scores` in the order of the split; arguments as there.
+
+    Returns:
+        The nll, float32 `[tokens]` in nats, NaN for tokens of no example, the empty lines of
+        "complete_doc"; and, if asked for, hidden states `[tokens, features]`, zeros for those.
+    """
+    nll, hidden = np.full(len(ids), np.nan, np.float32), None
+    for scored in scores(run, ids, settings, options, progress, composed_once):
+        nll[scored.at] = scored.nll
+        if options.hidden:
+            hidden = (
+                np.zeros((len(ids), *scored.hidden.shape[1:]), scored.hidden.dtype)
+                if hidden is None
+                else hidden
+            )
+            hidden[scored.at] = scored.hidden
+    return nll, hidden
+
+
+class Evaluation(NamedTuple):
+    """Arguments of a scoring method besides its options.
+
+    Attributes:
+        workdir: of the run.
+        ids: int32 `[tokens]` of the split.
+        uniform, down_weight: see `Request`.
+        train: `train(None)` gives the ids of the train split, `train(directory)` those of another
+            train.txt.
+        progress: `progress(what)` shows how far something is.
+        tables: `tables()` is what `composed(run, ids)` returns, computed once.
+    """
+
+    workdir: Path
+    run: Run
+    ids: np.ndarray
+    windows: Windows
+    uniform: float
+    down_weight: float
+    train: Callable[[str | None], np.ndarray]
+    progress: Callable[[str], Progress]
+    tables: Callable[[], tuple]
+
+    def score(self, hidden: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        """The model's own scores as `with_uniform` returns them, and hidden states if asked for,
+        see `score_split`.
+        """
+        options = ScoreOptions(hidden, self.down_weight)
+        progress = self.progress("scoring")
+        tables = self.tables()
+        nll, states = score_split(self.run, self.ids, self.windows, progress, options, tables)
+        return self.with_uniform(nll), states
+
+    def counted(self, hidden: bool = True) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """As `score`, with the hidden states and the ids, `[tokens that count]`, of those whose
+        nll is not NaN.
+        """
+        nll, states = self.score(hidden)
+        counts = ~np.isnan(nll)
+        if states is not None and not counts.all():
+            states = states[counts]
+        return nll, states, self.ids[:][counts]
+
+    def with_uniform(self, nll: np.ndarray) -> np.ndarray:
+        """The nll `[tokens]` of the model mixed with the uniform distribution.
+
+        Raises:
+            InputError: words that the model knows have a score that is not finite.
+        """
+        wrong = np.flatnonzero(np.isinf(nll))
+        wrong = wrong[
+            self.ids[:][wrong] < self.run.num_known_words
+        ]  # new words may have probability 0
+        if len(wrong):
+            total, step, dtype = np.sum(~np.isnan(nll)), self.run.step, self.run.config["dtype"]
+            raise InputError(
+                f"{len(wrong):,} of {total:,} scores are not finite, the first of token"
+                f" {wrong[0]:,}: the model of step {step:,} diverged, is damaged or overflows in"
+                f" {dtype}; use another --checkpoint"
+            )
+        return with_uniform(nll, self.uniform, len(self.run.vocabulary))
+
+
+def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
+    """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over
+    so many words.
+    """
+    nll = nll.astype(np.float64)
+    return -np.logaddexp(np.log1p(-uniform) - nll, np.log(uniform / words)) if uniform else nll
+
+
+def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
+    """Tables composed once for a split, and for every word its row in them; None where rows are
+    word ids.
+    """
+    which = run.model.composed_words()
+    if which == "none":
+        return {}, None
+    seen = np.full(len(run.vocabulary), which == "all")
+    seen[run.vocabulary.eos] = True
+    for piece in pieces(ids):
+        seen[piece] = True
+    seen = seen[: run.model.input.vocabulary_size]
+    words = sharding.put(np.flatnonzero(seen).astype(np.int32), sharding.replicated(run.mesh))
+    tables = _composer(run.model, run.mesh)(run.params, run.lexicon, words)
+    return tables, None if which == "all" else (np.cumsum(seen) - 1).astype(np.int32)
+
+
+@functools.lru_cache(maxsize=8)
+def _composer(model, mesh):
+    compose = compose_shared(Compose(*local_model(model, mesh)), mesh)
+    return jax.jit(on_devices(model, mesh, compose, (PartitionSpec(),) * 2, PartitionSpec()))
+
+
+@functools.lru_cache(maxsize=8)
+def make_scorer(
+    model: LanguageModel, mesh: Mesh, unscored: int, how: tuple[int, int, ScoreOptions]
+) -> Callable:
+    """Returns `scorer(params, lexicon, tables, batch, carry) -> ((nll, hidden), carry)`, see
+    `scores`.
+
+    unscored: columns of a row whose targets do not count, see `Windows`.
+    how: words that the model was trained on, words of the vocabulary, which may be more, and
+        `ScoreOptions`.
+    """
+    known, words, options = how
+    one_model, gather = local_model(model, mesh, by_words=options.down_weight == 1)
+    has_oov = model.input.vocabulary_size < words
+
+    def local(params, lexicon, tables, given: WindowBatch, carry):
+        variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
+        batch, first = given
+        columns = first[:, None] + jnp.arange(batch.inputs.shape[1] - unscored)[None]
+        targets, in_vocabulary = jnp.take_along_axis(batch.targets, columns, axis=1), None
+        if has_oov:
+            in_vocabulary = batch.inputs != OOV
+            batch = batch._replace(inputs=jnp.maximum(batch.inputs, 0))
+        hidden, carry = one_model.apply(
+            variables, batch, carry, known=in_vocabulary, method="hidden"
+        )
+        hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
+        nll = one_model.apply(
+            variables, hidden, jnp.minimum(targets, known - 1) if has_oov else targets, method="nll"
+        )
+        if has_oov:
+            nll = jnp.where(targets < known, nll, jnp.inf)
+        if options.down_weight != 1:
+            mass = _mass_of_new(one_model, variables, hidden, known)
+            nll += jnp.log1p(mass * (options.down_weight - 1)) - jnp.where(
+                targets < known, 0.0, math.log(options.down_weight)
+            )
+        return (nll, hidden if options.hidden else ()), carry
+
+    replicated, rows = PartitionSpec(), sharding.batch_spec(0)
+    mapped = on_devices(model, mesh, local, (replicated, replicated, rows, rows), rows)
+    # Results are replicated, so that every host can read all of them.
+    return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
+
+
+def _mass_of_new(model, variables, hidden, known):
+    """The probability of all words from `known` on, `[rows, time]`."""
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    part = min(len(flat), max(1, LOG_PROBS // model.input.vocabulary_size))
+
+    def mass(states):
+        log_probs = model.apply(
+            variables, states, method=lambda model, states: model.output.log_probs(states)
+        )
+        return jnp.sum(jnp.exp(log_probs[:, known:]), axis=1)
+
+    parts = jnp.pad(flat, [(0, -len(flat) % part), (0, 0)]).reshape(-1, part, flat.shape[1])
+    return jax.lax.map(mass, parts).reshape(-1)[: len(flat)].reshape(hidden.shape[:-1])
+
+
+@functools.lru_cache(maxsize=8)
+def initial_carry(model: LanguageModel, mesh: Mesh, rows: int) -> Callable:
+    """Returns a function that makes the body's state of so many rows before the first token."""
+    by_rows = NamedSharding(mesh, sharding.batch_spec(0))
+    return jax.jit(functools.partial(model.body.initial_carry, rows), out_shardings=by_rows)
+
+
+def first_carry(run: Run, layout: str, rows: int) -> object:
+    """The body's state of rows that begin; () if no row continues another."""
+    return initial_carry(run.model, run.mesh, rows)() if layout == "streams" else ()
+
+
+def local_model(
+    model: LanguageModel, mesh: Mesh, by_words: bool = False
+) -> tuple[LanguageModel, Callable]:
+    """The model as one device sees it, and a function that gathers its parameters there; see
+    `sharding.gathering`.
+    """
+    return sharding.gathering(model, parameter_shapes(model), mesh, by_words=by_words)
+
+
+def on_devices(
+    model: LanguageModel, mesh: Mesh, local: Callable, in_specs: tuple, out_specs: PartitionSpec
+) -> Callable:
+    """`local(params, *others)`, which computes on one device, over all devices of a mesh, in full
+    precision where the body asks for it. in_specs: of the others.
+    """
+    return jax.shard_map(
+        full_precision(local, model.body),
+        mesh=mesh,
+        in_specs=(sharding.parameter_specs(parameter_shapes(model), mesh, model), *in_specs),
+        out_specs=out_specs,
+        check_vma=False,
+    )

@@ -1,0 +1,246 @@
+"""Surprisal of the words of text: lines that stand alone, or that follow each other.
+
+scorer = LineScorer(run, tables, lines, ScoreConfig())
+for line in scorer(["the cat sat", "on the mat"]): print(line.text, line.log_prob)
+"""
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from adaptive_jax.data.batches.layouts import scored_break_mode
+from adaptive_jax.data.batches.windows import (
+    ALONE,
+    WindowReader,
+    Windows,
+    WindowSpans,
+    ends_example,
+    last_example,
+    windows_after,
+)
+from adaptive_jax.data.vocabulary.lines import Lines
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import EOS
+from adaptive_jax.errors import InputError
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import rows_to_score
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.distributions import expected
+from adaptive_jax.scores.growing import GrowingText, Line
+from adaptive_jax.scores.line_options import ScoreConfig
+from adaptive_jax.scores.scores import Scores, perplexity
+from adaptive_jax.scores.scoring import ScoreOptions, Scorer, first_carry
+
+NO_TOKENS = np.zeros(0, np.int32)
+# Lines of the first block and of the largest one, and tokens of a block
+FIRST, MOST, LONGEST = 32, 8192, 1 << 18
+
+
+class ScoredLine(NamedTuple):
+    """A line of text and the model's scores of its words, `[words]` each. The last word is
+    `<eos>`.
+
+    Attributes:
+        text: the line as it was given.
+        words: as the run's corpus has them.
+        log_probs: float64, the log-probability of each word in nats; that of a word of several
+            units is the sum of theirs.
+        unseen: bool, whether the run does not know the word and `<unk>` is scored in its place.
+            None for sub-words.
+        frequencies: int64, occurrences in the training text, 0 of unseen words. None for sub-words,
+            which were counted as units.
+        ranks: int64, 1 for the most probable word; None if not asked for.
+        entropies: float64, in nats, of the distribution of each word; None if not asked for.
+    """
+
+    text: str
+    words: tuple[str, ...]
+    log_probs: np.ndarray
+    unseen: np.ndarray | None
+    frequencies: np.ndarray | None
+    ranks: np.ndarray | None = None
+    entropies: np.ndarray | None = None
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability of the line in nats, that of `<eos>` included."""
+        return float(np.sum(self.log_probs))
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per word of the line, infinite where that overflows."""
+        return perplexity(-self.log_prob / max(1, len(self.words)))
+
+
+class LineScorer:
+    """Scores lines of text in order."""
+
+    def __init__(self, run: Run, tables: dict, lines: Lines, config: ScoreConfig):
+        """tables: composed tables of all words, as `composed` returns them.
+
+        Raises:
+            InputError: settings that do not fit each other or the run.
+        """
+        batches = run.config["batches"]
+        config.check()
+        follows = config.context_from == "previous"
+        break_mode = scored_break_mode(run.config) if follows else batches["break_mode"]
+        if follows and (break_mode == "eos" or (break_mode in ALONE and config.given)):
+            unit = "sentences" if break_mode == "eos" else "documents"
+            raise InputError(
+                f"context_from='previous' does not fit this run, whose {unit} saw nothing before"
+                f" them (break_mode={break_mode}): use 'none'"
+            )
+        if config.rank_and_entropy and isinstance(lines.vocabulary, Subwords):
+            raise InputError(
+                "rank and entropy are of words, and this run has units of sub-words: leave them out"
+            )
+        self.run, self.tables, self.lines, self.config = run, tables, lines, config
+        self.eos, self.carries = run.vocabulary.eos, batches["layout"] == "streams"
+        if self.carries and config.context:
+            raise InputError(
+                f"context={config.context} does not apply to this run, which carries its state: a"
+                " word sees all before it; leave it out"
+            )
+        window, context = config.window or batches["sequence_length"], config.context
+        if context is None:
+            context = 0 if self.carries or break_mode in ALONE else window // 2
+        self.settings = Windows.of(run.config, window, context, break_mode)
+        self.given = NO_TOKENS
+        if config.given:
+            self.given = last_example(lines.encode(config.given), self.eos, break_mode)
+        self._reader = WindowReader(self.eos, self.settings.window, self._rows)
+        options = ScoreOptions(hidden=config.rank_and_entropy)
+        self._scorer = functools.partial(Scorer, run, tables, options)
+        self._first = functools.partial(first_carry, run, batches["layout"])
+        self._start = self._after_given if len(self.given) and self.carries else self._first
+
+    def __call__(self, texts: Iterable[str]) -> Iterator[ScoredLine]:
+        """The scores of texts, each a line, or several with line feeds between them; a line feed at
+        the end changes nothing.
+
+        Texts are read as results are taken, up to some thousand lines ahead.
+
+        Raises:
+            InputError: as `Lines.encode`; one text instead of several; a text of several sentences
+                or documents that the model reads alone.
+        """
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+            raise InputError(
+                f"lines must be a list of strings or an open file, got {texts!r:.40}: use [text]"
+            )
+        blocks = _blocks(map(self._line, texts), self.config.eager)
+        follows = self.config.context_from == "previous"
+        scores = self._following(blocks) if follows else self._alone(blocks)
+        return itertools.starmap(self._scored, scores)
+
+    def _line(self, text):
+        words = self.lines.words(text)
+        if not text.endswith("\n"):
+            words.append(EOS)
+        ids, _ = self.lines.tokens(words)
+        break_mode = self.settings.break_mode
+        if self.config.context_from != "previous" and break_mode in ALONE:
+            ends = ends_example(ids, np.append(self.eos, ids[:-1]), self.eos, break_mode)
+            if ends[:-1].any():
+                unit = "sentence" if break_mode == "eos" else "document"
+                raise InputError(
+                    f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
+                    f" nothing before them (break_mode={break_mode}): pass each by itself"
+                )
+        return Line(text, words, ids)
+
+    def _alone(self, blocks):
+        """Lines and their scores; each sees only itself and what is given."""
+        window, context = self.settings.window, self.settings.context
+        prefix, reader = self.given[-window - 1 :], self._reader
+        shown = min(len(self.given), window)  # tokens of `given` that a line may see
+        scorer = self._scorer(self._start)
+        for block in blocks:
+            ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
+            lengths = np.array([len(line.ids) for line in block])
+            ends = np.cumsum(lengths + len(prefix))
+            starts = ends - lengths
+            if self.carries:
+                batches = reader.carried(ids, WindowSpans(starts, starts, ends))
+            else:
+                spans = windows_after(starts, ends, shown, window, context)
+                batches = reader.similar(ids, spans)
+            scores = Scores.unscored(ids, self.config.rank_and_entropy)
+            self._fill(scores, scorer(batches))
+            for line, start, end in zip(block, starts, ends, strict=True):
+                yield line, scores.take(slice(start, end))
+
+    def _following(self, blocks):
+        """Lines and their scores; windows are cut as those of a split, so the perplexity is that
+        of evaluate.py.
+        """
+        before = np.append(np.int32(self.eos), self.given)
+        before = Scores.unscored(before, self.config.rank_and_entropy)
+        text, scorer = GrowingText(before, self.eos, self.settings), self._scorer(self._start)
+        for block in itertools.chain(blocks, [()]):
+            if block:
+                text.extend(block)
+            spans = text.next_windows(ends=not block or self.config.eager)
+            ids, reader = text.scores.ids, self._reader
+            if self.carries:
+                batches = reader.stream(ids, int(spans.start[0]), int(spans.end[0]))
+            else:
+                batches = reader.similar(ids, spans)
+            self._fill(text.scores, scorer(batches))
+            yield from text.pop_complete_lines()
+
+    def _rows(self, lines, time):
+        """Rows of a batch: what the devices hold, or one row a device if that is enough."""
+        devices = self.run.mesh.size
+        return devices if lines <= devices else rows_to_score(self.run.config, time) * devices
+
+    def _after_given(self, rows):
+        """The body's state of so many rows after `given`."""
+        carry = jax.tree.map(lambda a: np.repeat(a, rows, axis=0), self._carry_of_given)
+        return sharding.put_batch(self.run.mesh, carry)
+
+    @functools.cached_property
+    def _carry_of_given(self):
+        scorer, ids = self._scorer(self._first), np.append(np.int32(self.eos), self.given)
+        deque(scorer(self._reader.stream(ids, 1, len(ids))), maxlen=0)
+        return jax.tree.map(lambda a: np.asarray(jax.device_get(a))[:1], scorer.carry)
+
+    def _fill(self, scores, batches):
+        """Fills in the scores of tokens, batch by batch."""
+        for scored in batches:
+            scores.nll[scored.at] = scored.nll
+            if self.config.rank_and_entropy:
+                targets = scores.ids[scored.at]
+                of = expected(self.run, self.tables, scored.hidden, targets, k=1)
+                scores.rank[scored.at], scores.entropy[scored.at] = of.rank, of.entropy
+
+    def _scored(self, line, scores):
+        """A line's words from its tokens, without those of no example."""
+        vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
+        scores = scores.words(vocabulary)
+        counts = ~np.isnan(scores.nll)
+        ids, nll, ranks, entropies, _ = scores.take(counts)
+        words = tuple(itertools.compress(line.words, counts))
+        if not isinstance(vocabulary, Subwords):
+            unseen = np.array([word not in vocabulary.index for word in words], bool)
+            frequencies = np.where(unseen, 0, vocabulary.counts[ids])
+        return ScoredLine(line.text, words, -nll, unseen, frequencies, ranks, entropies)
+
+
+def _blocks(lines, eager):
+    """Lists of lines, the first ones short, so that results come soon."""
+    block, size, most = [], 0, 1 if eager else FIRST
+    for line in lines:
+        block.append(line)
+        size += len(line.ids)
+        if len(block) >= most or size >= LONGEST:
+            yield block
+            block, size, most = [], 0, 1 if eager else min(MOST, 4 * most)
+    if block:
+        yield block

@@ -1,0 +1,64 @@
+"""What a run refuses before its first update."""
+
+import numpy as np
+import pytest
+
+from adaptive_jax.config.keys import complete
+from adaptive_jax.data.corpora.corpus import Corpus, LazyIds
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.runs.identity import ENDS, check_resumes, of_corpus
+from adaptive_jax.runs.settings import read_config, write_json
+from adaptive_jax.runs.start import begin
+
+
+def test_a_run_of_an_earlier_version_opens(tmp_path):
+    """Keys of a composed table's CNN stood among those of the table, and the config named a cache.
+    Without their renaming the run would be refused, and with that cache programs of the one who
+    made the run would be loaded.
+    """
+    config = complete({"output.table.name": "composed", "output.table.cnn.length": 9})
+    table = config["output"]["table"]
+    old = {key: value for key, value in table.items() if key != "cnn"} | table["cnn"]
+    old = {"output": config["output"] | {"table": old}, "data": config["data"] | {"cache": "/x"}}
+    write_json(tmp_path / "config.json", config | old)
+    assert read_config(tmp_path) == config
+
+
+def test_a_run_resumes_on_its_text_alone(tmp_path):
+    """The same words with the same counts may stand in another order; then the best checkpoint was
+    chosen on another text, and the updates are others.
+    """
+    vocabulary = Vocabulary.build({"a": 3, "b": 2, "<eos>": 2})
+    ids = np.arange(3 * ENDS, dtype=np.int32) % 7
+
+    def corpus(train, validation=ids[:9]):
+        return Corpus(vocabulary, {"train": train, "validation": validation})
+
+    def check(corpus):
+        check_resumes(tmp_path, of_corpus(corpus))
+
+    begin(tmp_path, complete({}), {}, corpus(ids))
+    check(corpus(LazyIds(lambda index: ids[index], len(ids))))
+    check(Corpus(vocabulary, {"train": ids}))
+    for other, says in (
+        (corpus(ids[::-1]), r"train text was 196,608 tokens of .* and is now 196,608 tokens of "),
+        (corpus(ids, ids[:8]), r"validation text was 9 tokens .* and is now 8 .* another "),
+    ):
+        with pytest.raises(InputError, match=f"{tmp_path} holds another run: {says}"):
+            check(other)
+    (tmp_path / "text.json").write_text('{"train": 5}')
+    with pytest.raises(InputError, match=r"text.json is damaged .*: remove it to resume without"):
+        check(corpus(ids[::-1]))
+
+
+@pytest.mark.parametrize("corpus", ["embedded", "text_files"])
+def test_an_older_quickstart_separates_its_words(corpus, tmp_path):
+    """Until 0.2.0 its corpus did, not its tokeniser: prompts of such runs would be read at white
+    space, and the quickstart's own command would not resume them.
+    """
+    config = complete({"data.corpus": corpus, "data.threshold": 2})
+    write_json(tmp_path / "config.json", config)
+    data = read_config(tmp_path)["data"]
+    expected = ("marks", True) if corpus == "embedded" else ("none", False)
+    assert (data["tokeniser"], data["lower"]) == expected

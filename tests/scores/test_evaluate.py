@@ -1,0 +1,368 @@
+"""What evaluate.py says of its input and does with its result: unknown words, windows, damaged
+runs, disks without permission.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_jax.data.batches.windows import Windows, windows
+from adaptive_jax.data.corpora.corpus import Corpus
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.evaluate import Request, evaluate
+from adaptive_jax.scores.unseen import describe_words
+from adaptive_jax.training.loop import train
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
+
+
+@pytest.fixture(scope="module")
+def folding(config, text, tmp_path_factory):
+    """A run whose vocabulary is cut to 100 words, so it has <unk>, and what training printed. Its
+    validation split has words that the vocabulary lacks.
+    """
+    directory = tmp_path_factory.mktemp("folding")
+    own = shutil.copytree(text, directory / "text")
+    (own / "valid.txt").write_text("the quick t0w0\n" * 30)
+    changes = {"data.path": str(own), "data.limit": 100, "data.vocabulary_size": 100}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        train(config(**changes, steps=1, evaluate_every=1, checkpoint_every=1), directory / "run")
+    return directory / "run", out.getvalue()
+
+
+def test_training_says_it_at_its_start(folding):
+    """Before the first update: what validation will be measured on."""
+    _, out = folding
+    says = "words        of the validation split: <unk> 25.0%, unseen words 25.0%"
+    assert out.index(says) < out.index("step 1/1")
+
+
+@pytest.mark.parametrize(
+    "line, unknown, unseen",
+    [
+        ("the t0w0 t1w0", 0.0, 0.0),
+        ("news of another kind the <unk> end", 6 / 8, 5 / 8),
+    ],
+)
+def test_words_that_the_model_does_not_know(
+    folding, tmp_path, caplog, capsys, line, unknown, unseen
+):
+    """Their shares stand in the line and the JSON; above 5 % a warning. A literal <unk> is
+    unknown, but not unseen.
+    """
+    folding, _ = folding
+    (tmp_path / "test.txt").write_text(f"{line}\n")
+    result = evaluate(folding, Request(data_path=str(tmp_path)))
+    out = capsys.readouterr().out
+    assert f"; <unk> {unknown:.1%}, unseen words {unseen:.1%}; step 1," in out
+    saved = json.loads((folding / "eval" / out.splitlines()[-1].split("/")[-1]).read_text())
+    assert (
+        (saved["unknown"], saved["unseen"])
+        == (result["unknown"], result["unseen"])
+        == (unknown, unseen)
+    )
+    warnings = [
+        record.getMessage() for record in caplog.records if record.name.startswith("adaptive_jax")
+    ]
+    assert len(warnings) == (unknown > 0.05)
+    assert all("says little about the text" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    "request_, says",
+    [
+        (Request(window=10_000), "window=10000 is longer than the test split, 426 tokens"),
+        (Request(context=16), "window=16 must be greater than context=16"),
+        (
+            Request(context=4, break_mode="eos"),
+            "context=4 .* batches.break_mode='eos' forbids that",
+        ),
+        (Request(break_mode="lines"), "batches.break_mode='lines' is not one of"),
+        (Request(split="valid"), "split='valid' is not one of .*Did you mean \"validation\""),
+        (Request(method="cash"), "method='cash' is not one of plain, cache, dynamic"),
+        (
+            Request(options={"theta": (0.5,)}),
+            "--theta has no meaning with --method=plain: leave it out, or use --method=cache",
+        ),
+        (
+            Request(method="dynamic", options={"cache": "local"}),
+            "--cache has no meaning with --method=dynamic",
+        ),
+        (
+            Request(method="cache", options={"cache": "lokal"}),
+            "cache='lokal' is not one of .*Did you mean \"local\"",
+        ),
+        (
+            Request(method="cache", options={"cache": "unigram", "theta": (0.1,)}),
+            "--theta has no meaning with --cache=unigram",
+        ),
+        (  # whatever its value
+            Request(method="cache", options={"cache": "unigram", "theta": (0.5,)}),
+            "--theta has no meaning with --cache=unigram",
+        ),
+        (
+            Request(method="cache", options={"neighbours": 5}),
+            "--neighbours has no meaning with --cache=local",
+        ),
+        (
+            Request(method="cache", options={"model_weight": (0.5, 0.0)}),
+            r"--model_weight must be in \(0, 1\], got 0.5, 0.0",
+        ),
+        (
+            Request(method="cache", options={"theta": (-1.0,)}),
+            r"--theta must be in \[0, inf\), got -1.0",
+        ),
+        (
+            Request(method="cache", options={"theta": (math.inf,)}),
+            r"--theta must be in \[0, inf\), got inf",
+        ),
+        (
+            Request(method="cache", options={"theta": (0.1, 0.2)}),
+            "--theta has several values: choose among them with --split=val",
+        ),
+        (
+            Request(method="cache", options={"cache_size": -1}),
+            r"--cache_size must be in \[1, inf\), got -1",
+        ),
+        (
+            Request(method="knn", options={"neighbours": 0}),
+            r"--neighbours must be in \[1, inf\), got 0",
+        ),
+        (
+            Request(method="knn", options={"temperature": (0.0,)}),
+            r"--temperature must be in \[1e-6, inf\), got 0.0",
+        ),
+        (Request(method="dynamic", options={"rule": "adam"}), "rule='adam' is not one of sgd, rms"),
+        (
+            Request(method="dynamic", options={"decay": 1.0}),
+            "--decay must be in \\[0, 1\\), got 1.0",
+        ),
+        (
+            Request(method="dynamic", options={"rule": "sgd", "statistics": 9}),
+            "--statistics has no meaning with --rule=sgd",
+        ),
+        (Request(uniform=1.0), r"--uniform must be in \[0, 1\), got 1.0"),
+        (Request(share=2.0), r"--share must be in \[0, 1\], got 2.0"),
+        (Request(down_weight=0.1), "--down_weight=0.1 is for new words: pass --vocabulary=union"),
+        (
+            Request(down_weight=0.0, vocabulary="union"),
+            "--down_weight must be in \\(0, 1\\], got 0.0",
+        ),
+        (
+            Request(down_weight=0.1, vocabulary="union", method="dynamic"),
+            "--down_weight=0.1 is for new words: .* a method other than dynamic",
+        ),
+        (
+            Request(vocabulary="/nowhere"),
+            "cannot read --vocabulary=/nowhere: No such file or directory; use train, union, or",
+        ),
+        (Request(data_path="/nowhere"), "data.path=/nowhere does not exist"),
+    ],
+)
+def test_a_wrong_request(trained, request_, says, monkeypatch):
+    """Is refused with its values before a model is opened."""
+    opened = property(lambda run: pytest.fail("opened the model"))
+    monkeypatch.setattr(Run, "saved", opened)
+    with pytest.raises(InputError, match=says) as error:
+        evaluate(trained, request_)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_that_names_no_text(trained, text, tmp_path):
+    """As a converted one: the train text that some methods read is that beside the scored text,
+    and a line says so where there is none.
+    """
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    config = json.loads((workdir / "config.json").read_text())
+    config["data"]["path"] = ""
+    (workdir / "config.json").write_text(json.dumps(config))
+    (tmp_path / "text").mkdir()
+    shutil.copy(text / "test.txt", tmp_path / "text")
+    with pytest.raises(InputError, match="names no text: pass --data_path=DIR, .* test.txt"):
+        evaluate(workdir, Request())
+    request = Request(data_path=str(tmp_path / "text"), checkpoint="latest")
+    for method in "dynamic", "knn":
+        says = rf"--method={method} reads a train text: data.path=.*/text has no train split; add"
+        with pytest.raises(InputError, match=says):
+            evaluate(workdir, request._replace(method=method))
+    shutil.copy(text / "train.txt", tmp_path / "text")
+    knn = request._replace(method="knn", options={"neighbours": 8})
+    assert math.isfinite(evaluate(workdir, knn)["nll"])
+
+
+def test_units_spell_every_word(caplog):
+    """So words that training lacks say nothing against their perplexity."""
+    units = Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, 3)
+    ids = {"test": units.encode_lines(["lowest"])}
+    assert "unseen words 7.0%" in describe_words(Corpus(units, ids, {"test": 0.07}), "test")
+    assert not caplog.records
+
+
+def test_a_share_of_words_whose_units_are_several():
+    """`<unk>` is one word of four, and of more units."""
+    units = Subwords.build({"low": 5, "lower": 2, "<unk>": 1, "<eos>": 4}, 3)
+    ids = units.encode_lines(["lowest <unk> slow"])
+    assert len(ids) > 4 and units.unk_rate(ids) == 0.25
+
+
+@pytest.mark.parametrize(
+    "break_mode, layout",
+    [("none", "packed"), ("complete", "packed"), ("eos", "packed"), ("eos", "similar")],
+)
+def test_rows_are_no_longer_than_the_split(break_mode, layout):
+    """However long the window is."""
+    ids = np.array([5, 6, 0, 7, 0, 8, 9, 6, 0], np.int32)
+    count, batches = windows(ids, 0, Windows(1 << 40, 0, break_mode, layout, 1))
+    shapes, at = zip(*((batch.batch.inputs.shape, at) for batch, at in batches), strict=True)
+    assert count == len(shapes)
+    assert all(time <= len(ids) for _, time in shapes)
+    assert sorted(np.concatenate(at)) == list(range(len(ids)))
+
+
+def test_a_disk_that_cannot_be_written(trained, small_disk, quick_command):
+    """The result is printed first; then one line says which file could not be written."""
+    subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+    shutil.copytree(trained, small_disk / "run", ignore=shutil.ignore_patterns("eval"))
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    done = quick_command("evaluate.py", f"--workdir={small_disk / 'run'}", "--checkpoint=latest")
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(
+        r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n(  .*\n)+",
+        done.stdout,
+    )
+    line = f"error: cannot write {small_disk / 'run' / 'eval'}: Read-only file system; "
+    assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
+
+
+def cut_at_a_line(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:30]))
+
+
+def other_count(path):
+    path.write_text(re.sub(r" \d+\n\Z", " 0\n", path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_at_a_line,
+        other_count,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink() or path.mkdir(),
+    ],
+    ids=["cut at a line", "a count", "empty", "a directory"],
+)
+def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
+    """Is told as that by evaluation, by `Run.open` and by a resume; without its checksums, which
+    would tell of damage, no run is read.
+    """
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    lines = (workdir / "vocabulary.sha256").read_text()
+    assert re.fullmatch(r"[0-9a-f]{64}  vocabulary\.txt\n", lines)
+    damage(workdir / "vocabulary.txt")
+    for call in (
+        (lambda: evaluate(workdir, Request())),
+        (lambda: Run.open(workdir)),
+        (lambda: train(config(), workdir)),
+    ):
+        with pytest.raises(
+            InputError, match=r"run/vocabulary\.txt is damaged: .*; restore the file"
+        ) as error:
+            call()
+        assert "\n" not in str(error.value)
+    shutil.rmtree(workdir)
+    shutil.copytree(trained, workdir)
+    (workdir / "vocabulary.sha256").unlink()
+    with pytest.raises(InputError, match=r"vocabulary\.sha256, .* is missing; restore the file"):
+        Run.open(workdir, "latest")
+
+
+def test_a_checkpoint_that_training_deletes_while_it_is_read(trained, tmp_path, monkeypatch):
+    """The one that it kept instead is read; one asked for by its number is missed in one line."""
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    step = Run.open(workdir, "latest").step
+    saved = workdir / "checkpoints" / str(step)
+    plain = Checkpoints.restore
+
+    def late(checkpoints, at, like):
+        if at == step + 1:
+            shutil.rmtree(workdir / "checkpoints" / str(at))
+        return plain(checkpoints, at, like)
+
+    monkeypatch.setattr(Checkpoints, "restore", late)
+    shutil.copytree(saved, workdir / "checkpoints" / str(step + 1))
+    assert Run.open(workdir, "latest").step == step
+    shutil.copytree(saved, workdir / "checkpoints" / str(step + 1))
+    with pytest.raises(InputError, match=f"holds no checkpoint '{step + 1}': it has steps"):
+        Run.open(workdir, str(step + 1))
+
+
+def test_a_share_of_no_ids():
+    """Words without `<unk>`, and an empty split, have none of it."""
+    assert Vocabulary.build({"a": 1, "<eos>": 1}).unk_rate(np.zeros(3, np.int32)) == 0.0
+    assert Vocabulary.build({"a": 1, "<eos>": 1, "<unk>": 1}).unk_rate(np.zeros(0, np.int32)) == 0.0
+
+
+def interrupted(process, begun):
+    """Status and stderr of a process that gets Ctrl-C once `begun()`."""
+    while process.poll() is None and not begun():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def test_an_interrupted_evaluation(trained, start, tmp_path):
+    """Says its own line, and writes nothing."""
+    workdir = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+    with start("evaluate.py", f"--workdir={workdir}", "--window=20") as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        done = interrupted(process, lambda: "test.npy" in maps.read_text())  # its ids are in use
+    says = "stopped: results that were printed are kept; the same command evaluates anew\n"
+    assert done == (130, says)
+    assert not (workdir / "eval").exists()
+
+
+def test_an_interrupted_conversion(start, tmp_path):
+    """Says its own line, and leaves neither a workdir nor a part of one. Its dict.txt is a pipe
+    that never ends.
+    """
+    os.mkfifo(tmp_path / "dict.txt")
+
+    def reads():
+        try:
+            return pipes.append(os.open(tmp_path / "dict.txt", os.O_WRONLY | os.O_NONBLOCK)) or True
+        except OSError:  # nobody reads yet
+            return False
+
+    pipes = []
+    with start(
+        "-m",
+        "adaptive_jax",
+        "convert",
+        FIXTURES / "lm_post_norm.pt",
+        tmp_path / "dict.txt",
+        tmp_path / "run",
+    ) as process:
+        done = interrupted(process, reads)
+    assert done == (
+        130,
+        "stopped: nothing was written; the same command converts the checkpoint anew\n",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["dict.txt"]
+    os.close(pipes[0])
