@@ -186,13 +186,13 @@ def _parse(argv, positional):
     if flags.FLAGS.cache_dir is not None:
         cache.use(flags.FLAGS.cache_dir)
     last = "".join(positional[-1:])
-    found, needed = len(rest) - 1, len(positional) - last.endswith("...]")
-    if found < needed:
+    count, needed = len(rest) - 1, len(positional) - last.endswith("...]")
+    if count < needed:
         raise InputError(
-            f"{positional[found].rstrip('.')} is missing: use {' '.join(positional)}; --help"
+            f"{positional[count].rstrip('.')} is missing: use {' '.join(positional)}; --help"
             " explains them"
         )
-    if found > needed and not last.endswith(("...", "...]")):
+    if count > needed and not last.endswith(("...", "...]")):
         raise InputError(
             f"{rest[needed + 1]!r} is not a flag: write --flag=value; --help lists the flags"
         )

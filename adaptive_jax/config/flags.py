@@ -190,16 +190,16 @@ def _check_group(key):
 
 def _without_config(arguments):
     """The last value of --config, None without one, and the other arguments."""
-    place, others, rest = None, [], iter(arguments)
-    for argument in rest:
+    place, arguments_before, iterator = None, [], iter(arguments)
+    for argument in iterator:
         name, equals, value = argument.partition("=")
         if name not in ("--config", "-config"):
-            others.append(argument)
-        elif (place := value if equals else next(rest, None)) is None:
+            arguments_before.append(argument)
+        elif (place := value if equals else next(iterator, None)) is None:
             raise InputError(f"--config has no value: {CURE}")
         if argument == "--":
             break
-    return place, [*others, *rest]
+    return place, [*arguments_before, *iterator]
 
 
 def _read(place):
@@ -252,8 +252,10 @@ def _file_error(path, error):
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
+    user_frames = [
+        frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)
+    ]
     if isinstance(error, InputError) and path in str(error):
         return str(error)
-    where = f"{own[-1].filename}, line {own[-1].lineno}" if own else path
+    where = f"{user_frames[-1].filename}, line {user_frames[-1].lineno}" if user_frames else path
     return f"{where}: {type(error).__name__}: {one_line(error)}"

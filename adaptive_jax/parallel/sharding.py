@@ -155,8 +155,8 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
 
     def spec(path, a):
         stacked = is_stacked(path, model)
-        cut = _cut(a.shape[stacked:], mesh)
-        return PartitionSpec(*[None] * stacked, *cut) if cut else PartitionSpec()
+        axes = _cut(a.shape[stacked:], mesh)
+        return PartitionSpec(*[None] * stacked, *axes) if axes else PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec, tree)
 
@@ -239,10 +239,10 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
     """
     if fsdp_of(mesh) == 1:
         return 0
-    body, cut = params.get("body", {}), model.word_tables() if model.shard_words else {}
+    body, word_tables = params.get("body", {}), model.word_tables() if model.shard_words else {}
     dtypes = _table_dtypes(model)
     specs = jax.tree_util.tree_map_with_path(
-        lambda path, spec: PartitionSpec() if _stays(spec, cut.get(_keys(path))) else spec,
+        lambda path, spec: PartitionSpec() if _stays(spec, word_tables.get(_keys(path))) else spec,
         parameter_specs(params, mesh, model),
     )
 

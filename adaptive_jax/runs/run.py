@@ -100,12 +100,12 @@ class Run:
         """
         config = with_own_files(self.saved_config, self.workdir)
         if self._composes_new_words:
-            kept = lexicon_of(config)
+            path_of_copy = lexicon_of(config)
             config = with_own_files(self.saved_config, self.workdir, other_words=True)
             if (path := lexicon_of(self.saved_config)) != lexicon_of(config):
                 logger.warning("input.lexicon=%r is not here: new words have no entries", path)
             elif path:
-                check_same_entries(self.trained_vocabulary, path, kept)
+                check_same_entries(self.trained_vocabulary, path, path_of_copy)
         if self.share is None:
             return config
         if "share" not in config["input"]:
@@ -216,6 +216,6 @@ def put_lexicon(
         return {}
     arrays, replicated = lexicon(vocabulary, spec), sharding.replicated(mesh)
     if shares := coverage(arrays):
-        said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
-        show(f"lexicon      of {len(vocabulary):,} words, {said}")
+        text = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
+        show(f"lexicon      of {len(vocabulary):,} words, {text}")
     return jax.tree.map(lambda a: sharding.put(a, replicated), arrays)

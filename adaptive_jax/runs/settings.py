@@ -163,8 +163,8 @@ def with_origin(config: dict, begun: dict | None) -> dict:
     if origin and absolute(path_of(origin)) != absolute(path_of(same or origin)):
         return config
     keys = "init_checkpoint", "init_words"
-    kept = {key: begun[key] for key in keys if config[key] == getattr(General, key)}
-    return config | {"init_from": same or origin} | kept
+    settings = {key: begun[key] for key in keys if config[key] == getattr(General, key)}
+    return config | {"init_from": same or origin} | settings
 
 
 def has_checkpoints(workdir: Path) -> bool:

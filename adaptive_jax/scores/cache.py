@@ -208,10 +208,10 @@ def _look_up(kind, size, neighbours):
     on, which are looked up and stored.
     """
 
-    def look_up(store, given, begin, thetas):
+    def look_up(store, queries, begin, thetas):
         store = tuple(
             lax.dynamic_update_slice_in_dim(old, new, begin % len(old), 0)
-            for old, new in zip(store, given, strict=True)
+            for old, new in zip(store, queries, strict=True)
         )
         slots, last = len(store[1]), begin + QUERIES - 1
         block = min(FAR if kind == "unbounded" else BLOCK, slots)
@@ -226,13 +226,13 @@ def _look_up(kind, size, neighbours):
                 for array in (*store, positions)
             )
             seen = (at[None] >= jnp.maximum(now - size, 0)) & (at[None] < now)
-            return keys, seen, seen & (words[None] == given[1][:, None])
+            return keys, seen, seen & (words[None] == queries[1][:, None])
 
         blocks = -(-jnp.minimum(last + 1, slots) // block)
         if kind == "unbounded":
-            sums, hits = _sums_of_nearest(given[0], blocks, read, neighbours)
+            sums, hits = _sums_of_nearest(queries[0], blocks, read, neighbours)
         else:
-            sums, hits = _sums_of_powers(given[0], blocks, read, thetas)
+            sums, hits = _sums_of_powers(queries[0], blocks, read, thetas)
         return store, jnp.where(sums > 0, jnp.log(hits) - jnp.log(sums), jnp.nan)
 
     return jax.jit(look_up, donate_argnums=0)

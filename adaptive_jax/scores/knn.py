@@ -150,9 +150,9 @@ def _about(workdir, run, ids, windows):
 def _read(folder, about):
     """Returns the datastore in a folder; None if there is none of this description."""
     try:
-        found = json.loads((folder / "about.json").read_text())
-        shape = found.pop("entries"), found.pop("features")
-        if found != about:
+        stored = json.loads((folder / "about.json").read_text())
+        shape = stored.pop("entries"), stored.pop("features")
+        if stored != about:
             return None
         return Datastore(
             np.memmap(folder / "keys", np.float16, "r", shape=shape),

@@ -58,7 +58,7 @@ def prepared(method: str, options: Mapping[str, object]) -> Callable[[Evaluation
     """
     check_known(f"method={method!r}", method, METHODS)
     for key in options:
-        readers = [name for name, each in METHODS.items() if key in fields_of(each.options)]
+        readers = [name for name, way in METHODS.items() if key in fields_of(way.options)]
         if method not in readers:
             raise InputError(
                 f"--{key} has no meaning with --method={method}: leave it out, or use"

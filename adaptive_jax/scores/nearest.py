@@ -25,7 +25,7 @@ def none_yet(*shape: int) -> Nearest:
 
 
 def nearest(
-    found: Nearest, queries: jax.Array, keys: jax.Array, valid: jax.Array, hit: jax.Array
+    before: Nearest, queries: jax.Array, keys: jax.Array, valid: jax.Array, hit: jax.Array
 ) -> Nearest:
     """Merges a block of entries into the nearest that were found before.
 
@@ -38,7 +38,7 @@ def nearest(
         valid: entries that count, bool `[1 or queries, block]`.
         hit: entries that are the target, bool `[queries, block]`.
     """
-    (count, neighbours), block = found.nearness.shape, len(keys)
+    (count, neighbours), block = before.nearness.shape, len(keys)
     queries, keys = queries.astype(jnp.float32), keys.astype(jnp.float32)
     # Distances are differences of products, which lose digits where all states share an offset. The
     # first query is taken from all, rather than a mean, in which words would see later ones.
@@ -48,9 +48,11 @@ def nearest(
     nearness = jnp.where(valid, -jnp.maximum(squares - 2 * products, 0.0), -jnp.inf)
 
     def merge(nearness, hit):
-        nearness, at = lax.top_k(jnp.concatenate([found.nearness, nearness], axis=1), neighbours)
-        hit = jnp.concatenate([found.hit, hit], axis=1)
-        return Nearest(nearness, jnp.take_along_axis(hit, at, axis=1))
+        nearness, index = lax.top_k(
+            jnp.concatenate([before.nearness, nearness], axis=1), neighbours
+        )
+        hit = jnp.concatenate([before.hit, hit], axis=1)
+        return Nearest(nearness, jnp.take_along_axis(hit, index, axis=1))
 
     if block % GROUP or block // GROUP <= FEW:
         return merge(nearness, hit)
@@ -65,5 +67,5 @@ def nearest(
 
         return merge(chosen(nearness), chosen(hit))
 
-    few = jnp.max(jnp.sum(closest > found.nearness[:, -1:], axis=1)) <= FEW
+    few = jnp.max(jnp.sum(closest > before.nearness[:, -1:], axis=1)) <= FEW
     return lax.cond(few, merge_groups, lambda: merge(nearness, hit))

@@ -22,7 +22,7 @@ TRAIN, UNION = "train", "union"
 UNIFORM = 0.01
 
 
-def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabulary:
+def extended(vocabulary: Vocabulary, name: str, data: Mapping, split: str) -> Vocabulary:
     """The vocabulary that --vocabulary names: "train", "union" (and the words of the split) or a
     file with a word a line.
 
@@ -32,8 +32,8 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
         InputError: a file that cannot be read, sub-word units, and as `count_words`.
     """
     if name == TRAIN:
-        return own
-    if type(own) is not Vocabulary:
+        return vocabulary
+    if type(vocabulary) is not Vocabulary:
         raise InputError(
             f"--vocabulary={name} is for words, and this run has sub-word units, which spell every"
             " word, or ids of a tokenizer: leave it out"
@@ -43,7 +43,7 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
         if name == UNION
         else _read(name)
     )
-    return own.with_words(words)
+    return vocabulary.with_words(words)
 
 
 def _read(path):

@@ -137,15 +137,15 @@ class Scorer:
             if self.carry is None or (batch.reset is not None and batch.reset.any()):
                 self.carry = self.start(len(first))
             scorer = make_scorer(run.model, run.mesh, unscored, how)
-            given = WindowBatch(batch._replace(reset=None), first)
-            on_devices = sharding.put_batch(run.mesh, given)
+            window = WindowBatch(batch._replace(reset=None), first)
+            on_devices = sharding.put_batch(run.mesh, window)
             results, self.carry = scorer(
                 run.params, run.lexicon, self.tables, on_devices, self.carry
             )
             # Fetch a batch's results only once the next one has been dispatched.
             if before is not None:
                 yield fetch(*before)
-            before = results, given, at
+            before = results, window, at
         if before is not None:
             yield fetch(*before)
 
@@ -290,17 +290,17 @@ def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
     """Tables composed once for a split, and for every word its row in them; None where rows are
     word ids.
     """
-    which = run.model.composed_words()
-    if which == "none":
+    composed_words = run.model.composed_words()
+    if composed_words == "none":
         return {}, None
-    seen = np.full(len(run.vocabulary), which == "all")
+    seen = np.full(len(run.vocabulary), composed_words == "all")
     seen[run.vocabulary.eos] = True
     for piece in pieces(ids):
         seen[piece] = True
     seen = seen[: run.model.input.vocabulary_size]
     words = sharding.put(np.flatnonzero(seen).astype(np.int32), sharding.replicated(run.mesh))
     tables = _composer(run.model, run.mesh)(run.params, run.lexicon, words)
-    return tables, None if which == "all" else (np.cumsum(seen) - 1).astype(np.int32)
+    return tables, None if composed_words == "all" else (np.cumsum(seen) - 1).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=8)
@@ -320,7 +320,7 @@ def make_scorer(
     how: words that the model was trained on, words of the vocabulary, which may be more, and
         `ScoreOptions`.
     """
-    known, words, options = how
+    trained_words, words, options = how
     one_model, gather = local_model(model, mesh, by_words=options.down_weight == 1)
     has_oov = model.input.vocabulary_size < words
 
@@ -337,14 +337,17 @@ def make_scorer(
         )
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
         nll = one_model.apply(
-            variables, hidden, jnp.minimum(targets, known - 1) if has_oov else targets, method="nll"
+            variables,
+            hidden,
+            jnp.minimum(targets, trained_words - 1) if has_oov else targets,
+            method="nll",
         )
         if has_oov:
-            nll = jnp.where(targets < known, nll, jnp.inf)
+            nll = jnp.where(targets < trained_words, nll, jnp.inf)
         if options.down_weight != 1:
-            mass = _mass_of_new(one_model, variables, hidden, known)
+            mass = _mass_of_new(one_model, variables, hidden, trained_words)
             nll += jnp.log1p(mass * (options.down_weight - 1)) - jnp.where(
-                targets < known, 0.0, math.log(options.down_weight)
+                targets < trained_words, 0.0, math.log(options.down_weight)
             )
         return (nll, hidden if options.hidden else ()), carry
 
@@ -354,7 +357,7 @@ def make_scorer(
     return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
 
 
-def _mass_of_new(model, variables, hidden, known):
+def _mass_of_new(model, variables, hidden, trained_words):
     """The probability of all words from `known` on, `[rows, time]`."""
     flat = hidden.reshape(-1, hidden.shape[-1])
     part = min(len(flat), max(1, LOG_PROBS // model.input.vocabulary_size))
@@ -363,7 +366,7 @@ def _mass_of_new(model, variables, hidden, known):
         log_probs = model.apply(
             variables, states, method=lambda model, states: model.output.log_probs(states)
         )
-        return jnp.sum(jnp.exp(log_probs[:, known:]), axis=1)
+        return jnp.sum(jnp.exp(log_probs[:, trained_words:]), axis=1)
 
     parts = jnp.pad(flat, [(0, -len(flat) % part), (0, 0)]).reshape(-1, part, flat.shape[1])
     return jax.lax.map(mass, parts).reshape(-1)[: len(flat)].reshape(hidden.shape[:-1])

@@ -73,8 +73,8 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
         _warn_of_other_settings(config, other.saved_config)
 
 
-def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabulary:
-    """The vocabulary of a run whose corpus has the vocabulary `own`: in the order of its clusters,
+def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vocabulary:
+    """The vocabulary of a run whose corpus has `vocabulary`: in the order of its clusters,
     if it has some; with `init_words="both"`, also with the words of `init_from`.
 
     A run that has begun has these words, or their order, in its own vocabulary, so that it resumes
@@ -94,17 +94,17 @@ def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabular
             )
         if begun and not path_of(clusters).exists():
             saved = read_words(workdir)
-            return saved if saved.same_words(own) else own
-        return in_order(own, clusters)
+            return saved if saved.same_words(vocabulary) else vocabulary
+        return in_order(vocabulary, clusters)
     if not both:
-        return own
+        return vocabulary
     words = read_words(workdir if begun else path_of(config["init_from"]))
-    if {type(own), type(words)} != {Vocabulary}:
+    if {type(vocabulary), type(words)} != {Vocabulary}:
         raise InputError(
             "init_words=both is for words, and sub-word units or ids of a tokenizer are complete:"
             " leave it out"
         )
-    return own.with_words(words.words)
+    return vocabulary.with_words(words.words)
 
 
 def finetuned(

@@ -106,19 +106,21 @@ def make_clusters(
         cutoffs = options.cutoffs or equal_products(len(ids), options.clusters, workload)
         sizes = band_sizes(len(ids), cutoffs)
     if way.needs_vectors:
-        known, vectors, lines = _embeddings(vocabulary, options.embeddings)
-        clusters = run_way(options.method, vectors, counts[known], options.clusters, options.seed)
-        clusters = clusters[nearest_known(known, len(ids))]
+        with_vectors, vectors, lines = _embeddings(vocabulary, options.embeddings)
+        clusters = run_way(
+            options.method, vectors, counts[with_vectors], options.clusters, options.seed
+        )
+        clusters = clusters[nearest_known(with_vectors, len(ids))]
         if way.cuts:
             ids = np.argsort(-clusters, kind="stable")
         else:
             ids, sizes = by_label(clusters, counts)
     shares = np.add.reduceat(counts[ids], np.cumsum([0, *sizes[:-1]])) / max(counts.sum(), 1)
-    said = ", ".join(
+    text = ", ".join(
         f"{size:,} words with {share:.1%} of the tokens"
         for size, share in zip(sizes, shares, strict=True)
     )
-    lines.append(f"{options.method}{f', seed {options.seed}' if draws else ''}: {said}")
+    lines.append(f"{options.method}{f', seed {options.seed}' if draws else ''}: {text}")
     header = Header(options.method, options.seed, vocabulary.digest, tuple(sizes))
     return header, ids, lines
 

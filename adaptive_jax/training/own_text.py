@@ -101,13 +101,13 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
         raise InputError("the text has no words: put text in it, one sentence or paragraph a line")
     # Something must become <unk>, or the model could not read an unseen word.
     threshold = max(2, min(counts.values()) + 1)
-    kept = {word for word, n in counts.items() if n >= threshold}
+    frequent = {word for word, n in counts.items() if n >= threshold}
     counts_of_held_out = {word: n for word, n in held_out.items() if word not in (EOS, UNKNOWN)}
-    unknown = sum(n for word, n in counts_of_held_out.items() if word not in kept)
+    unknown = sum(n for word, n in counts_of_held_out.items() if word not in frequent)
     share = unknown / max(1, sum(counts_of_held_out.values()))
     if share <= MOST_UNKNOWN:
         return {"threshold": threshold}, (
-            f"words seen {threshold} times or more, {len(kept):,} of {len(counts):,}: {share:.1%}"
+            f"words seen {threshold} times or more, {len(frequent):,} of {len(counts):,}: {share:.1%}"
             f" of the validation text become {UNKNOWN}"
         )
     size = sum(n * (1 + len(word.encode())) for word, n in counts.items())

@@ -82,8 +82,8 @@ def sparse(
             after = jax.tree.map(lambda e, old, new: old if e else new, of_encoder, inner, after)
             return changes, SparseState(after, encoded)
         # The same but for the encoder's own count; the compiler merges what both compute.
-        own, _ = optimizer.update(gradients, _counted(inner, encoded), params, **extra)
-        changes = jax.tree.map(lambda e, a, b: a if e else b, encoder, own, changes)
+        encoder_changes, _ = optimizer.update(gradients, _counted(inner, encoded), params, **extra)
+        changes = jax.tree.map(lambda e, a, b: a if e else b, encoder, encoder_changes, changes)
         return changes, SparseState(after, encoded + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -180,20 +180,20 @@ class WindowSpans(NamedTuple):
 
 
 def windows_after(
-    starts: np.ndarray, ends: np.ndarray, given: int, window: int, context: int
+    starts: np.ndarray, ends: np.ndarray, prefix: int, window: int, context: int
 ) -> WindowSpans:
     """Windows of texts that stand alone, each after `given` tokens: before the tokens that it
     scores a window shows as many as fit, at least `context`.
 
     starts, ends: of each text, `[texts]`.
     """
-    first, step = window - min(given, context), window - context
+    first, step = window - min(prefix, context), window - context
     counts = 1 + np.maximum(0, -(-(ends - starts - first) // step))
     number = ranges(np.zeros_like(counts), counts)
     begin, last = np.repeat(starts, counts), np.repeat(ends, counts)
     end = np.minimum(last, begin + first + number * step)
     start = np.where(number > 0, begin + first + (number - 1) * step, begin)
-    return WindowSpans(np.maximum(begin - given, end - window), start, end)
+    return WindowSpans(np.maximum(begin - prefix, end - window), start, end)
 
 
 def read_on(

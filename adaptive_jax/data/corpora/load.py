@@ -146,7 +146,7 @@ def checked_settings(data: Mapping) -> Settings:
         check_known(f"data.{key}={data[key]!r}", key, Settings._fields)
     settings = Settings(**data)
     check(settings, prefix="data.")
-    aliases = {alias: name for name, known in CORPORA.items() for alias in known.aliases}
+    aliases = {alias: name for name, published in CORPORA.items() for alias in published.aliases}
     check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA, aliases)
     check_cut(settings.limit)
     if settings.codes and (settings.threshold, settings.limit) != (1, 0):
@@ -208,15 +208,15 @@ class PreparedText:
                     if split in splits or split == "train":
                         self.shards(split)
             vocabulary = self.vocabulary()
-        name, known, ids, unseen = self.settings.corpus, CORPORA[self.settings.corpus], {}, {}
+        name, published, ids, unseen = self.settings.corpus, CORPORA[self.settings.corpus], {}, {}
         for split in splits:
             ids[split], words, new = self._ids(split, vocabulary)
             if new is not None:
                 unseen[split] = new / max(1, words)
-            if words != known.words.get(split, words):
+            if words != published.words.get(split, words):
                 # Perplexities would not compare.
                 message = "%s %s has %s words, <eos> included; the published one has %s"
-                logger.warning(message, name, split, words, known.words[split])
+                logger.warning(message, name, split, words, published.words[split])
         tokens = {split: len(each) for split, each in ids.items()}
         logger.info("%s: vocabulary %s, tokens %s", name, len(vocabulary), tokens)
         return Corpus(vocabulary, ids, unseen)

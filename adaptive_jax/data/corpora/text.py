@@ -149,19 +149,19 @@ def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, Bin
             raise OSError("it has no bytes")
         yield str(file), unpacked(raw, str(file))
         return
-    found = False
+    has_members = False
     if file.suffix == ".zip":
         with zipfile.ZipFile(raw) as archive:
             for name in fnmatch.filter(archive.namelist(), members):
-                found = True
+                has_members = True
                 yield f"{file}/{name}", archive.open(name)
     else:
         with tarfile.open(fileobj=raw, mode="r|*") as archive:
             for member in archive:
                 if member.isfile() and fnmatch.fnmatch(member.name, members):
-                    found = True
+                    has_members = True
                     yield f"{file}/{member.name}", archive.extractfile(member)
-    if not found:
+    if not has_members:
         raise OSError(f"it has no member {members}")
 
 
@@ -191,30 +191,30 @@ def local_texts(
         return archived_texts(place, patterns)
     if not place.is_dir():
         archive = ", or the published archive" if all(patterns) else ""
-        wanted = [split for split in SPLITS if split in needed] or SPLITS
-        names = ", ".join(f"{NAMES[split][0]}.txt" for split in wanted)
+        splits = [split for split in SPLITS if split in needed] or SPLITS
+        names = ", ".join(f"{NAMES[split][0]}.txt" for split in splits)
         cure = f"use a directory with {names}{archive}"
         if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
             cure = "it held copies of a file that was split: train again to make them, or " + cure
-        what = "is not a directory" if place.exists() else "does not exist"
-        raise InputError(f"data.path={place} {what}; {cure}")
+        fault = "is not a directory" if place.exists() else "does not exist"
+        raise InputError(f"data.path={place} {fault}; {cure}")
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):
         names = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
-        found = {name: [place / name] for name in names if (place / name).is_file()}
+        files_by_name = {name: [place / name] for name in names if (place / name).is_file()}
         for name in NAMES[split]:
             if files := _files(place / name):
-                found[f"{name}/"] = files
+                files_by_name[f"{name}/"] = files
         if pattern and (files := sorted(place.glob(pattern))):
-            found[pattern] = files
-        if len(found) > 1:
+            files_by_name[pattern] = files
+        if len(files_by_name) > 1:
             raise InputError(
-                f"data.path={place} has both {' and '.join(list(found)[:2])}; keep one of them"
+                f"data.path={place} has both {' and '.join(list(files_by_name)[:2])}; keep one of them"
             )
-        if not found and split in needed:
+        if not files_by_name and split in needed:
             choice = ", ".join(filter(None, [*names, f"{NAMES[split][0]}/", pattern]))
             raise InputError(f"data.path={place} has no {split} split; add one of {choice}")
-        for files in found.values():
+        for files in files_by_name.values():
             texts[split] = Text(tuple(files))
     return texts
 

@@ -83,8 +83,8 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
             " data.codes=0, or use text instead of data.corpus=ids"
         )
     source, index, entries = path_of(path), vocabulary.index, {}
-    found = _read_wordnet(source, vocabulary.words) if source.is_dir() else _read_lines(source)
-    for word, synonyms, hyponyms, definitions in found:
+    lines = _read_wordnet(source, vocabulary.words) if source.is_dir() else _read_lines(source)
+    for word, synonyms, hyponyms, definitions in lines:
         if word in index:
             synonyms, hyponyms = (
                 tuple(each for each in words if each in index) for words in (synonyms, hyponyms)
@@ -106,23 +106,23 @@ def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
     write_checksums(path.with_suffix(".sha256"), [path])
 
 
-def check_same_entries(vocabulary: Vocabulary, path: str, kept: str) -> None:
+def check_same_entries(vocabulary: Vocabulary, path: str, copy: str) -> None:
     """Checks that a lexicon says of a run's words what the run's copy of its own says, in whatever
     order: earlier versions read hyponyms of WordNet in another one at each start.
 
-    path, kept: of the lexicon and of the copy, see `write_entries`.
+    path, copy: of the lexicon and of the copy, see `write_entries`.
 
     Raises:
         InputError: it does not, or as `read_entries`.
     """
-    here, own = (
+    entries, entries_of_run = (
         {
             word: (set(entry.synonyms), set(entry.hyponyms), entry.definitions[:1])
             for word, entry in read_entries(vocabulary, place).items()
         }
-        for place in (path, kept)
+        for place in (path, copy)
     )
-    if here != own:
+    if entries != entries_of_run:
         raise InputError(
             f"input.lexicon={path!r} is another lexicon than the one of the run's words: put that"
             " there, or, if the path is relative, evaluate where the run was started"
@@ -134,14 +134,14 @@ def _read_lines(path):
     of_run = path.name == "lexicon.jsonl" and sums.exists()
     if of_run and changed_file(sums):
         raise InputError(f"{path} is damaged: its checksum differs; restore it, or train anew")
-    known = set()
+    words = set()
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 word, *entry = _parse(line, where := f"{path}, line {number}")
-                if word in known:
+                if word in words:
                     raise InputError(f"{where}: {word!r} has a line before: join the two")
-                known.add(word)
+                words.add(word)
                 if of_run and len(entry[-1]) > 1:
                     raise InputError(
                         f"{path} is of an earlier version, whose runs read the definitions of all"
@@ -358,7 +358,7 @@ def _first(vocabulary, found, kind, most, share):
     check_at_least(1, most=most)
     if not 0 <= share <= 1:
         raise InputError(f"share={share} must be in [0, 1]: the share of words with an entry")
-    words = [word for word, others in found.items() if others]
+    words = [word for word, list_of_word in found.items() if list_of_word]
     if (allowed := round(share * len(vocabulary))) < len(words):
         words.sort(key=lambda word: hashlib.sha256(f"{kind} {word}".encode()).digest())
         words = words[:allowed]
