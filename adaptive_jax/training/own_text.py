@@ -107,8 +107,8 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
     share = unknown / max(1, sum(counts_of_held_out.values()))
     if share <= MOST_UNKNOWN:
         return {"threshold": threshold}, (
-            f"words seen {threshold} times or more, {len(frequent):,} of {len(counts):,}: {share:.1%}"
-            f" of the validation text become {UNKNOWN}"
+            f"words seen {threshold} times or more, {len(frequent):,} of {len(counts):,}:"
+            f" {share:.1%} of the validation text become {UNKNOWN}"
         )
     size = sum(n * (1 + len(word.encode())) for word, n in counts.items())
     codes = min(max(round(MERGES * math.sqrt(size)), LEAST_MERGES), MOST_MERGES)

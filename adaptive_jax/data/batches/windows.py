@@ -182,7 +182,7 @@ class WindowSpans(NamedTuple):
 def windows_after(
     starts: np.ndarray, ends: np.ndarray, prefix: int, window: int, context: int
 ) -> WindowSpans:
-    """Windows of texts that stand alone, each after `given` tokens: before the tokens that it
+    """Windows of texts that stand alone, each after `prefix` tokens: before the tokens that it
     scores a window shows as many as fit, at least `context`.
 
     starts, ends: of each text, `[texts]`.

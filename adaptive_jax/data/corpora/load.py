@@ -295,9 +295,9 @@ class PreparedText:
             shards, learnt_from = self.shards(split), self._learnt_from(vocabulary)
             with bar(f"encoding {split}") as show:
                 words, unseen = shards.encode(vocabulary, path, learnt_from or (), show)
-            found = {"words": words, "unseen": None if learnt_from is None else unseen}
+            numbers_of_text = {"words": words, "unseen": None if learnt_from is None else unseen}
             with replacing(numbers) as file:  # last, so that the ids exist wherever this file does
-                file.write(json.dumps(found).encode())
+                file.write(json.dumps(numbers_of_text).encode())
 
         make_once(numbers, make)
         try:

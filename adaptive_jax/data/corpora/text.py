@@ -201,20 +201,20 @@ def local_texts(
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):
         names = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
-        files_by_name = {name: [place / name] for name in names if (place / name).is_file()}
+        choices = {name: [place / name] for name in names if (place / name).is_file()}
         for name in NAMES[split]:
             if files := _files(place / name):
-                files_by_name[f"{name}/"] = files
+                choices[f"{name}/"] = files
         if pattern and (files := sorted(place.glob(pattern))):
-            files_by_name[pattern] = files
-        if len(files_by_name) > 1:
+            choices[pattern] = files
+        if len(choices) > 1:
             raise InputError(
-                f"data.path={place} has both {' and '.join(list(files_by_name)[:2])}; keep one of them"
+                f"data.path={place} has both {' and '.join(list(choices)[:2])}; keep one of them"
             )
-        if not files_by_name and split in needed:
+        if not choices and split in needed:
             choice = ", ".join(filter(None, [*names, f"{NAMES[split][0]}/", pattern]))
             raise InputError(f"data.path={place} has no {split} split; add one of {choice}")
-        for files in files_by_name.values():
+        for files in choices.values():
             texts[split] = Text(tuple(files))
     return texts
 
