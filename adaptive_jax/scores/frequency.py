@@ -140,17 +140,20 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
     ends, spellings = np.flatnonzero(vocabulary.ends_word[ids]), vocabulary.utf8
     eos_count = int(vocabulary.counts[vocabulary.eos])
     if not isinstance(vocabulary, Subwords):
-        hashes = np.fromiter(map(_hash, spellings), np.uint32)[ids]
+        hashes = np.fromiter(map(zlib.crc32, spellings), np.uint32)
+        if UNKNOWN in vocabulary.index:
+            hashes[vocabulary.index[UNKNOWN]] = 0
         counts = vocabulary.counts
         has_counts = len(np.unique(counts[counts > 0])) > 1  # those of a list are all 1
-        return Words(ids, ends, hashes, eos_count, counts[ids] if has_counts else None)
+        return Words(ids, ends, hashes[ids], eos_count, counts[ids] if has_counts else None)
     frequencies, mark = _training_counts(data, other), MARK.encode()
 
     def spelled():
         start = 0
         for end in map(int, ends):
             word = b"".join(spellings[i] for i in ids[start : end + 1]).removesuffix(mark)
-            yield frequencies.get(word.decode(errors="replace"), 0), _hash(word)
+            hashed = 0 if word == UNKNOWN.encode() else zlib.crc32(word)
+            yield frequencies.get(word.decode(errors="replace"), 0), hashed
             start = end + 1
 
     table = np.fromiter(spelled(), [("count", np.int64), ("hash", np.uint32)])
@@ -171,10 +174,6 @@ def _training_counts(data, other):
             f"those of the training text of data_path={other['path']}" if counts else "unknown",
         )
     return counts
-
-
-def _hash(word):
-    return 0 if word == UNKNOWN.encode() else zlib.crc32(word)
 
 
 def in_bins(
