@@ -1,5 +1,5 @@
 """What users run: some reference numbers, slow twins and a training run, compiled with the settings
-of XLA that users have. All other tests compile in haste, see tests/programs.py.
+of XLA that users have. The others use fast-compile settings, see tests/programs.py.
 """
 
 import os
