@@ -120,6 +120,9 @@ def test_vectors_that_are_far_apart_are_clusters(method):
     assert len(set(zip(labels.tolist(), found.tolist(), strict=True))) == 3
     with refuses("240", "300"):
         clustering.run_way(method, vectors, np.ones(240), 300, 1)
+    vectors[3, 1] = np.inf  # scikit-learn's own traceback
+    with refuses("vectors", "finite"):
+        clustering.run_way(method, vectors, np.ones(240), 3, 1)
 
 
 @needs_sklearn

@@ -99,6 +99,8 @@ def test_text_is_put_together_as_it_was_taken_apart():
         == "a well-known 1,500 at 3.5, he"
     )
     assert wikitext.join([]) == ""
+    with refuses("data.corpus='wikitext104'"):  # of a config.json that was written elsewhere
+        Lines.of(TEXT | {"corpus": "wikitext104"}, PLAIN.vocabulary)
 
 
 def test_words_are_put_together_from_units():

@@ -71,6 +71,8 @@ def test_order_by_frequency_and_back():
         count_ids(np.array([[3, 4]]), 59)
     with refuses("counts", "float64"):
         frequency_order([0.3, 0.7])  # every share was 0
+    with refuses("counts", "-1"):
+        frequency_order([-1, 2])
 
 
 def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path, own_cache):

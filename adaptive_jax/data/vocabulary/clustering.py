@@ -85,10 +85,12 @@ def run_way(
     """Clusters that a method returns for `vectors [n, width]`.
 
     Raises:
-        InputError: scikit-learn is missing, fewer vectors than clusters, vectors that an
+        InputError: scikit-learn is missing, infinite vectors, fewer than clusters, those that an
             autoencoder reproduces exactly, or an empty cluster.
     """
     way = WAYS[method]
+    if not np.isfinite(vectors).all():
+        raise InputError("vectors must be finite, got NaN or infinite numbers")
     if not way.cuts and len(vectors) < clusters:
         raise InputError(
             f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: use fewer"

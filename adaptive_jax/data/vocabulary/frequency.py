@@ -34,7 +34,7 @@ def frequency_order(counts: np.ndarray) -> FrequencyOrder:
     counts: integers `[V]`, occurrences of each id in the training text, see `count_ids`.
 
     Raises:
-        InputError: anything else, such as shares.
+        InputError: anything else, such as shares, or a negative count.
 
     >>> frequency_order([2, 0, 5])
     FrequencyOrder(ranks=array([1, 2, 0], dtype=int32), ids=array([2, 0, 1], dtype=int32))
@@ -45,6 +45,8 @@ def frequency_order(counts: np.ndarray) -> FrequencyOrder:
             f"counts must be integers [V], got {counts.dtype} {list(counts.shape)}: use those of"
             " count_ids"
         )
+    if (counts < 0).any():
+        raise InputError(f"counts must be 0 or more, got {counts.min()}")
     ids = np.argsort(-counts.astype(np.int64), kind="stable").astype(np.int32)
     ranks = np.empty_like(ids)
     ranks[ids] = np.arange(len(ids), dtype=np.int32)

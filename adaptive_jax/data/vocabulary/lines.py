@@ -17,7 +17,7 @@ from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_known
 
 Split = Callable[[str], str]  # separates the words of a line by spaces
 Join = Callable[[Sequence[str]], str]  # words of a line to running text
@@ -44,7 +44,8 @@ class Lines(NamedTuple):
         """Those of a run. data: the group of its config.
 
         Raises:
-            InputError: a run on ids of a tokenizer, none of which ends a document.
+            InputError: a run on ids of a tokenizer, none of which ends a document; a corpus that
+                does not exist.
         """
         if EOS not in vocabulary.index:
             raise InputError(
@@ -148,6 +149,7 @@ class Lines(NamedTuple):
 
 def _joiner(data) -> Join:
     name = data["tokeniser"]
+    check_known(f"data.corpus={data['corpus']!r}", data["corpus"], CORPORA)
     how = CORPORA[data["corpus"]].join if name == "none" else name
     return {
         "spaces": " ".join,
