@@ -139,8 +139,9 @@ def check_config(config: Mapping, devices: int | None) -> Parts:
         raise InputError(f"schedule.warmup_steps must be in [0, {steps}], all steps, got {warmup}")
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
-    words = config["data"]["vocabulary_size"]
-    words = max([words, *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2])
+    # Of a vocabulary that is not made yet: as many words as the layers need at least.
+    least = *(cutoff + 1 for cutoff in cutoffs), config["output"].get("classes", 0), 2
+    words = max(config["data"]["vocabulary_size"], *least)
     parts = sparse.parts_of(config, words)
     model = parts.model
     if (

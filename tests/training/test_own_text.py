@@ -15,7 +15,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.planning.cutoffs import Workload, propose
 from adaptive_jax.scores.evaluate import Request, evaluate
-from adaptive_jax.training.dry_run import dry_run
+from adaptive_jax.training.dry_run import check_config, dry_run
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import choose_vocabulary, with_text
 from configs import own_text
@@ -58,6 +58,16 @@ def test_vocabulary_for_a_text(counts, held_out, expected, share):
     else:
         kept = len(words.cut(chosen["threshold"], 0))
         assert 0 <= kept - int(re.search(r"([\d,]+) of", line)[1].replace(",", "")) <= 2
+
+
+def test_a_hierarchical_softmax_of_own_text_waits_for_its_words():
+    """Its classes were compared with a vocabulary of 2 words, and refused."""
+    classes = {"output.name": "hierarchical", "output.classes": 50, "input.name": "lookup"}
+    config = own_text.get_config("small").to_dict()
+    for key, value in (classes | {"output.table.cutoffs": ()}).items():
+        put(config, key, value)
+    parts = check_config(resolve(config), None)
+    assert parts.model.input.vocabulary_size == 50
 
 
 @pytest.mark.parametrize(
