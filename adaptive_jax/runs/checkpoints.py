@@ -38,7 +38,8 @@ CHECKSUMS, LOSS = "checksums.sha256", "metrics/metrics"
 
 def steps_in(directory: Path) -> list[int]:
     """The steps of the checkpoints in a directory, intact or not, the latest first."""
-    return sorted((int(name) for name in names_in(directory) if name.isdecimal()), reverse=True)
+    names = (name for name in names_in(directory) if name.isascii() and name.isdecimal())
+    return sorted(map(int, names), reverse=True)
 
 
 def last_intact(directory: Path, enough: int) -> int:

@@ -25,6 +25,13 @@ from adaptive_jax.training.finetuning import finetuned
 from configs import quickstart
 
 
+def test_a_folder_of_other_digits_is_no_checkpoint(tmp_path):
+    """It was a traceback of whatever opened the run."""
+    for name in "3", "٣", "x3", "12":
+        (tmp_path / name).mkdir()
+    assert module.steps_in(tmp_path) == [12, 3]
+
+
 def test_the_latest_and_the_best_are_kept(tmp_path):
     """With keep=2: the two latest, and the best by validation however old; the same after
     opening the directory again.
