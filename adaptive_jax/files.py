@@ -12,6 +12,7 @@ import glob
 import hashlib
 import io
 import os
+import re
 import shutil
 import time
 import uuid
@@ -19,7 +20,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from adaptive_jax.errors import InputError, of_extra
 
@@ -28,6 +29,7 @@ DAY = 86_400  # in seconds
 # Names of files that nothing here unpacks
 PACKED = ".zst", ".lz4", ".lzma", ".z", ".7z", ".rar"
 ARCHIVES = ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"
+CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f]")  # characters, but not tabs and line feeds
 
 
 def in_bucket(path: str | os.PathLike) -> bool:
@@ -222,3 +224,10 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
         from fsspec.compression import compr
         from fsspec.utils import infer_compression
     return compr[infer_compression(name)](file, mode="rb")
+
+
+def escaped(text: str, file: TextIO) -> str:
+    """The text as it may be printed to a file: on a terminal control characters but tabs and line
+    feeds are escaped, which a corpus or a prompt might use to change what the terminal shows.
+    """
+    return CONTROLS.sub(lambda match: repr(match[0])[1:-1], text) if file.isatty() else text

@@ -22,6 +22,7 @@ from adaptive_jax.config.flags import define_options, options
 from adaptive_jax.config.options import Option
 from adaptive_jax.data.corpora.line_files import STDIN, TextFiles
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import escaped
 from adaptive_jax.generation.options import Options
 
 
@@ -97,11 +98,12 @@ def show(writer, prompt: str, samples: int, form: str) -> None:
             }
             print(json.dumps(columns, ensure_ascii=False), flush=True)
     elif samples == 1:
-        print(prompt, end="", flush=True)
+        print(escaped(prompt, sys.stdout), end="", flush=True)
         piece = ""
         for piece in writer.stream():
-            print(piece, end="", flush=True)
+            print(escaped(piece, sys.stdout), end="", flush=True)
         print("" if piece.endswith("\n") else "\n", end="", flush=True)
     else:
         for one in writer.continuations():
-            print(prompt + one.text.removesuffix("\n"), end="\n\n", flush=True)
+            text = escaped(prompt + one.text.removesuffix("\n"), sys.stdout)
+            print(text, end="\n\n", flush=True)

@@ -22,6 +22,7 @@ from adaptive_jax.config.flags import define_options, options
 from adaptive_jax.config.options import NonNegativeInt, Option
 from adaptive_jax.data.corpora.line_files import STDIN, TextFiles
 from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.files import escaped
 
 POSITIONAL = ["[FILE...]"]
 
@@ -99,7 +100,7 @@ def main(*files: str) -> None:
     lines = word_lines(scored, columns, flags) if columns else text_lines(scored, flags)
     out = sys.stdout  # before the bar, which draws what is printed to sys.stdout on its terminal
     for line in lines:
-        print(line, file=out, flush=eager)
+        print(escaped(line, out), file=out, flush=eager)
 
 
 def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import json
 import lzma
 import re
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,17 @@ import pytest
 import adaptive_jax
 from adaptive_jax.data.corpora.line_files import TextFiles
 from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.files import escaped
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.text import score_command
 from tests import refuses
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    """A corpus could clear the screen of whoever scored it; files get text as it is."""
+    terminal = SimpleNamespace(isatty=lambda: True)
+    assert escaped("a\x1b[2Jb\tc\r\n", terminal) == "a\\x1b[2Jb\tc\\r\n"
+    assert escaped("a\x1b[2Jb", SimpleNamespace(isatty=lambda: False)) == "a\x1b[2Jb"
 
 
 def zipped(content):
