@@ -5,8 +5,10 @@ import errno
 import logging
 import os
 import platform
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.files import in_bucket, replacing
@@ -15,14 +17,42 @@ from adaptive_jax.parallel import hosts, sharding
 with of_extra("train"):
     import filelock
 
-HOLDER = ".training"  # holds `process 12 on HOST`
+HOLDER = ".training"  # holds `process 12 on HOST`, and an id of the training
 WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 logger = logging.getLogger(__name__)
 
 
+class Lock(NamedTuple):
+    """A workdir that a training holds.
+
+    Attributes:
+        holder: the file that says who holds it; None in a bucket, and on hosts but the first.
+        content: of the file.
+    """
+
+    holder: Path | None = None
+    content: str = ""
+
+    def check(self) -> None:
+        """Checks, before anything is saved, that the workdir is still this training's.
+
+        Raises:
+            InputError: it was removed, or removed and begun anew by another training.
+        """
+        content = self.holder.read_text() if self.holder and self.holder.exists() else ""
+        if content == self.content:
+            return
+        process = content.partition("\n")[0]
+        fault = f"is now that of {process}" if process else "was removed"
+        raise InputError(
+            f"{self.holder.parent} {fault}: this training ends, and updates since its last"
+            " checkpoint are lost"
+        )
+
+
 @contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
+def locked(workdir: Path) -> Iterator[Lock]:
     """Holds a workdir for one training. The first host takes the lock, which the system releases
     when the process ends.
 
@@ -32,40 +62,42 @@ def locked(workdir: Path) -> Iterator[None]:
         InputError: another training holds it; names its machine and process.
     """
     if in_bucket(workdir):
-        yield
+        yield Lock()
         return
     # Where a disk has no locks, filelock would make a file that a killed process leaves behind.
     lock = filelock.FileLock(workdir / ".training.lock", fallback_to_soft=False)
-    holder, busy = workdir / HOLDER, None
+    process = f"process {os.getpid()} on {platform.node()}"
+    held, busy = Lock(workdir / HOLDER, f"{process}\n{uuid.uuid4().hex}\n"), None
     try:
         if hosts.first():
-            busy = _take(lock, holder)
+            busy = _take(lock, held)
         hosts.barrier("the lock")
         if sharding.sum_over_hosts(busy is not None):
             raise InputError(
                 f"{workdir} is in use by the training of {busy or 'another process'}: wait for its"
                 " end, or use another --workdir"
             )
-        yield
+        yield held if hosts.first() else Lock()
     finally:
         if lock.is_locked:
-            holder.unlink(missing_ok=True)
+            if held.holder.exists() and held.holder.read_text() == held.content:
+                held.holder.unlink()
             lock.release()
 
 
-def _take(lock, holder):
+def _take(lock, held):
     """Takes the lock. Returns the process that holds it if that is another training's."""
+    holder = held.holder
     holder.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        return holder.read_text() if holder.exists() else "another process"
+        return holder.read_text().partition("\n")[0] if holder.exists() else "another process"
     except (NotImplementedError, OSError) as error:
         if getattr(error, "errno", errno.ENOSYS) not in WITHOUT_LOCKS:
             raise
         text = "the disk of %s has no locks: start no second training there"
         logger.warning(text, holder.parent)
-    process = f"process {os.getpid()} on {platform.node()}"
     with replacing(holder) as file:  # not the lock's file: whoever tries it empties it
-        file.write(process.encode())
+        file.write(held.content.encode())
     return None

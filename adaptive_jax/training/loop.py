@@ -31,7 +31,7 @@ from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe
 from adaptive_jax.runs.checkpoints import Checkpoints, last_intact, steps_in
 from adaptive_jax.runs.identity import check_hosts, check_resumes, of_corpus
-from adaptive_jax.runs.lock import locked
+from adaptive_jax.runs.lock import Lock, locked
 from adaptive_jax.runs.run import Run, put_lexicon
 from adaptive_jax.runs.start import begin, write_published
 from adaptive_jax.scores.scores import Scores
@@ -66,6 +66,7 @@ class Job(NamedTuple):
     batches: TrainingBatches
     optimizer: optax.GradientTransformationExtraArgs
     stop: hosts.Stop
+    lock: Lock
 
 
 class Stopped(KeyboardInterrupt):
@@ -117,7 +118,8 @@ def train(
     lexicon = put_lexicon(parts.model, vocabulary, mesh, hosts.log0)
     run = Run(workdir, checks.saved_config, vocabulary)
     run = run.with_parts(config=config, model=parts.model, mesh=mesh, lexicon=lexicon)
-    with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
+    stopping = hosts.stopping("this update is finished and saved first")
+    with locked(workdir) as lock, stopping as stop:
         if (done := last_intact(workdir / "checkpoints", config["steps"])) > config["steps"]:
             raise InputError(
                 f"{workdir} has done {done:,} updates, more than steps={config['steps']:,}: use"
@@ -128,7 +130,7 @@ def train(
         # Resuming needs no flag init_from, so flags do not tell.
         changed = [*changed, *["init_from"] * bool(config["init_from"])]
         write_published(workdir, config, row, changed)
-        job = Job(config, plan, run, corpus, batches, parts.optimizer, stop)
+        job = Job(config, plan, run, corpus, batches, parts.optimizer, stop, lock)
         Training(job, workdir).run()
 
 
@@ -264,7 +266,7 @@ class Training:
                     self._stop(step)
                 over = self._reason(step, late)
                 if save or over or nll <= min(self.metrics.losses.values()):  # the best is kept
-                    self.checkpoints.save(step, self.state.items(), nll, self.clock.hours())
+                    self._save(step, nll)
                 if over:
                     return step, over
                 self.interval = Interval(*work)  # neither scoring nor saving counts in its speed
@@ -349,8 +351,12 @@ class Training:
         losses = [nll for at, nll in self.metrics.losses.items() if at not in self.metrics.extra]
         return reason(self.job.config, step, losses, late, ended)
 
+    def _save(self, step, nll):
+        self.job.lock.check()
+        self.checkpoints.save(step, self.state.items(), nll, self.clock.hours())
+
     def _stop(self, step):
-        self.checkpoints.save(step, self.state.items(), None, self.clock.hours())
+        self._save(step, None)
         self.checkpoints.wait()
         raise Stopped(
             f"stopped after update {step:,} of {self.job.config['steps']:,}, which is saved:"

@@ -5,6 +5,7 @@ that nothing is lost.
 import contextlib
 import json
 import platform
+import shutil
 import signal
 import time
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from adaptive_jax.runs.checkpoints import Checkpoints
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training import loop
 from adaptive_jax.training.loop import train
+from tests import refuses
 from tests.training.test_metrics import metrics
 
 LONG = {"steps": 5_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1}
@@ -63,6 +65,28 @@ def stopped(start, flags, config, tmp_path_factory):
         _, err = process.communicate(timeout=120)
     assert not (workdir / ".training").exists()
     return workdir, process.returncode, err
+
+
+@pytest.mark.parametrize("successor", [None, "process 12 on there\nid\n"])
+def test_a_workdir_that_is_removed_is_not_written_to(config, tmp_path, monkeypatch, successor):
+    """A training whose workdir was deleted saved into that of the training that was begun in its
+    place, which then resumed from another run's parameters in silence.
+    """
+    workdir, update = tmp_path / "run", loop.Training._update
+
+    def removed(self, step, *arguments):
+        if step == 3:
+            shutil.rmtree(workdir)
+            if successor:
+                workdir.mkdir()
+                (workdir / ".training").write_text(successor)
+        return update(self, step, *arguments)
+
+    monkeypatch.setattr(loop.Training, "_update", removed)
+    with refuses(str(workdir), "process 12 on there" if successor else "was removed", "lost"):
+        train(config(steps=4, checkpoint_every=4), workdir)
+    assert not (workdir / "checkpoints").exists()
+    assert (workdir / ".training").exists() == bool(successor)
 
 
 def test_a_run_that_is_stopped_saves_and_says_where(stopped, config, capsys):
