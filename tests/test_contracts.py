@@ -250,7 +250,9 @@ class Nothing(nn.Module):
     table: nn.Module = None
 
 
-@pytest.mark.parametrize("group, missing", [("body", ["cache"]), ("output", ["nll", "flops"])])
+@pytest.mark.parametrize(
+    "group, missing", [("body", ["initial_carry"]), ("output", ["nll", "flops"])]
+)
 def test_an_error_lists_the_methods_that_a_layer_lacks(group, missing):
     """It was an AttributeError in the middle of a run, one method at a time."""
     with pytest.raises(InputError) as error:

@@ -139,7 +139,7 @@ SIZES = rows(
         "--config.body.heads=1000000000",
         "config.body: ",
         "1000000000 heads",
-        "body.heads that divide it",
+        "multiple of body.heads",
     ),
     ("--config.input.factor=1000000000", "1000000000", "a smaller factor"),
     ("--config.data.codes=1000000", "data.codes=1000000", "or less"),
@@ -245,7 +245,7 @@ OTHERS = [
         "-m benchmarks.layers",
         ("", "LAYER is missing"),
         ("rnn", "LAYER=rnn", "lstm"),
-        ("lstm --repeats=0", "--repeats=0", "1 or more"),
+        ("lstm --repeats=0", "--repeats", "got 0"),
         by_process=True,
     ),
     *rows(
@@ -317,7 +317,7 @@ RUNS = [
         (DIRECTORY, CONFIG),
         (LINK, "holds no run"),
         (other(b'"features": 32', b'"features": NaN'), "config.body.features=nan"),
-        (other(b'"features": 32', b'"features": 64'), "an array of shape", "64"),
+        (other(b'"features": 32', b'"features": 64'), "not those of config.json", "64"),
     ),
     *damaged(
         HERE,

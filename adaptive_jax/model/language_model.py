@@ -51,7 +51,7 @@ OUTPUTS = {
     "differentiated": Differentiated,
 }
 METHODS = {
-    "body": ("initial_carry", "cache"),
+    "body": ("initial_carry",),
     "output": ("bands", "flops", "loss", "nll", "log_probs"),
 }
 

@@ -46,7 +46,7 @@ def check_bands(name: str, module, cuts_words: bool = False) -> None:
         raise InputError(f"{name}={module.__name__} is a class: use {module.__name__}(...)")
     if not isinstance(module, nn.Module):
         raise InputError(
-            f"{name} must be a linen module, got {module!r:.40}: for one of nnx, use"
+            f"{name} must be a linen module, got {type(module).__name__}: for one of nnx, use"
             " adaptive_jax.nnx.AdaptiveSoftmax(source=...)"
         )
     if (axes := axes_of_words(module)) and not cuts_words:

@@ -53,7 +53,10 @@ def check_origin(config: Mapping, workdir: Path) -> None:
             raise InputError(f"{key}={value} needs init_from: pass --init_from=RUN, too")
     if config["init_from"] and not has_checkpoints(workdir):
         origin = path_of(config["init_from"])
-        read_config(origin)
+        try:
+            read_config(origin)
+        except InputError as error:
+            raise InputError(f"init_from={config['init_from']}: {error}") from None
         checkpoint_step(origin, config["init_checkpoint"])
 
 

@@ -220,7 +220,7 @@ def test_blocks_of_fairseqs_layers():
         with refuses("decoder_layers"):
             layers_of(wrong)
     for wrong in [(16, 4, 2)], [(16, 4, 1), (16, 4, 0)], [(16, 4, 0), (16, 4, 1)]:
-        with refuses("residual"):
+        with refuses("decoder_layers"):
             blocks_of(wrong)
 
 

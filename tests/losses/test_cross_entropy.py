@@ -291,6 +291,7 @@ PROGRAM = """
 import itertools, json, re, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from adaptive_jax import InputError
 from tests.losses.test_cross_entropy import *
 FLAT = jax.make_mesh((8,), ("words",), axis_types=(AxisType.Auto,))
 GRID = jax.make_mesh((2, 4), ("rows", "words"), axis_types=(AxisType.Auto,) * 2)

@@ -97,9 +97,9 @@ def test_flags_and_texts_that_differ_between_hosts(config, tmp_path, monkeypatch
     """
     for value, other, says in (
         ('"hours": 0.0', '"hours": 5.0', "hours=0.0 5.0"),
-        ('"devices": ', '"devices": 1', "devices="),
-        ('"vocabulary": "', '"vocabulary": "9', "vocabulary="),
-        ('"train text": "', '"train text": "9', "train text="),
+        ('"devices": ', '"devices": 1', "devices"),
+        ('"vocabulary": "', '"vocabulary": "9', "vocabulary"),
+        ('"train text": "', '"train text": "9', "train text"),
     ):
 
         def texts(text, change=(value, other)):

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import chromium
 import numpy as np
 import pytest
 
@@ -30,6 +29,7 @@ from adaptive_jax.scores.report.page import sample
 from adaptive_jax.scores.report.passage import Token, spelled
 from adaptive_jax.scores.report.report import Job, _title, names_of, report
 from adaptive_jax.scores.report.runs import RunReport, difference, read_runs
+from tests import chromium
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
 

@@ -51,6 +51,7 @@ PARTS = {
         "nag": {"learning_rate": 0.5},
         "adam": {"learning_rate": 0.01},
         "nt_asgd": {"learning_rate": 20.0, "nonmono": 1},  # takes averages from update 4 on
+        "asgd": {"learning_rate": 20.0},
     },
     "schedule": {
         "constant": {"warmup_steps": 0},
