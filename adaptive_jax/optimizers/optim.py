@@ -337,9 +337,3 @@ def _is_plain(field):
     if field.default is None:
         return field.kind in (float, int)
     return isinstance(field.default, bool | int | float | str)
-
-
-def _is_optimizer(name, function):
-    if not inspect.isfunction(function) or name.startswith(PARTS):
-        return False
-    return "learning_rate" in inspect.signature(function).parameters

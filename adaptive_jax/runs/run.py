@@ -171,11 +171,6 @@ class Run:
         return len(self.trained_vocabulary)
 
     @property
-    def num_new_words(self) -> int:
-        """Words at the end of the vocabulary that training did not know."""
-        return len(self.vocabulary) - len(self.trained_vocabulary)
-
-    @property
     def predicts_new_words(self) -> bool:
         """True if the model gives probability to all words of the vocabulary."""
         return self.model.input.vocabulary_size == len(self.vocabulary)
