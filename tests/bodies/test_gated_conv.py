@@ -232,3 +232,33 @@ def test_a_carry_may_be_stored_in_another_dtype():
     stored = jax.tree.map(np.float32, carry)
     for one, other in zip(*(body.apply(params, x, each) for each in (carry, stored)), strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_gradients_through_gates():
+    """Dauphin et al. 2017, equations 2 and 3: with tanh and sigmoid of one X, and with X and its
+    sigmoid. Through stacks of up to 13 layers the gradient of the first vanishes faster.
+    """
+    x = np.linspace(-4, 4, 41, dtype=np.float32)
+    gate, squashed = sigmoid(x), np.tanh(x)
+    expected = {
+        "gtu": (1 - squashed**2) * gate + gate * (1 - gate) * squashed,
+        "glu": gate + x * gate * (1 - gate),
+    }
+    for name, slope in expected.items():
+        gradient = jax.grad(lambda a, name=name: ACTIVATIONS[name].function(a, a))
+        np.testing.assert_allclose(jax.vmap(gradient)(x), slope, atol=1e-6)
+    depths, width = (1, 3, 5, 9, 13), 64
+    kernels = some(max(depths), width, 2 * width) * np.sqrt(2 / width)
+    vectors, pull = some(128, width, seed=1), some(128, width, seed=2)
+
+    def norm(name, depth):
+        def stack(x):
+            for kernel in kernels[:depth]:
+                x = ACTIVATIONS[name].function(*jnp.split(x @ kernel, 2, axis=-1))
+            return x
+
+        return np.linalg.norm(jax.vjp(stack, vectors)[1](pull)[0])
+
+    left = {name: np.array([norm(name, depth) for depth in depths]) for name in expected}
+    left = {name: norms / norms[0] for name, norms in left.items()}
+    assert (left["gtu"][1:] < 0.8 * left["glu"][1:]).all() and (np.diff(left["gtu"]) < 0).all()
