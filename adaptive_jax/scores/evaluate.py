@@ -93,8 +93,9 @@ def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
 
     Raises:
         InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the
-            split, see `windows`, and settings that do not fit together; scores that are not finite;
-            or the result, which has been printed by then, cannot be written.
+            split, see `windows`, and settings that do not fit together; scores that are not finite.
+        OSError: the result, which has been printed by then, cannot be written, but for a folder
+            that may only be read.
     """
     return evaluate_contexts(workdir, request, (request.context,), run)[0]
 

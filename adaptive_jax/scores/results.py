@@ -1,6 +1,8 @@
 """Results of evaluations: the lines that are printed, and the files in eval/."""
 
+import errno
 import json
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,8 @@ from adaptive_jax.runs.identity import digest
 from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores import card
 
+logger = logging.getLogger(__name__)
+READ_ONLY = errno.EACCES, errno.EPERM, errno.EROFS
 MEASURED = "nll", "perplexity"  # of a setting in a grid; its other keys are options
 
 
@@ -64,21 +68,27 @@ def _labels(options):
 
 def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.ndarray]) -> None:
     """Writes a result, which has been printed, into a folder as JSON, the losses of its tokens as
-    .npy, and arrays about its text as .npz.
+    .npy, and arrays about its text as .npz. In a folder of somebody else's, which may only be read,
+    it warns instead.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written for another reason.
     """
     path = folder / f"{_name(result)}.json"
-    if hosts.first():
-        if path.exists():
-            path.unlink()  # it says that the files beside it are whole
-        with replacing(path.with_suffix(".npy")) as file:
-            np.save(file, nll)
-        with replacing(path.with_suffix(".npz")) as file:
-            np.savez_compressed(file, **text)
-        write_json(path, result)
-    hosts.log0(str(path))
+    try:
+        if hosts.first():
+            if path.exists():
+                path.unlink()  # it says that the files beside it are whole
+            with replacing(path.with_suffix(".npy")) as file:
+                np.save(file, nll)
+            with replacing(path.with_suffix(".npz")) as file:
+                np.savez_compressed(file, **text)
+            write_json(path, result)
+        hosts.log0(str(path))
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        logger.warning("%s may only be read: the result is printed alone", folder)
 
 
 def _name(result):

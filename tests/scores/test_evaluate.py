@@ -236,18 +236,20 @@ def test_rows_are_no_longer_than_the_split(break_mode, layout):
 
 
 def test_a_disk_that_cannot_be_written(trained, small_disk, quick_command):
-    """The result is printed first; then one line says which file could not be written."""
+    """A run of somebody else's is evaluated all the same: the result is printed, and a line says
+    that it is written nowhere.
+    """
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
     shutil.copytree(trained, small_disk / "run", ignore=shutil.ignore_patterns("eval"))
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     done = quick_command("evaluate.py", f"--workdir={small_disk / 'run'}", "--checkpoint=latest")
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 0, done.stderr
     assert re.fullmatch(
         r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n(  .*\n)+",
         done.stdout,
     )
-    line = f"error: cannot write {small_disk / 'run' / 'eval'}: Read-only file system; "
-    assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
+    line = f"warning: {small_disk / 'run' / 'eval'} may only be read: the result is printed alone\n"
+    assert done.stderr == line
 
 
 def cut_at_a_line(path):
