@@ -98,7 +98,7 @@ def check_at_least(least: int, **values: int) -> None:
 
 
 def check_known(
-    what: str, name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None
+    what: str, name: str, choices: Iterable[str], aliases: Mapping[str, str] | None = None
 ) -> None:
     """Checks that `name` is known, and suggests the closest known name if it is not.
 
@@ -109,13 +109,13 @@ def check_known(
         InputError: `config.body.layrs is not one of layers, heads. Did you mean "layers"?`, where
             `what` starts the line.
     """
-    known = list(known)
-    if name in known:
+    choices = list(choices)
+    if name in choices:
         return
     close = {_plain(alias): meant for alias, meant in (aliases or {}).items()}.get(_plain(name))
-    close = close or next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
+    close = close or next(iter(difflib.get_close_matches(str(name), choices, n=1)), None)
     raise InputError(
-        f"{what} is not one of {', '.join(each or repr(each) for each in known)}"
+        f"{what} is not one of {', '.join(each or repr(each) for each in choices)}"
         + (f'. Did you mean "{close}"?' if close else "")
     )
 

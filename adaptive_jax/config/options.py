@@ -107,8 +107,8 @@ def field_of(parameter: inspect.Parameter) -> Field:
 def meaning(kind: Callable, name: str) -> str:
     """The paragraph about an argument in the docstring of its class or function, in one line."""
     paragraph = rf"^( *)(?:\w+, )*{name}(?:, \w+)*: (.*(?:\n\1 +.*)*)"
-    found = re.search(paragraph, inspect.getdoc(kind) or "", re.MULTILINE)
-    return " ".join(found[2].split()) if found else ""
+    match = re.search(paragraph, inspect.getdoc(kind) or "", re.MULTILINE)
+    return " ".join(match[2].split()) if match else ""
 
 
 def check(options: NamedTuple, stated: Collection[str] = (), prefix: str = "--") -> None:

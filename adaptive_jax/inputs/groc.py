@@ -151,8 +151,8 @@ class GroC(CharacterCNN):
         return super()._encode(words)
 
     def _encode(self, words):
-        others = map(jnp.asarray, self.word_lists.values())
-        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in others]
+        word_lists = map(jnp.asarray, self.word_lists.values())
+        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in word_lists]
         if self.has_variable("tables", "surfaces"):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:

@@ -98,12 +98,12 @@ def _of_sorted(reader, weights, words, spelling):
 
 def _forward(reader, weights, words, spelling):
     size = sum(kernel.shape[1] for kernel, _ in weights["highways"])
-    kept = size if len(words) * size * jnp.dtype(reader.dtype).itemsize <= MOST_KEPT else 0
-    vectors, products = _visit_all(reader, weights, words, spelling, kept)
+    columns = size if len(words) * size * jnp.dtype(reader.dtype).itemsize <= MOST_KEPT else 0
+    vectors, products = _visit_all(reader, weights, words, spelling, columns)
     return vectors, (weights, words, spelling, products)
 
 
-def _visit_all(reader, weights, words, spelling, kept):
+def _visit_all(reader, weights, words, spelling, columns):
     """The vectors, and the highway layers' products side by side, or as many of their columns
     as `kept`: all or none.
     """
@@ -111,13 +111,13 @@ def _visit_all(reader, weights, words, spelling, kept):
     def visit(most, trip, made):
         rows = lax.dynamic_slice_in_dim(words, trip * reader.chunk, reader.chunk)
         vectors, products = _vectors(reader, weights, rows, spelling, most)
-        parts = vectors, jnp.concatenate([*products, vectors[:, :0]], axis=1)[:, :kept]
+        parts = vectors, jnp.concatenate([*products, vectors[:, :0]], axis=1)[:, :columns]
         put = functools.partial(
             lax.dynamic_update_slice_in_dim, start_index=trip * reader.chunk, axis=0
         )
         return jax.tree.map(put, made, jax.tree.map(bits_on_cpu, parts))
 
-    widths = weights["projection"][0].shape[1], kept
+    widths = weights["projection"][0].shape[1], columns
     zeros = tuple(bits_on_cpu(jnp.zeros((len(words), width), reader.dtype)) for width in widths)
     made = pvary(zeros, axes_of(words))
     for most, begin, end in runs(reader, words, spelling):
@@ -176,12 +176,12 @@ def positions(span: int, stride: int, most: int, full: int) -> int:
     return min((full - span) // stride, -(-most // stride)) + 1
 
 
-def _vectors(reader, weights, rows, spelling, most, kept=None):
+def _vectors(reader, weights, rows, spelling, most, saved=None):
     """Vectors `[chunk, features]` of rows of `spelling`, and products of the highway layers;
     rows beyond its end are padding.
     """
     letters = spelling["letters"].at[rows].get(mode="fill", fill_value=0).astype(jnp.int32)
-    vectors, products = read_letters(reader, weights, letters, most, kept)
+    vectors, products = read_letters(reader, weights, letters, most, saved)
     if "symbols" in weights:
         symbol = spelling["symbols"].at[rows].get(mode="fill", fill_value=0)
         symbol_vectors = weights["symbols"].astype(reader.dtype)[jnp.maximum(symbol, 0)]
@@ -190,12 +190,12 @@ def _vectors(reader, weights, rows, spelling, most, kept=None):
 
 
 def read_letters(
-    reader: Reader, weights: Mapping, letters: jax.Array, most: int, kept=None
+    reader: Reader, weights: Mapping, letters: jax.Array, most: int, saved=None
 ) -> tuple[jax.Array, list]:
     """Vectors `[chunk, features]` of words of at most `most` letters `[chunk, length]`, and the
     products of the highway layers.
 
-    kept: these products, where they are known; only their gradients are computed then.
+    saved: these products, where they are known; only their gradients are computed then.
     """
     # Only operands of products are cast. So the gradients of a character's many occurrences, and of
     # biases, are summed in float32, which XLA on a CPU does faster, too.
@@ -210,7 +210,7 @@ def read_letters(
     for i, (kernel, bias) in enumerate(weights["highways"]):
         arguments = x.astype(reader.dtype), kernel
         products.append(
-            product(*arguments) if kept is None else _known_product(*arguments, kept[i])
+            product(*arguments) if saved is None else _saved_product(*arguments, saved[i])
         )
         new, gate = jnp.split(products[-1].astype(bias.dtype) + bias[None], 2, axis=1)
         gate = nn.sigmoid(gate)
@@ -237,13 +237,13 @@ def windows(x: jax.Array, span: int, stride: int, count: int) -> jax.Array:
 
 
 @jax.custom_vjp
-def _known_product(x, kernel, known):
-    """`product(x, kernel)`, which is `known`."""
-    return known
+def _saved_product(x, kernel, saved):
+    """`product(x, kernel)`, which is `saved`."""
+    return saved
 
 
-_known_product.defvjp(
-    lambda x, kernel, known: (known, (x, kernel)),
+_saved_product.defvjp(
+    lambda x, kernel, saved: (saved, (x, kernel)),
     # Nothing reads the product itself.
     lambda arrays, pull: (*jax.vjp(product, *arrays)[1](pull), None),
 )

@@ -99,14 +99,19 @@ def _call(kernel, grid, specs, out_specs, out_shape, warps=4):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    cut = [[pl.BlockSpec(*spec) for spec in each] for each in (specs, out_specs)]
+    block_specs = [[pl.BlockSpec(*spec) for spec in each] for each in (specs, out_specs)]
     options = {
         "compiler_params": triton.CompilerParams(num_warps=warps, num_stages=2),
         "interpret": platform() == "cpu",
     }
     kernel = functools.partial(kernel, pl)
     call = pl.pallas_call(
-        kernel, grid=grid, in_specs=cut[0], out_specs=cut[1], out_shape=out_shape, **options
+        kernel,
+        grid=grid,
+        in_specs=block_specs[0],
+        out_specs=block_specs[1],
+        out_shape=out_shape,
+        **options,
     )
 
     def with_32_bits(*arrays):  # of which kernels are made, also under jax_enable_x64

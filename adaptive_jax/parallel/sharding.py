@@ -286,9 +286,9 @@ def gathering(
     groups = _groups(model)
     if mesh.size == 1 or not ((by_layer and groups) or fsdp_of(mesh) > 1):
         return model, lambda shards: shards
-    specs, cut = parameter_specs(params, mesh, model), {}
+    specs, word_tables = parameter_specs(params, mesh, model), {}
     if by_words and model.shard_words:
-        model, cut = model.over_words(FSDP), model.word_tables()
+        model, word_tables = model.over_words(FSDP), model.word_tables()
     group_of = {name: group for group in groups for name in group.names}
     dtypes = _table_dtypes(model)
 
@@ -304,7 +304,7 @@ def gathering(
 
     def gather(shards):
         def whole(path, shard, spec):
-            if words := cut.get(_keys(path)):
+            if words := word_tables.get(_keys(path)):
                 return _own_words(mesh, shard, spec, words)
             later = _name_in_body(path) in group_of
             dtype = dtypes.get(_keys(path), jnp.float32)

@@ -73,5 +73,5 @@ def rows_for_all(rows: int, devices: int) -> int:
 
 def one_of(numbers: list[int]) -> str:
     """`1, 2 or 4`."""
-    *others, last = map(str, numbers)
-    return f"{', '.join(others)} or {last}" if others else last
+    *earlier, last = map(str, numbers)
+    return f"{', '.join(earlier)} or {last}" if earlier else last

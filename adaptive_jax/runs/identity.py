@@ -123,8 +123,8 @@ def check_hosts(settings: Mapping, corpus: Corpus | None = None) -> None:
     """
     values = {key: value for key, value in as_json(settings).items() if key not in OF_A_HOST}
     values |= {"devices": jax.local_device_count()} | (of_corpus(corpus) if corpus else {})
-    first, *others = map(json.loads, sharding.texts_of_hosts(to_json(values)))
-    for host, other in enumerate(others, start=1):
+    first, *other_hosts = map(json.loads, sharding.texts_of_hosts(to_json(values)))
+    for host, other in enumerate(other_hosts, start=1):
         form = f"{{key}}={{old}} on host 0 and {{new}} on host {host}"
         if differ := differences(first, other, form):
             raise InputError(

@@ -84,8 +84,8 @@ def check_place(workdir: Path) -> None:
         raise InputError(
             f"{workdir} has checkpoints and no config.json: restore it, or use another --workdir"
         )
-    others = (name for name in names_in(workdir) if not name.startswith(BEFORE_CONFIG))
-    if other := min(others, default=""):
+    other_files = (name for name in names_in(workdir) if not name.startswith(BEFORE_CONFIG))
+    if other := min(other_files, default=""):
         text = "--workdir=%s holds other files, such as %s: a run needs a directory of its own"
         logger.warning(text, workdir, other)
 

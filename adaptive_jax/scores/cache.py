@@ -77,17 +77,17 @@ def interpolations(
     nll: np.ndarray,
     log_probs: np.ndarray,
     model_weights: tuple[float, ...],
-    others: dict[str, tuple[float, ...]],
+    options_of_grid: dict[str, tuple[float, ...]],
 ) -> Iterator[tuple[dict, np.ndarray]]:
     """A model's scores interpolated with each of several distributions, with each weight.
 
     Args:
         nll: of the model, `[tokens]` in nats, NaN for tokens that do not count.
         log_probs: of the others, `[distributions, tokens that count]`, see `interpolate`.
-        others: the option by which they differ and its values; {} of a single one.
+        options_of_grid: the option by which they differ and its values; {} of a single one.
     """
     counts = ~np.isnan(nll)
-    labels = [{key: value} for key, values in others.items() for value in values] or [{}]
+    labels = [{key: value} for key, values in options_of_grid.items() for value in values] or [{}]
     for weight in model_weights:
         for label, other in zip(labels, log_probs, strict=True):
             scored = nll.copy()

@@ -100,9 +100,9 @@ def _name(result):
     if settings["break_mode"] != scored_break_mode(settings["config"]):
         name += f"-{settings['break_mode']}"
     keys = "options", "vocabulary", "uniform", "down_weight", "lexicon", "share"
-    others = {key: settings[key] for key in keys if key in settings}
-    if settings["method"] != "plain" or others:
-        name += f"-{settings['method']}-{digest(json.dumps(others, sort_keys=True))[:8]}"
+    further = {key: settings[key] for key in keys if key in settings}
+    if settings["method"] != "plain" or further:
+        name += f"-{settings['method']}-{digest(json.dumps(further, sort_keys=True))[:8]}"
     if (path := settings["data_path"]) is not None:
         name += f"-{digest(str(Path(path).resolve()))[:8]}"
     return name

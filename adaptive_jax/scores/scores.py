@@ -71,12 +71,12 @@ class Scores(NamedTuple):
             "perplexity": None if mean is None else perplexity(mean),
         }
 
-    def seen_and_unseen(self, known: int) -> dict:
+    def seen_and_unseen(self, trained_words: int) -> dict:
         """`part` of the counted tokens of words that training knew, "seen", whose ids are below
-        `known`, and of those it did not, "unseen".
+        `trained_words`, and of those it did not, "unseen".
         """
         tokens = self.counted()
-        new = tokens.ids >= known
+        new = tokens.ids >= trained_words
         return {"seen": tokens.part(~new), "unseen": tokens.part(new)}
 
     def summary(self, vocabulary: Vocabulary) -> dict:

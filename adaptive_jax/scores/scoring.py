@@ -324,9 +324,9 @@ def make_scorer(
     one_model, gather = local_model(model, mesh, by_words=options.down_weight == 1)
     has_oov = model.input.vocabulary_size < words
 
-    def local(params, lexicon, tables, given: WindowBatch, carry):
+    def local(params, lexicon, tables, window: WindowBatch, carry):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
-        batch, first = given
+        batch, first = window
         columns = first[:, None] + jnp.arange(batch.inputs.shape[1] - unscored)[None]
         targets, in_vocabulary = jnp.take_along_axis(batch.targets, columns, axis=1), None
         if has_oov:

@@ -87,7 +87,7 @@ def check_body(layer: Any, variables: Any = None) -> None:
     inside, tokens = before & np.asarray(segments == segments.T), sum(map(bool, SEGMENTS))
     in_segments = np.asarray(reached((), batch)) > 0
     _equal(in_segments[:tokens].tolist(), inside[:tokens].tolist(), "tokens of a segment")
-    whole, carry = run(variables, vectors)
+    states, carry = run(variables, vectors)
     assert carry == (), f"the carry after () must be (), got {carry}"
     carries = {"cache": layer.cache(ROWS, TIME), "initial_carry": layer.initial_carry(ROWS)}
     for name, carry in carries.items():
@@ -96,7 +96,7 @@ def check_body(layer: Any, variables: Any = None) -> None:
             hidden, carry = run(variables, part, carry)
             parts.append(hidden)
         if parts:
-            _close(jnp.concatenate(parts, axis=1), whole, f"halves from {name} are not the whole")
+            _close(jnp.concatenate(parts, axis=1), states, f"halves from {name} are not the whole")
 
 
 def check_output(

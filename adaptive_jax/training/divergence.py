@@ -69,5 +69,5 @@ class DivergenceMonitor:
         if len(wrong) == len(self.names):
             return ", not finite in any parameter"
         first = min(wrong, key=lambda name: FLOW.index(name.split("/")[0]))
-        others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return f", not finite in {first}{others}"
+        further = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return f", not finite in {first}{further}"

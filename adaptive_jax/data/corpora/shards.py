@@ -241,7 +241,7 @@ def _processes() -> Iterator[Callable]:
     """
     number = min(processors.cores(), PROCESSES)
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _end_with_parent)
-    others = {*multiprocessing.active_children()}
+    earlier = {*multiprocessing.active_children()}
     waiting: collections.deque = collections.deque()
 
     def submit(do, *arguments):
@@ -261,7 +261,7 @@ def _processes() -> Iterator[Callable]:
             " command resumes the preparation"
         ) from error
     except BaseException:
-        for process in {*multiprocessing.active_children()} - others:
+        for process in {*multiprocessing.active_children()} - earlier:
             process.kill()
         raise
     finally:

@@ -353,18 +353,18 @@ def coverage(arrays: Mapping) -> dict[str, float]:
     return shares
 
 
-def _first(vocabulary, found, kind, most, share):
+def _first(vocabulary, lists, kind, most, share):
     """The first words of each list in `found`, word to words, as ids."""
     check_at_least(1, most=most)
     if not 0 <= share <= 1:
         raise InputError(f"share={share} must be in [0, 1]: the share of words with an entry")
-    words = [word for word, list_of_word in found.items() if list_of_word]
+    words = [word for word, list_of_word in lists.items() if list_of_word]
     if (allowed := round(share * len(vocabulary))) < len(words):
         words.sort(key=lambda word: hashlib.sha256(f"{kind} {word}".encode()).digest())
         words = words[:allowed]
     ids = np.full((len(vocabulary), most), -1, np.int32)
     for word in words:
-        first = [vocabulary.index[other] for other in itertools.islice(found[word], most)]
+        first = [vocabulary.index[other] for other in itertools.islice(lists[word], most)]
         ids[vocabulary.index[word], : len(first)] = first
     ids.flags.writeable = False
     return {"words": ids}

@@ -235,8 +235,8 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
     words = {w: n for w, n in words.items() if common.issuperset(w)}
     most = min(codes, sum(map(len, words)))  # each merge takes at least one character
     # Beside merges: sentencepiece's own <unk>, bytes, the mark, characters.
-    others = 1 + len(BYTES) + 1 + len(set("".join(words)))
-    model = _train(words, others + most)
+    fixed = 1 + len(BYTES) + 1 + len(set("".join(words)))
+    model = _train(words, fixed + most)
     # When every word is one unit, sentencepiece goes on with pairs that no longer occur.
     learnt = _pieces(model)[len(BYTES) : len(BYTES) + most]
     merges = {piece: number for number, piece in enumerate(learnt, start=1)}

@@ -170,9 +170,9 @@ def read_runs(places: Sequence[Path], names: Sequence[str]) -> list[RunReport]:
     )
 
 
-def difference(words: Words, others: Words) -> str:
+def difference(words: Words, other_words: Words) -> str:
     """Says in what two texts differ; "" of one text. `<unk>` stands for any word."""
-    first, other = words.hashes, others.hashes
+    first, other = words.hashes, other_words.hashes
     if len(first) != len(other):
         return f"of {len(first):,} and {len(other):,} words"
     differs = (first != other) & (first > 0) & (other > 0)
