@@ -34,6 +34,7 @@ from adaptive_jax.outputs.output import Output
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.parallel import sharding
 from adaptive_jax.testing import check_body, check_input, check_output
+from tests import refuses
 from tests.toys import NoBody, Recurrent, random_params
 
 VOCABULARY, FEATURES, BATCH, TIME = 61, 16, 3, 8
@@ -248,6 +249,21 @@ class Nothing(nn.Module):
 
     features: int = FEATURES
     table: nn.Module = None
+
+
+def test_the_default_loss_sums_in_float32_and_refuses_other_shapes():
+    """Strict promotion refused hidden states in bfloat16; targets of fewer axes than the hidden
+    states were broadcast in silence.
+    """
+    output, hidden = Plain(OwnTable(VOCABULARY, FEATURES)), jnp.ones((2, 3, FEATURES), jnp.bfloat16)
+    table = jnp.ones((VOCABULARY, FEATURES), jnp.bfloat16)
+    variables = {"params": {"table": {"table_0": table}}}
+    targets, weights = jnp.zeros((2, 3), jnp.int32), jnp.ones((2, 3))
+    with jax.numpy_dtype_promotion("strict"):
+        loss = output.apply(variables, hidden, targets, weights, method="loss")
+    assert loss.total.dtype == loss.nll.dtype == jnp.float32
+    with refuses("targets", "[3]"):
+        output.apply(variables, hidden, targets[0], method="loss")
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def unrolled(x: jax.Array, train: bool) -> bool:
 
 
 class Rows(NamedTuple):
-    """What a body reads of a batch about its rows.
+    """Fields of a batch about its rows, as a body reads them.
 
     Attributes:
         ids: `[rows]`, the rows' numbers in the update, of which dropout masks are made.

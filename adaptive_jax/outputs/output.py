@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import check_rates
-from adaptive_jax.numerics.arrays import exists, floats, ids
+from adaptive_jax.numerics.arrays import exists, floats, ids, whole_numbers
 from adaptive_jax.numerics.bands import Band, softmax_flops
+from adaptive_jax.numerics.products import sum_dtype
 from adaptive_jax.outputs.tables import check_bands, one_band
 
 
@@ -87,13 +88,14 @@ class Output(nn.Module):
         """
         hidden = floats("hidden", hidden, ...)
         shape = hidden.shape[:-1]
+        targets = whole_numbers("targets", targets, *shape)
         weights = jnp.ones(shape) if weights is None else floats("weights", weights, *shape)
         has_weight = weights != 0  # 0 · NaN is NaN
         hidden = jnp.where(has_weight[..., None], hidden, 0)
-        nll = jnp.where(
-            has_weight, self.nll(hidden, jnp.where(has_weight, jnp.asarray(targets), 0)), 0
-        )
-        return Loss(jnp.sum(weights * nll), jax.lax.stop_gradient(nll))
+        nll = self.nll(hidden, jnp.where(has_weight, targets, 0))
+        nll = jnp.where(has_weight, nll, 0).astype(sum_dtype(nll.dtype))
+        total = jnp.sum(weights.astype(nll.dtype) * nll)
+        return Loss(total, jax.lax.stop_gradient(nll))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats; NaN if it does not exist."""

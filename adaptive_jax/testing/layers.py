@@ -72,7 +72,7 @@ def check_body(layer: Any, variables: Any = None) -> None:
 
     @jax.jit
     def reached(*arguments):
-        """How strongly each hidden state depends on each vector, `[time, time]`."""
+        """Sizes of the gradients of hidden states by vectors, `[time, time]`."""
 
         def state(position, vectors):
             hidden, _ = layer.apply(variables, vectors, *arguments)

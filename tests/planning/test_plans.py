@@ -113,8 +113,8 @@ def test_as_few_devices_as_hold_the_model_share_it():
         check_memory(plans[0], int(8e9))
     model = build(VERY_LARGE, 793_471)
     memories = None, int(40e9), int(5e9), int(1e9)
-    found = [choose_fsdp(VERY_LARGE, model, 8, memory) for memory in memories]
-    assert found == [1, 1, 2, 8]
+    shares = [choose_fsdp(VERY_LARGE, model, 8, memory) for memory in memories]
+    assert shares == [1, 1, 2, 8]
     some = [choose_fsdp(VERY_LARGE | {"fsdp": n}, model, 8, int(1e9)) for n in (2, 3, 16)]
     assert some == [2, 1, 8]
 

@@ -92,7 +92,7 @@ class Tied(nn.Module):
 
 
 def shape_of(settings, features="output_dim"):
-    """What an adaptive input or softmax has: fairseq's cutoffs may end at the vocabulary."""
+    """Cutoffs of an adaptive input or softmax: fairseq's cutoffs may end at the vocabulary."""
     width = settings.get("initial_dim", settings.get("input_initial_dim"))
     return {
         "vocabulary_size": settings["vocab_size"],

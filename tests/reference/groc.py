@@ -34,8 +34,8 @@ DEFAULTS = {
 def option(command, name, default=None):
     """The value of an option in a command of the public code, of the type of its default."""
     default = DEFAULTS.get(name, default)
-    found = re.search(rf"--{name}[ =](\S+)", command)
-    return type(default)(found[1]) if found else default
+    match = re.search(rf"--{name}[ =](\S+)", command)
+    return type(default)(match[1]) if match else default
 
 
 def of_code(arrays):

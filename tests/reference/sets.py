@@ -169,7 +169,7 @@ class Code:
         return sorted(path.stem for path in self.folder.glob(pattern))
 
     def unread(self, left_out=(), lists=()):
-        """What no test has read, by name: files, cases, their numbers, arrays.
+        """Names of all that no test has read: files, cases, their numbers, arrays.
 
         left_out: patterns of names that no test reads, and why. lists: entries `file/entry` that
             are cases too.

@@ -427,7 +427,7 @@ def test_logs_that_are_being_written(tmp_path):
 
 
 def test_bad_input(made, tmp_path):
-    """What does not fit ends the report in one line, with its numbers."""
+    """Texts and flags that do not fit end the report in one line, with their numbers."""
     directory, *_ = made
     one, output = directory / "one", tmp_path / "report.html"
     (tmp_path / "a.html").mkdir()

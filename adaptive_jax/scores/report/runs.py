@@ -215,7 +215,7 @@ def _command(workdir, settings):
 
 
 def _recorded(path, *keys):
-    """What a JSON file says at these keys; None if there is no such file or key."""
+    """The value of a JSON file at these keys; None if there is no such file or key."""
     try:
         return functools.reduce(operator.getitem, keys, json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
