@@ -25,7 +25,6 @@ from adaptive_jax.data.batches.windows import (
 )
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.subwords import Subwords
-from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
@@ -142,7 +141,7 @@ class LineScorer:
     def _line(self, text):
         words = self.lines.words(text)
         if not text.endswith("\n"):
-            words.append(EOS)
+            words += self.lines.words("\n")
         ids, _ = self.lines.tokens(words)
         break_mode = self.settings.break_mode
         if self.config.context_from != "previous" and break_mode in ALONE:

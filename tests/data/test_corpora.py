@@ -71,6 +71,15 @@ def test_a_directory_of_text_becomes_ids_in_order(text, load, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_text_without_a_test_split_trains(text, own_cache):
+    """It was refused before training, which reads no test text."""
+    (text / "test.txt.gz").unlink()
+    data = {"corpus": "text_files", "path": str(text)}
+    assert {*corpora.load(data).ids} == {"train", "validation"}
+    with refuses("data.path", "test", "test.txt"):
+        corpora.load(data, splits=("test",))
+
+
 def test_changed_text_is_read_again(text, load):
     before = load("text_files", path=str(text))
     (text / "test.txt.gz").write_bytes(gzip.compress(b"cat hat\n"))
