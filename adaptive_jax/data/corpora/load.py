@@ -39,7 +39,7 @@ from adaptive_jax.files import replacing
 logger = logging.getLogger(__name__)
 
 # Part of every source's name: increase it when the same text is to give other shards or ids
-FORMAT = 2
+FORMAT = 3
 
 
 class Settings(NamedTuple):
