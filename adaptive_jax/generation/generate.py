@@ -71,6 +71,7 @@ class DecodeState:
     Attributes:
         tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
         progress: of each row.
+        line_end: id of `<eos>`; -1 of ids none of which ends a document.
     """
 
     def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
@@ -92,6 +93,7 @@ class DecodeState:
         self._window = window or max(SHORTEST, config["batches"]["sequence_length"])
         self._decoder, self._options = decoder, options
         self._vocabulary = decoder.run.vocabulary
+        self.line_end = self._vocabulary.index.get(EOS, -1)
         self._break_mode = config["batches"]["break_mode"]
         prompt = last_example(prompt, self._vocabulary.eos, self._break_mode)
         self.tokens = np.append(np.int32(self._vocabulary.eos), prompt)[None]
@@ -114,8 +116,8 @@ class DecodeState:
     @property
     def line(self) -> list[int]:
         """The tokens of the prompt's last line, which the texts continue."""
-        prompt = self.tokens[0, : self._begin]
-        return prompt[np.flatnonzero(prompt == self._vocabulary.eos)[-1] + 1 :].tolist()
+        prompt = self.tokens[0, 1 : self._begin]
+        return prompt[np.append(-1, np.flatnonzero(prompt == self.line_end))[-1] + 1 :].tolist()
 
     def draw(self, how: Sampling, settings: tuple) -> np.ndarray:
         """Draws the next token of each row and reads it: int32 `[rows]`; see `Decoder.draw`.
@@ -158,7 +160,7 @@ class DecodeState:
         """The progress of some rows, `[n]`, each with one more token."""
         before, words, lines = self.progress, self._options.words, self._options.lines
         log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
-        going, eos = ~ended, ids == self._vocabulary.eos
+        going, eos = ~ended, ids == self.line_end
         num_words = num_words + (going & self._vocabulary.ends_word[ids])
         num_lines = num_lines + (going & eos)
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
@@ -325,19 +327,19 @@ class Writer:
         A word may change how the line before it is written, such as a quotation mark; then the rest
         of the line comes at its end.
         """
-        vocabulary, line = self._lines.vocabulary, self.state.line
+        vocabulary, line, line_end = self._lines.vocabulary, self.state.line, self.state.line_end
         shown = self._lines.decode(line)
         for token in tokens:
             line.append(token)
             if not vocabulary.ends_word[token]:
                 continue
             text = self._lines.decode(line)
-            if text.endswith(NUMBER_MARKS) and token != vocabulary.eos:
+            if text.endswith(NUMBER_MARKS) and token != line_end:
                 continue  # the next word may join what stands before it
-            if text.startswith(shown) or token == vocabulary.eos:
+            if text.startswith(shown) or token == line_end:
                 yield _beyond(shown, text)
                 shown = text
-            if token == vocabulary.eos:
+            if token == line_end:
                 line, shown = [], ""
         if line:
             text = self._lines.decode(line)

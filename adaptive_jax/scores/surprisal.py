@@ -28,7 +28,6 @@ from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.places import places, word_numbers
 from adaptive_jax.data.vocabulary.subwords import Subwords
-from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
@@ -189,7 +188,7 @@ class LineScorer:
         text = source.text
         words = self.lines.words(text)
         if not text.endswith("\n"):
-            words.append(EOS)
+            words += self.lines.words("\n")
         ids, _ = self.lines.tokens(words)
         break_mode = self.settings.break_mode
         if self.config.context_from != "previous" and break_mode in ALONE:

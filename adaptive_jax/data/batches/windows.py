@@ -244,7 +244,7 @@ def _rows_of_split(tokens, rows, context):
 
 def round_up(tokens: np.ndarray, longest: int) -> np.ndarray:
     """The next power of two, or `longest` if that is less: few lengths are few programs."""
-    powers = 2 ** np.ceil(np.log2(tokens)).astype(np.int64)
+    powers = 2 ** np.ceil(np.log2(np.maximum(tokens, 1))).astype(np.int64)
     return np.minimum(longest, np.maximum(SHORTEST, powers))
 
 

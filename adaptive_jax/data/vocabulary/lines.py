@@ -44,18 +44,13 @@ class Lines(NamedTuple):
         """Those of a run. data: the group of its config.
 
         Raises:
-            InputError: a run on ids of a tokenizer, none of which ends a document; a corpus that
-                does not exist.
+            InputError: a corpus that does not exist.
         """
-        if EOS not in vocabulary.index:
-            raise InputError(
-                "this run was trained on ids, and none of them ends a document: to score or write"
-                " lines of ids train with --config.data.eos=ID"
-            )
         return cls(vocabulary, tokeniser(data["tokeniser"], data["lower"]), _joiner(data))
 
     def words(self, text: str) -> list[str]:
-        """The words of text, with an `<eos>` for each line feed.
+        """The words of text, with an `<eos>` for each line feed; of ids none of which ends a
+        document, with none.
 
         Raises:
             InputError: not a string, or one with characters that text never has: NUL, or bytes that
@@ -66,9 +61,9 @@ class Lines(NamedTuple):
         if NOT_TEXT.search(text):
             raise InputError(f"text must be UTF-8 without NUL bytes, got {text[:40]!r}")
         first, *rest = (self.split(line).split() for line in text.split("\n"))
-        words = first
+        words, end = first, [EOS] * (EOS in self.vocabulary.index)
         for line in rest:
-            words += [EOS, *line]
+            words += end + line
         return words
 
     def tokens(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
