@@ -5,15 +5,17 @@ with the list before their arrays are used, on a disk and in a bucket.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import operator
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from adaptive_jax.errors import InputError, is_out_of_memory, one_line
@@ -80,6 +82,17 @@ class _OnDisk(_WithChecksums, ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 class _InBucket(_WithChecksums, ocp.path.atomicity.CommitFileTemporaryPath):
     """Given an object that says so once it holds everything."""
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Silences Orbax, which warns about ordinary events, in a program of somebody else's."""
+    verbosity = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    try:
+        yield
+    finally:
+        absl_logging.set_verbosity(verbosity)
 
 
 class Checkpoints:

@@ -13,6 +13,7 @@ import jax
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import absolute, in_bucket, names_in, replacing
 from adaptive_jax.parallel import hosts, sharding
@@ -125,10 +126,7 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
     _check_shared(workdir)
     if hosts.first():
-        write_with_checksums(corpus.vocabulary, workdir / "vocabulary.txt")
-        if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
-            entries = read_entries(corpus.vocabulary, lexicon)
-            write_entries(workdir / "lexicon.jsonl", entries)
+        write_words(workdir, config, corpus.vocabulary)
         write_json(workdir / "text.json", text_of(corpus))
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
@@ -136,6 +134,13 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
     deadline = time.monotonic() + VISIBLE
     while not (workdir / "config.json").exists() and time.monotonic() < deadline:
         time.sleep(1)
+
+
+def write_words(workdir: Path, config: dict, vocabulary: Vocabulary) -> None:
+    """Writes the vocabulary of a run, and of a new one the entries of its words in the lexicon."""
+    write_with_checksums(vocabulary, workdir / "vocabulary.txt")
+    if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
+        write_entries(workdir / "lexicon.jsonl", read_entries(vocabulary, lexicon))
 
 
 def _check_shared(workdir):

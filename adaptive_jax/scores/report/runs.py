@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptive_jax.config.keys import allow_flag
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import names_in
 from adaptive_jax.scores import card
@@ -211,7 +212,8 @@ def _command(workdir, settings):
     """The command that scores with these settings."""
     keys = "split", "window", "context", "data_path"
     flags = [f"--{key}={settings[key]}" for key in keys if settings.get(key)]
-    return " ".join(["python evaluate.py", f"--workdir={workdir}", *flags])
+    place = f"--workdir={workdir}{allow_flag(settings.get('config', {}))}"
+    return " ".join(["python evaluate.py", place, *flags])
 
 
 def _recorded(path, *keys):
