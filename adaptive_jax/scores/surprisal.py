@@ -34,7 +34,7 @@ from adaptive_jax.scores.distributions import expected
 from adaptive_jax.scores.growing import GrowingText, Line
 from adaptive_jax.scores.line_options import ScoreConfig
 from adaptive_jax.scores.scores import Scores, perplexity
-from adaptive_jax.scores.scoring import ScoreOptions, Scorer, first_carry
+from adaptive_jax.scores.scoring import Scorer, first_carry
 
 NO_TOKENS = np.zeros(0, np.int32)
 # Lines of the first block and of the largest one, and tokens of a block
@@ -115,8 +115,7 @@ class LineScorer:
         if config.given:
             self.given = last_example(lines.encode(config.given), self.eos, break_mode)
         self._reader = WindowReader(self.eos, self.settings.window, self._rows)
-        options = ScoreOptions(hidden=config.rank_and_entropy)
-        self._scorer = functools.partial(Scorer, run, tables, options)
+        self._scorer = functools.partial(Scorer, run, tables, hidden=config.rank_and_entropy)
         self._first = functools.partial(first_carry, run, batches["layout"])
         self._start = self._after_given if len(self.given) and self.carries else self._first
 
