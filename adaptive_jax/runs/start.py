@@ -5,6 +5,7 @@ import os
 import re
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import absolute, in_bucket, names_in, replacing
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.runs.identity import (
+    ID,
     check_resumes,
     free_keys,
+    id_of,
     of_config,
     of_corpus,
     text_of,
@@ -127,7 +130,8 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
     _check_shared(workdir)
     if hosts.first():
         write_words(workdir, config, corpus.vocabulary)
-        write_json(workdir / "text.json", text_of(corpus))
+        name = id_of(workdir) or uuid.uuid4().hex
+        write_json(workdir / "text.json", {ID: name, **text_of(corpus)})
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
     hosts.barrier("the workdir")
