@@ -28,6 +28,7 @@ from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.places import places, word_numbers
 from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
