@@ -12,11 +12,14 @@ from adaptive_jax.scores.scores import Scores
 
 
 class Line(NamedTuple):
-    """A line, its words, and their tokens, int32 `[tokens]`."""
+    """A line, its words, their tokens, int32 `[tokens]`, and how many of these, the first ones,
+    are only read: they belong to the text before the line.
+    """
 
     text: str
     words: list[str]
     ids: np.ndarray
+    read: int = 0
 
 
 class GrowingText:

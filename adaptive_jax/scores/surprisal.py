@@ -111,9 +111,8 @@ class LineScorer:
         if context is None:
             context = 0 if self.carries or break_mode in ALONE else window // 2
         self.settings = Windows.of(run.config, window, context, break_mode)
-        self.given = NO_TOKENS
-        if config.given:
-            self.given = last_example(lines.encode(config.given), self.eos, break_mode)
+        closed, self._begun = lines.cut_open(config.given)
+        self.given = last_example(lines.encode(closed), self.eos, break_mode)
         self._reader = WindowReader(self.eos, self.settings.window, self._rows)
         options = ScoreOptions(hidden=config.rank_and_entropy)
         self._scorer = functools.partial(Scorer, run, tables, options)
@@ -134,13 +133,15 @@ class LineScorer:
             raise InputError(
                 f"lines must be a list of strings or an open file, got {texts!r:.40}: use [text]"
             )
-        blocks = _blocks(map(self._line, texts), self.config.eager)
         follows = self.config.context_from == "previous"
+        begun = itertools.chain([self._begun], itertools.repeat("" if follows else self._begun))
+        blocks = _blocks(map(self._line, texts, begun), self.config.eager)
         scores = self._following(blocks) if follows else self._alone(blocks)
         return itertools.starmap(self._scored, scores)
 
-    def _line(self, text):
-        words = self.lines.words(text)
+    def _line(self, text, begun):
+        """A line, which goes on in the last word of `begun`; its first word is that word."""
+        words = self.lines.words(begun + text if begun else text)
         if not text.endswith("\n"):
             words.append(EOS)
         ids, _ = self.lines.tokens(words)
@@ -153,27 +154,31 @@ class LineScorer:
                     f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
-        return Line(text, words, ids)
+        read = self.lines.units_within(ids, begun)
+        words = words[self.lines.vocabulary.ends_word[ids[:read]].sum() :]
+        return Line(text, words, ids, read)
 
     def _alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
         window, context = self.settings.window, self.settings.context
         prefix, reader = self.given[-window - 1 :], self._reader
-        shown = min(len(self.given), window)  # tokens of `given` that a line may see
         scorer = self._scorer(self._start)
         for block in blocks:
             ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
             lengths = np.array([len(line.ids) for line in block])
             ends = np.cumsum(lengths + len(prefix))
-            starts = ends - lengths
+            read = np.array([line.read for line in block])
+            begin = ends - lengths
+            starts = begin + read
             if self.carries:
-                batches = reader.carried(ids, WindowSpans(starts, starts, ends))
+                batches = reader.carried(ids, WindowSpans(begin, starts, ends))
             else:
+                shown = np.minimum(len(self.given) + read, window)  # what a line may see of `given`
                 spans = windows_after(starts, ends, shown, window, context)
                 batches = reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
             self._fill(scores, scorer(batches))
-            for line, start, end in zip(block, starts, ends, strict=True):
+            for line, start, end in zip(block, begin, ends, strict=True):
                 yield line, scores.take(slice(start, end))
 
     def _following(self, blocks):
@@ -223,7 +228,7 @@ class LineScorer:
     def _scored(self, line, scores):
         """A line's words from its tokens, without those of no example."""
         vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
-        scores = scores.words(vocabulary)
+        scores = scores.take(slice(line.read, None)).words(vocabulary)
         counts = ~np.isnan(scores.nll)
         ids, nll, ranks, entropies, _ = scores.take(counts)
         words = tuple(itertools.compress(line.words, counts))
