@@ -15,7 +15,8 @@ class ScoreConfig(NamedTuple):
         context_from: "none": each line stands alone. "previous": each follows the lines before it.
         given: text that the first line follows; with "none", every line follows it. It is not
             scored. If it ends with a line feed, it is whole lines; otherwise each line of text
-            continues its last line.
+            continues its last line, and in runs of sub-words its last word, unless it ends in white
+            space: both are segmented as one text, and units that lie in `given` are not scored.
         documents: "blank": a blank line ends a document and is not scored; what follows sees
             nothing before it. "none": a blank line is a line like others.
         window: tokens of a row; 0: the sequence length that the run was trained with. A run on

@@ -62,6 +62,7 @@ class ScoredLine(NamedTuple):
         number: of the line in its file, or of the row in its table, from 1.
         file: its name, "-" for standard input; empty for text without one.
         columns: the other columns of its table.
+        before: the beginning of the first word, where that stands in the text before the line.
     """
 
     text: str
@@ -74,18 +75,22 @@ class ScoredLine(NamedTuple):
     number: int = 1
     file: str = ""
     columns: Mapping[str, str] = MappingProxyType({})
+    before: str = ""
 
     @property
     def places(self) -> np.ndarray:
         """The first character of each word in `text`, and the one after its last, int64
         `[words, 2]`.
         """
-        return places(self.text, self.words)
+        spans = places(self.before + self.text, self.words)
+        return np.maximum(spans - len(self.before), 0)
 
     def by_word(self) -> "ScoredLine":
         """The white-space words of the text, punctuation included, with the sums of the
         log-probabilities of their parts. `<eos>` stays a word. A word is unseen if a part is.
         """
+        if not self.words:
+            return self
         spans = self.places
         numbers = word_numbers(self.text, spans)
         first = np.flatnonzero(np.append(True, (np.diff(numbers) != 0) | (numbers[1:] < 0)))
@@ -146,9 +151,8 @@ class LineScorer:
         if context is None:
             context = 0 if self.carries or break_mode in ALONE else window // 2
         self.settings = Windows.of(run.config, window, context, break_mode)
-        self.given = NO_TOKENS
-        if config.given:
-            self.given = last_example(lines.encode(config.given), self.eos, break_mode)
+        closed, self._begun = lines.cut_open(config.given)
+        self.given = last_example(lines.encode(closed), self.eos, break_mode)
         self._reader = WindowReader(self.eos, self.settings.window, self._rows)
         self._scorer = functools.partial(Scorer, run, tables, hidden=config.rank_and_entropy)
         self._first = functools.partial(first_carry, run, batches["layout"])
@@ -168,26 +172,26 @@ class LineScorer:
             raise InputError(
                 f"lines must be a list of strings or an open file, got {texts!r:.40}: use [text]"
             )
-        blocks = _blocks(self._lines(texts), self.config.eager)
         follows = self.config.context_from == "previous"
+        blocks = _blocks(self._lines(texts), self.config.eager)
         scores = self._following(blocks) if follows else self._alone(blocks)
         return itertools.starmap(self._scored, scores)
 
     def _lines(self, texts):
         """Lines to score, which know where documents begin."""
-        after_blank = False
+        after_blank, follows = False, self.config.context_from == "previous"
         for number, text in enumerate(texts, start=1):
             source = text if isinstance(text, TextLine) else TextLine(text, number)
-            line = self._line(source)
-            if self.config.documents == "blank" and not source.text.strip():
-                after_blank = True
-                continue
-            yield line._replace(begins=after_blank or source.number == 1)
-            after_blank = False
+            begins = after_blank or source.number == 1
+            line = self._line(source, self._begun if begins or not follows else "")
+            after_blank = self.config.documents == "blank" and not source.text.strip()
+            if not after_blank:
+                yield line._replace(begins=begins)
 
-    def _line(self, source):
+    def _line(self, source, before):
+        """A line, which goes on in the last word of `before`; its first word is that word."""
         text = source.text
-        words = self.lines.words(text)
+        words = self.lines.words(before + text if before else text)
         if not text.endswith("\n"):
             words += self.lines.words("\n")
         ids, _ = self.lines.tokens(words)
@@ -200,27 +204,31 @@ class LineScorer:
                     f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
-        return Line(source, words, ids)
+        read = self.lines.units_within(ids, before)
+        words = words[self.lines.vocabulary.ends_word[ids[:read]].sum() :]
+        return Line(source, words, ids, read, before)
 
     def _alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
         window, context = self.settings.window, self.settings.context
         prefix, reader = self.given[-window - 1 :], self._reader
-        shown = min(len(self.given), window)  # tokens of `given` that a line may see
         scorer = self._scorer(self._start)
         for block in blocks:
             ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
             lengths = np.array([len(line.ids) for line in block])
             ends = np.cumsum(lengths + len(prefix))
-            starts = ends - lengths
+            read = np.array([line.read for line in block])
+            begin = ends - lengths
+            starts = begin + read
             if self.carries:
-                batches = reader.carried(ids, WindowSpans(starts, starts, ends))
+                batches = reader.carried(ids, WindowSpans(begin, starts, ends))
             else:
+                shown = np.minimum(len(self.given) + read, window)  # what a line may see of `given`
                 spans = windows_after(starts, ends, shown, window, context)
                 batches = reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
             self._fill(scores, scorer(batches))
-            for line, start, end in zip(block, starts, ends, strict=True):
+            for line, start, end in zip(block, begin, ends, strict=True):
                 yield line, scores.take(slice(start, end))
 
     def _following(self, blocks):
@@ -289,7 +297,7 @@ class LineScorer:
     def _scored(self, line, scores):
         """A line's words from its tokens, without those of no example."""
         vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
-        scores = scores.words(vocabulary)
+        scores = scores.take(slice(line.read, None)).words(vocabulary)
         counts = ~np.isnan(scores.nll)
         ids, nll, ranks, entropies, _ = scores.take(counts)
         words = tuple(itertools.compress(line.words, counts))
@@ -298,7 +306,15 @@ class LineScorer:
             frequencies = np.where(unseen, 0, vocabulary.counts[ids])
         _, *source = line.source
         return ScoredLine(
-            line.source.text, words, -nll, unseen, frequencies, ranks, entropies, *source
+            line.source.text,
+            words,
+            -nll,
+            unseen,
+            frequencies,
+            ranks,
+            entropies,
+            *source,
+            line.before,
         )
 
 

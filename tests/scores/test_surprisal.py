@@ -328,6 +328,30 @@ def test_words_of_several_units(config):
         model.embeddings(["0", "Ж"])
 
 
+@pytest.mark.parametrize("layers", [(), LSTM | STREAMS])
+def test_units_may_cross_the_border_of_given_text(config, layers):
+    """log p(b | a) >= log p(ab) for cuts at any character: the last word of a has no end, and is
+    written in one with b.
+    """
+    vocabulary = Subwords.build(COUNTS | {"<eos>": 57}, codes=60)
+    model, text = opened(config, layers, vocabulary), "ab1 Ж abab12\n7 ab8"
+    whole = {"window": 2 * WINDOW}  # all is seen
+    assert len(model.encode(text)) < WINDOW
+    joint = next(model.score([text])).log_prob
+    for cut in range(len(text) + 1):
+        a, b = text[:cut], text[cut:]
+        [alone] = model.score([b], given=a, **whole)
+        [follows] = model.score([b], "previous", given=a, **whole)
+        assert alone.log_prob >= joint - 1e-4 and follows.words == alone.words
+        np.testing.assert_allclose(follows.log_prob, alone.log_prob, atol=1e-4)
+        if cut == 0 or a[-1].isspace():
+            assert alone.words == (*b.replace("\n", " <eos> ").split(), "<eos>")
+    before, whole = next(model.score(["abab1"])), next(model.score(["2"], given="abab1"))
+    assert whole.words == ("abab12", "<eos>") != before.words
+    [after] = model.score([" 2"], given="abab12")  # the end of its word is still to come
+    assert after.words == ("abab12", "2", "<eos>") and after.log_probs[0] > before.log_probs[0]
+
+
 def test_settings_that_do_not_fit(model, lstm, config):
     sentences = opened(config, break_mode="eos")
     wrong = [

@@ -180,17 +180,18 @@ class WindowSpans(NamedTuple):
 
 
 def windows_after(
-    starts: np.ndarray, ends: np.ndarray, prefix: int, window: int, context: int
+    starts: np.ndarray, ends: np.ndarray, prefix: np.ndarray, window: int, context: int
 ) -> WindowSpans:
-    """Windows of texts that stand alone, each after `prefix` tokens: before the tokens that it
-    scores a window shows as many as fit, at least `context`.
+    """Windows of texts that stand alone, each after some tokens: before the tokens that it scores a
+    window shows as many as fit, at least `context`.
 
-    starts, ends: of each text, `[texts]`.
+    starts, ends, prefix: of each text, and the tokens before it that it may see, `[texts]`.
     """
-    first, step = window - min(prefix, context), window - context
+    first, step = window - np.minimum(prefix, context), window - context
     counts = 1 + np.maximum(0, -(-(ends - starts - first) // step))
     number = ranges(np.zeros_like(counts), counts)
-    begin, last = np.repeat(starts, counts), np.repeat(ends, counts)
+    columns = starts, ends, prefix, first
+    begin, last, prefix, first = (np.repeat(column, counts) for column in columns)
     end = np.minimum(last, begin + first + number * step)
     start = np.where(number > 0, begin + first + (number - 1) * step, begin)
     return WindowSpans(np.maximum(begin - prefix, end - window), start, end)
