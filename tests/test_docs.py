@@ -7,7 +7,9 @@ their flags, in tests/test_readme.py.
 """
 
 import gzip
+import importlib
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -40,7 +42,7 @@ OWN_PAGES = {
 }
 OWN_TESTS = (  # code with a test of its own, below
     *("class MyModel", "linear_cross_entropy", "OneGate", "save_run"),
-    *("adaptive_jax.nnx", "torch_softmax", "accumulated"),
+    *("adaptive_jax.nnx", "torch_softmax", "accumulated", "pyarrow"),
 )
 DONE = set()  # a command of several pages runs once
 
@@ -160,6 +162,24 @@ def test_raw_text_is_evaluated_as_it_is_scored(place, tmp_path):
     evaluated = evaluate(run, Request(data_path=str(tmp_path), window=8, context=4))
     scored = adaptive_jax.load(run).perplexity(text.splitlines(), window=8, context=4)
     assert evaluated["tokens"] == 29 and scored == pytest.approx(evaluated["perplexity"], rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["parquet", "json"])
+def test_three_lines_read_parquet_and_json_lines(form, tmp_path, monkeypatch):
+    """Those of docs/own_data.md: documents of several lines stay apart."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
+    arrow = importlib.import_module("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DIR").mkdir()
+    rows = [{"text": "a b\nc", "id": 1}, {"text": "d é", "id": 2}]
+    if form == "parquet":
+        parquet.write_table(arrow.Table.from_pylist(rows), "DIR/part.parquet")
+    else:
+        (tmp_path / "DIR" / "part.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    [code] = [code for code in python_blocks(PAGES["docs/own_data.md"]) if "pyarrow" in code]
+    exec(code.replace('"parquet"', repr(form)), {})
+    assert (tmp_path / "mine.txt").read_text(encoding="utf-8") == "a b\nc\n\nd é\n\n"
 
 
 LISTS = """\

@@ -121,7 +121,8 @@ class LoadedModel:
             model.generate("In the beginning", lines=1, beams=5)
 
         Args:
-            prompt: begins at the start of a line. Empty: the model begins a line.
+            prompt: begins at the start of a line. Empty: the model begins a line. In runs of
+                sub-words its last word goes on, unless white space ends it.
             options: see `adaptive_jax.generation.options.Options`.
 
         Raises:
@@ -145,8 +146,9 @@ class LoadedModel:
         """The k most probable words after a text and their probabilities, the most probable first.
 
         They are exact, though tails of the softmax that cannot hold them are not computed. A run of
-        sub-word units searches for words with 2 k beams, which may miss some. Raises InputError as
-        `encode`.
+        sub-word units searches for words with 2 k beams, which may miss some; after a text that
+        does not end in white space, for the rests of its last word, "" where it ends. Raises
+        InputError as `encode`.
         """
         return next_words(self.decoder, self.lines, text, k)
 

@@ -130,6 +130,12 @@ def test_a_word_that_is_overwritten(tmp_path):
     assert vocabulary.encode("the <unk> </s> other") == [7, 5, 6, 5, 2]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_most_frequent_word(tmp_path):
+    """That word was unknown."""
+    (tmp_path / "dict.txt").write_bytes(b"\xef\xbb\xbfthe 9\ncat 2\n")
+    assert read_dictionary(tmp_path / "dict.txt").words[4:] == ("the", "cat")
+
+
 @pytest.mark.parametrize(
     "text, says",
     [
