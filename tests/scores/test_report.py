@@ -226,6 +226,12 @@ def test_which_results_are_read(made, tmp_path):
         arrays.write_bytes(content) if content else arrays.unlink()
         with pytest.raises(InputError, match=f"lacks its .npz, or it is damaged: {again}$"):
             chosen(validation, two)
+    losses = validation.with_suffix(".npy")
+    content = bytearray(losses.read_bytes())
+    content[len(content) // 2] ^= 1
+    losses.write_bytes(content)
+    with pytest.raises(InputError, match=f"lacks its .npy, or it is damaged: {again}$"):
+        _ = RunReport("one", validation, json.loads(validation.read_text())).nll
     shutil.rmtree(two / "eval")
     (two / "eval").mkdir()
     older = json.loads((made[0] / "two" / "eval" / "test-16-0-200.json").read_text())
