@@ -1,11 +1,12 @@
 """Scores of tokens: one table, its sums, and its groups."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 
 
 class Scores(NamedTuple):
@@ -36,11 +37,11 @@ class Scores(NamedTuple):
         more = (np.zeros(len(ids), np.int64), entropy) if rank_and_entropy else ()
         return cls(ids, nll, *more)
 
-    def joined(self, ids: np.ndarray) -> "Scores":
-        """This table, and room for the scores of more tokens behind it."""
-        more = Scores.unscored(ids, self.rank is not None)
-        pairs = zip(self, more, strict=True)
-        return Scores(*(None if old is None else np.concatenate([old, new]) for old, new in pairs))
+    @classmethod
+    def concatenated(cls, tables: Sequence["Scores"]) -> "Scores":
+        """The rows of tables that have the same columns."""
+        columns = zip(*tables, strict=True)
+        return cls(*(None if parts[0] is None else np.concatenate(parts) for parts in columns))
 
     def counted(self) -> "Scores":
         """The tokens that are part of an example."""
@@ -85,19 +86,26 @@ class Scores(NamedTuple):
 
         Returns:
             Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
-            `unigram_perplexity`, the perplexity by the words' counts alone, and `unknown`, the
-            share of words that are `<unk>`.
+            `unigram_perplexity`, the perplexity by the words' counts alone, `unknown`, the share
+            of words that are `<unk>`, and `known_perplexity`, that of the others, None where none
+            is `<unk>`.
         """
         ids, nll, *_ = self.counted()
         words = vocabulary.count_words(ids)
         mean = float(np.sum(nll, dtype=np.float64) / words)
+        unknown, others = vocabulary.unk_rate(ids), None
+        if 0 < unknown < 1:
+            known = ids != vocabulary.index[UNKNOWN]
+            total = np.sum(nll[known], dtype=np.float64)
+            others = perplexity(float(total / vocabulary.count_words(ids[known])))
         return {
             "nll": mean,
             "perplexity": perplexity(mean),
             "words": words,
             "tokens": len(nll),
             "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
-            "unknown": vocabulary.unk_rate(ids),
+            "unknown": unknown,
+            "known_perplexity": others,
         }
 
 

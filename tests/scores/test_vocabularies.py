@@ -16,14 +16,11 @@ from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.runs.run import Run, fits_any_vocabulary
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.open_words import extended
 from adaptive_jax.scores.scores import Scores
 from adaptive_jax.scores.scoring import (
-    PLAIN,
-    ScoreOptions,
     score_split,
     with_uniform,
 )
@@ -94,12 +91,12 @@ def opened(workdir, other):
     return saved, dataclasses.replace(saved, vocabulary=vocabulary)
 
 
-def chances(run, extras=PLAIN, uniform=0.0):
+def chances(run, down_weight=1.0, uniform=0.0):
     """The probability of every word after "the", `[words]`."""
     words = len(run.vocabulary)
     ids = np.full((words, 2), run.vocabulary.index["the"], np.int32)
     ids[:, 1] = np.arange(words)
-    nll, _ = score_split(run, ids.ravel(), WINDOWS, quiet, extras)
+    nll, _ = score_split(run, ids.ravel(), WINDOWS, quiet, down_weight=down_weight)
     return np.exp(-with_uniform(nll, uniform, words)).reshape(words, 2)[:, 1]
 
 
@@ -119,7 +116,7 @@ def test_a_composed_model_over_words_it_never_saw(composed, other):
     ]  # zebra, whose definition names quagga
     assert before.lexicon["input"]["definitions"]["words"].shape == (122, 3)
     jax.tree.map(np.testing.assert_array_equal, run.params, before.params)
-    plain, less = chances(run), chances(run, ScoreOptions(down_weight=0.1))
+    plain, less = chances(run), chances(run, 0.1)
     np.testing.assert_allclose([plain.sum(), less.sum()], 1.0, rtol=1e-5)
     assert (plain[-2:] > 1e-4).all()
     weights = np.where(np.arange(124) < 122, 1.0, 0.1)
@@ -211,8 +208,7 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
 def test_what_needs_vectors_of_new_words(looked_up, other, changes, flag):
     """Is refused in a line where the model has none."""
     request = Request(checkpoint="latest", data_path=str(other), vocabulary="union")
-    says = f"^{flag} needs vectors of new words, which this model lacks: leave it out$"
-    with pytest.raises(InputError, match=says):
+    with refuses(flag, "new words"):
         evaluate(looked_up, request._replace(**changes))
 
 
