@@ -10,10 +10,10 @@
 | medium | 11M | 330M | one accelerator, an hour or two |
 | large | 200M | 6,600M | several accelerators, a day |
 
-DIR holds train.txt, valid.txt and test.txt, or one text file, or is that file: of one file, the
-last tenth of the lines (at most 10,000 + 10,000) is split into validation and test text. The copies
-lie in the cache; your folder stays as it is. White space separates words, and a line ends a
-sentence or a paragraph.
+DIR holds train.txt, valid.txt and test.txt, or the files of one text, nested and of any suffix, or
+is one file: the last tenth of the lines of one text (at most 10,000 + 10,000) becomes validation
+and test text, and an empty line stands between two files. The copies lie in the cache; your folder
+stays as it is. White space separates words, and a line ends a sentence or a paragraph.
 
 Training prints the vocabulary that it chose and why; `--dry_run` prints it too, with the size of
 the model. `--config.data.threshold=3` or `--config.data.codes=8000` chooses another, and any key

@@ -380,7 +380,6 @@ TEXTS = [
         "{prepare}",
         "text/test.txt",
         (b"\xff\n", "line 1: not UTF-8"),
-        (NOTHING, "no test split"),
         (b"zebra\n", "'zebra'"),
     ),
     *damaged(

@@ -84,6 +84,7 @@ class DecodeState:
         tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
         progress: of each row.
         vocabulary: of the run.
+        line_end: id of `<eos>`; -1 of ids none of which ends a document.
     """
 
     def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
@@ -105,6 +106,7 @@ class DecodeState:
         self._window = window or max(SHORTEST, config["batches"]["sequence_length"])
         self._decoder, self._options = decoder, options
         self.vocabulary = decoder.run.vocabulary
+        self.line_end = self.vocabulary.index.get(EOS, -1)
         self._break_mode = config["batches"]["break_mode"]
         prompt = last_example(prompt, self.vocabulary.eos, self._break_mode)
         self.tokens = np.append(np.int32(self.vocabulary.eos), prompt)[None]
@@ -128,8 +130,8 @@ class DecodeState:
     @property
     def line(self) -> list[int]:
         """The tokens of the prompt's last line, which the texts continue."""
-        prompt = self.tokens[0, : self._begin]
-        return prompt[np.flatnonzero(prompt == self.vocabulary.eos)[-1] + 1 :].tolist()
+        prompt = self.tokens[0, 1 : self._begin]
+        return prompt[np.append(-1, np.flatnonzero(prompt == self.line_end))[-1] + 1 :].tolist()
 
     def begin(self, texts: Sequence[Text]) -> None:
         """Lets each row begin with a text, whose log-probability it has from now on. Rows beyond
@@ -194,7 +196,7 @@ class DecodeState:
         """The progress of some rows, `[n]`, each with one more token."""
         before, words, lines = self.progress, self._options.words, self._options.lines
         log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
-        going, eos = ~ended, ids == self.vocabulary.eos
+        going, eos = ~ended, ids == self.line_end
         num_words = num_words + (going & self.vocabulary.ends_word[ids])
         num_lines = num_lines + (going & eos)
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
@@ -412,17 +414,18 @@ class Writer:
         of the line comes at its end.
         """
         vocabulary, line, shown = self._lines.vocabulary, self.state.line, self._shown
+        line_end = self.state.line_end
         for token in tokens:
             line.append(token)
             if not vocabulary.ends_word[token]:
                 continue
             text = self._lines.decode(line)
-            if text.endswith(NUMBER_MARKS) and token != vocabulary.eos:
+            if text.endswith(NUMBER_MARKS) and token != line_end:
                 continue  # the next word may join what stands before it
-            if text.startswith(shown) or token == vocabulary.eos:
+            if text.startswith(shown) or token == line_end:
                 yield _beyond(shown, text)
                 shown = text
-            if token == vocabulary.eos:
+            if token == line_end:
                 line, shown = [], ""
         if line:
             text = self._lines.decode(line)

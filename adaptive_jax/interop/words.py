@@ -73,7 +73,7 @@ def read_corpus(path: Path) -> dict[str, int]:
                     counts[word] = counts.get(word, 0) + 1
     else:
         for number, line in _lines(path, CORPUS):
-            words = line.removeprefix("\ufeff").split()
+            words = line.split()
             if len(words) != 1 or words[0] in counts:
                 problem = "is not one word" if len(words) != 1 else "repeats a word"
                 raise InputError(f"{path}, line {number}: {line.rstrip()!r} {problem}; {CORPUS}")
@@ -120,7 +120,7 @@ def awd_lstm_words(
 def _lines(path, cure) -> Iterator[tuple[int, str]]:
     """Numbers and lines of a text file."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {one_line(error)}; {cure}") from None
     return enumerate(io.StringIO(text, newline=None), start=1)

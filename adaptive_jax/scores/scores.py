@@ -1,6 +1,7 @@
 """Scores of tokens: one table, its sums, and its groups."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,11 +37,11 @@ class Scores(NamedTuple):
         more = (np.zeros(len(ids), np.int64), entropy) if rank_and_entropy else ()
         return cls(ids, nll, *more)
 
-    def joined(self, ids: np.ndarray) -> "Scores":
-        """This table, and room for the scores of more tokens behind it."""
-        more = Scores.unscored(ids, self.rank is not None)
-        pairs = zip(self, more, strict=True)
-        return Scores(*(None if old is None else np.concatenate([old, new]) for old, new in pairs))
+    @classmethod
+    def concatenated(cls, tables: Sequence["Scores"]) -> "Scores":
+        """The rows of tables that have the same columns."""
+        columns = zip(*tables, strict=True)
+        return cls(*(None if parts[0] is None else np.concatenate(parts) for parts in columns))
 
     def counted(self) -> "Scores":
         """The tokens that are part of an example."""

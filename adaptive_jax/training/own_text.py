@@ -8,10 +8,8 @@ from collections.abc import Mapping
 
 from adaptive_jax.config import cache, rows
 from adaptive_jax.config.keys import at
-from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import count_words, load
-from adaptive_jax.data.corpora.split import single_file, split_lines
-from adaptive_jax.data.corpora.text import NAMES
+from adaptive_jax.data.corpora.split import one_text, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
@@ -129,22 +127,16 @@ def _split(data: dict) -> list[str]:
     if not data["path"]:
         raise InputError(
             "configs/own_text.py needs a text: pass --config.data.path=DIR, with train.txt,"
-            " valid.txt and test.txt in it or one text file"
+            " valid.txt and test.txt in it or files of one text"
         )
-    file = single_file(data["path"])
-    if file is None:
-        place = home_of(data["path"], "data.path")
-        entries = place.iterdir() if place.is_dir() else ()
-        names = [entry.name for entry in entries if not entry.name.startswith(".")]
-        if len(names) > 1 and not {name.partition(".")[0] for name in names} & {*NAMES["train"]}:
-            raise InputError(
-                f"data.path={place} has {len(names)} entries and none is train.txt: join the parts"
-                " of one text in a single file, and pass that"
-            )
+    text = one_text(data["path"])
+    if text is None:
         return []
-    directory, (train, validation, test) = split_lines(file, cache.directory())
+    directory, (train, validation, test) = split_lines(text, cache.directory())
+    first, *others = text.files
+    name = f"{data['path']}, {len(text.files):,} files," if others else first
     data["path"] = str(directory)
     return [
-        f"text         {file} is split: its first {train:,} lines train, the next {validation:,}"
+        f"text         {name} is split: its first {train:,} lines train, the next {validation:,}"
         f" validate, the last {test:,} test; copies in {directory}"
     ]

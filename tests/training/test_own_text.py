@@ -4,13 +4,15 @@ import gzip
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.config.rows import put
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.corpora.split import single_file, split_lines
+from adaptive_jax.data.corpora.split import one_text, split_lines
+from adaptive_jax.data.corpora.text import Text
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.planning.cutoffs import Workload, propose
@@ -84,8 +86,8 @@ def test_a_file_is_split_in_order(lines, expected, compress, tmp_path):
     file = folder / ("book.md.gz" if compress else "book.md")
     file.write_bytes(compress.compress(text) if compress else text)
     (folder / ".hidden").touch()
-    assert single_file(str(folder)) == single_file(str(file)) == file
-    directory, counts = split_lines(single_file(str(folder)), cache)
+    assert one_text(str(folder)) == one_text(str(file)) == Text((file,))
+    directory, counts = split_lines(one_text(str(folder)), cache)
     parts = [(directory / f"{name}.txt").read_bytes() for name in ("train", "valid", "test")]
     assert counts == expected == tuple(part.count(b"\n") for part in parts)
     assert b"".join(parts) == text + b"\n"
@@ -93,36 +95,53 @@ def test_a_file_is_split_in_order(lines, expected, compress, tmp_path):
     assert {path.name for path in folder.iterdir()} == {".hidden", file.name}
     (directory / "valid.txt").unlink()
     (left := directory / ".train.txt.1f").touch()  # by a process that was killed
-    assert split_lines(file, cache) == (directory, counts) and not left.exists()
+    assert split_lines(one_text(str(file)), cache) == (directory, counts) and not left.exists()
     (link := tmp_path / file.name).symlink_to(file.rename(tmp_path / "blob"))  # as hubs keep files
-    assert split_lines(single_file(str(link)), cache).lines == counts
+    assert split_lines(one_text(str(link)), cache).lines == counts
     file.write_bytes(compress.compress(text + b" x") if compress else text + b" x")
-    assert split_lines(file, cache).directory != directory
+    assert split_lines(one_text(str(file)), cache).directory != directory
 
 
-def test_what_is_no_single_file(text, tmp_path):
-    """A folder of splits, of nothing, of two files; an archive; nothing at all."""
-    (tmp_path / "two").mkdir()
-    for name in "a", "b":
-        (tmp_path / "two" / name).touch()
+def test_what_is_not_one_text(text, tmp_path):
+    """A folder of splits, of nothing; an archive; nothing at all."""
     (tmp_path / "text.tar.gz").touch()
     (tmp_path / "empty").mkdir()
-    for name in "two", "text.tar.gz", "empty", "nowhere":
-        assert single_file(str(tmp_path / name)) is None
-    assert single_file(str(text)) is None
+    for name in "text.tar.gz", "empty", "nowhere":
+        assert one_text(str(tmp_path / name)) is None
+    assert one_text(str(text)) is None
     (tmp_path / "one.zip").touch()  # `unpacked` reads it
-    assert single_file(str(tmp_path / "one.zip")) == tmp_path / "one.zip"
+    assert one_text(str(tmp_path / "one.zip")) == Text((tmp_path / "one.zip",))
     with refuses("empty", "split"):
         with_text(request(**{"data.path": str(tmp_path / "empty")}), None)
-    with refuses("2 entries", "train.txt"):
-        with_text(request(**{"data.path": str(tmp_path / "two")}), None)
     with refuses("data.path", "local disk"):
         with_text(request(**{"data.path": f"file://{tmp_path}/two"}), None)
     with refuses("nowhere", "does not exist"):
         with_text(request(**{"data.path": str(tmp_path / "nowhere")}), None)
-    (tmp_path / "two" / "a").write_text("one line only\nand another")
+    (tmp_path / "a").write_text("one line only\nand another")
     with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
-        split_lines(tmp_path / "two" / "a", tmp_path)
+        split_lines(Text((tmp_path / "a",)), tmp_path)
+
+
+def test_a_folder_of_files_is_one_text_with_a_document_a_file(tmp_path, capsys, own_cache):
+    """It was refused, and the cure, `cat DIR/*.txt`, failed on spaces and joined lines."""
+    folder = tmp_path / "my papers"
+    for name, content in (
+        ("b.md", "four\n" * 30),
+        ("a b.txt", "one\ntwo"),  # no line feed at its end
+        ("sub/deep/c.tex", "six\n" * 30),
+        (".git/config", "hidden"),
+        ("a.txt~", "a backup"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    config = with_text(request(**{"data.path": str(folder)}), None)
+    copies = Path(config["data"]["path"])
+    joined = "".join((copies / f"{split}.txt").read_text() for split in ("train", "valid", "test"))
+    assert joined == "one\ntwo\n\n" + "four\n" * 30 + "\n" + "six\n" * 30
+    assert f"{folder}, 3 files, is split" in capsys.readouterr().out
+    (folder / "test.txt").touch()  # a split, so the others are none
+    with refuses("my papers", "split"):
+        with_text(request(**{"data.path": str(folder)}), None)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +164,7 @@ def test_a_bad_file_is_named_itself(content, says, tmp_path):
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     for _ in range(2):
         with pytest.raises(InputError, match=f"{file.parent}/{says}"):
-            split_lines(file, tmp_path / "cache")
+            split_lines(Text((file,)), tmp_path / "cache")
 
 
 def request(**changes):

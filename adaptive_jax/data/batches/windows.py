@@ -245,7 +245,7 @@ def _rows_of_split(tokens, rows, context):
 
 def round_up(tokens: np.ndarray, longest: int) -> np.ndarray:
     """The next power of two, or `longest` if that is less: few lengths are few programs."""
-    powers = 2 ** np.ceil(np.log2(tokens)).astype(np.int64)
+    powers = 2 ** np.ceil(np.log2(np.maximum(tokens, 1))).astype(np.int64)
     return np.minimum(longest, np.maximum(SHORTEST, powers))
 
 
@@ -289,14 +289,16 @@ class WindowReader(NamedTuple):
             part = WindowSpans(*(column[batch] for column in spans))
             yield from ((*batch, 0) for batch in read_on(ids, self.eos, part, (rows, time)))
 
-    def stream(self, ids: np.ndarray, begin: int, end: int) -> LineBatches:
+    def stream(self, ids: np.ndarray, begin: int, end: int, reset: bool = False) -> LineBatches:
         """Tokens that one row reads on, after those that it has read. Rows are full, since a carry
         after padding would be wrong; the rest has powers of two, for few programs.
+
+        reset: the row begins anew.
         """
         while begin < end:
             time, left = self.window, end - begin
             time = time if left >= time else 1 << (left.bit_length() - 1)
             shape, spans = (self.rows_of(1, time), time), [[begin], [begin], [begin + time]]
             spans = WindowSpans(*np.array(spans))
-            yield from ((*batch, 0) for batch in read_on(ids, self.eos, spans, shape, reset=False))
-            begin += time
+            yield from ((*batch, 0) for batch in read_on(ids, self.eos, spans, shape, reset))
+            begin, reset = begin + time, False

@@ -39,7 +39,7 @@ from adaptive_jax.files import replacing
 logger = logging.getLogger(__name__)
 
 # Part of every source's name: increase it when the same text is to give other shards or ids
-FORMAT = 2
+FORMAT = 3
 
 
 class Settings(NamedTuple):
@@ -75,7 +75,7 @@ class Settings(NamedTuple):
 
 
 def load(
-    data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collection[str] = SPLITS
+    data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collection[str] | None = None
 ) -> Corpus:
     """Loads a corpus. The first call prepares it; later calls only map its ids into memory.
 
@@ -86,21 +86,24 @@ def load(
         data: the settings by name, see `Settings`; those left out keep their defaults.
         vocabulary: encode with this vocabulary, as when a trained model is evaluated. No train
             split is needed then.
+        splits: to read; None: all, but a local copy may lack the test split.
 
     Raises:
         InputError: an unknown name, a missing or unreadable file, or a word that the vocabulary
             cannot encode.
     """
     settings = checked_settings(data)
+    optional, splits = splits is None, SPLITS if splits is None else splits
     splits = [split for split in SPLITS if split in splits]
     if settings.corpus == "ids":
         directory, place = home_of(settings.path, "data.path"), cache.directory()
         files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
+        if optional and not files.present("test"):
+            splits.remove("test")
         return token_files.corpus_of(files, settings.eos, place, vocabulary, splits)
-    needed = [
-        split for split in SPLITS if split in splits or (split == "train" and vocabulary is None)
-    ]
-    return PreparedText(settings, needed).corpus(vocabulary, splits)
+    needed = {*splits} | ({"train"} if vocabulary is None else set())
+    text = PreparedText(settings, needed - ({"test"} if optional else set()))
+    return text.corpus(vocabulary, [split for split in splits if text.has(split)])
 
 
 def count_words(data: Mapping, split: str) -> dict[str, int]:
@@ -199,6 +202,10 @@ class PreparedText:
         source = repr((FORMAT, corpus, split, identity, *self._how))
         return self.cache / corpus / hashlib.sha256(source.encode()).hexdigest()[:16]
 
+    def has(self, split: str) -> bool:
+        """True for a published copy, and for a local one with this split."""
+        return not self._texts or split in self._texts
+
     def corpus(self, vocabulary: Vocabulary | None, splits: Collection[str]) -> Corpus:
         """The ids of these splits, by a vocabulary or by that of the train split."""
         if vocabulary is None:
@@ -223,7 +230,7 @@ class PreparedText:
 
     def counts(self, splits: Collection[str]) -> dict[str, dict[str, int]]:
         """`count_words` of train and of these splits; {} where one is not prepared."""
-        splits = [split for split in splits if split in (self._texts or SPLITS)]
+        splits = [split for split in splits if self.has(split)]
         prepared = (self._home(split) / "shards" / split / COMPLETE for split in splits)
         if not all(path.exists() for path in (checksums_of(self._all_words), *prepared)):
             return {}

@@ -29,7 +29,7 @@ from adaptive_jax.config import signals
 from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.data.corpora.cached import damaged
 from adaptive_jax.data.corpora.text import Chunk, Text, check_eos, encoding_fault
-from adaptive_jax.data.corpora.tokenise import tokeniser
+from adaptive_jax.data.corpora.tokenise import BYTE_ORDER_MARK, tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
@@ -87,7 +87,7 @@ def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> N
     if fault := encoding_fault(piece):
         raise FaultyText(fault)
     text = piece.decode("utf-8")
-    if tokeniser_name != "none" or lower:
+    if tokeniser_name != "none" or lower or BYTE_ORDER_MARK in text:
         text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
     lines = text.replace("\n", f" {EOS}\n").split("\n")
     numbering = _Numbering()

@@ -1,4 +1,4 @@
-"""A text in one file, split into train, validation and test text."""
+"""A text in one file or in the files of a folder, split into train, validation and test text."""
 
 import hashlib
 import itertools
@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from adaptive_jax.data.corpora.cached import make_once
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, SPLIT, Text, check_eos
+from adaptive_jax.data.corpora.text import (
+    ARCHIVES,
+    NAMES,
+    SPLIT,
+    Text,
+    check_eos,
+    has_splits,
+    text_files,
+)
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
@@ -18,7 +26,7 @@ MOST = 10_000  # lines of each
 
 
 class Split(NamedTuple):
-    """The copies of a file's lines: the directory with train.txt, valid.txt and test.txt, and
+    """The copies of a text's lines: the directory with train.txt, valid.txt and test.txt, and
     the lines of each, in this order.
     """
 
@@ -26,33 +34,34 @@ class Split(NamedTuple):
     lines: tuple[int, int, int]
 
 
-def single_file(path: str) -> Path | None:
-    """The only file of the directory `path`, hidden ones aside, or the file `path`; None for
-    anything else, archives but .zip too.
+def one_text(path: str) -> Text | None:
+    """The text of the file `path`, or of the files of a directory and its folders, see
+    `text_files`; None for a directory with splits or without files, and for archives but .zip.
     """
     place = Path(os.path.expanduser(path)).absolute()  # a link may point to another suffix
-    if place.is_dir():
-        entries = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
-        place = entries[0] if len(entries) == 1 else place
-    archive = place.name.endswith(ARCHIVES) and not place.name.endswith(".zip")
-    return place if place.is_file() and not archive else None
+    files = text_files(place) if place.is_dir() else [place] if place.is_file() else []
+    if not files or (len(files) > 1 and has_splits(place)):
+        return None
+    archive = files[0].name.endswith(ARCHIVES) and not files[0].name.endswith(".zip")
+    return None if archive and len(files) == 1 else Text(tuple(files))
 
 
-def split_lines(file: Path, cache: Path) -> Split:
-    """Copies the lines of a file into a directory below `cache`: the first 90 % to train, then 5 %
+def split_lines(text: Text, cache: Path) -> Split:
+    """Copies the lines of a text into a directory below `cache`: the first 90 % to train, then 5 %
     and 5 % to validate and test.
 
     Validation and test have 10,000 lines at most. The order stays, so neighbouring lines are seldom
-    in different splits. The same file is copied once.
+    in different splits. An empty line stands between two files, which ends a document for
+    break_mode "complete_doc". The same text is copied once.
 
-    file: UTF-8 text, as `adaptive_jax.files.unpacked` reads it.
+    text: files in UTF-8, as `adaptive_jax.files.unpacked` reads them.
 
     Raises:
         InputError: JSON, fewer than three lines, a part without words, a file that cannot be read,
             is not UTF-8 or has `<eos>` of its own.
     """
-    text, total, ends = Text((file,)), 0, 0
-    for line in text.lines():
+    file, total, ends = text.files[0], 0, 0
+    for line in _documents(text):
         total, ends = total + 1, ends + line.count(EOS.encode())
     check_eos(ends, total, file)
     if total < 3:
@@ -69,7 +78,7 @@ def split_lines(file: Path, cache: Path) -> Split:
         for left in directory.glob(".*.txt.*"):  # of a process that was killed
             if left.suffix != ".lock":
                 left.unlink()
-        lines = text.lines()
+        lines = _documents(text)
         for path, count in zip(paths, counts, strict=True):
             words = False
             with replacing(path) as copy:
@@ -86,3 +95,10 @@ def split_lines(file: Path, cache: Path) -> Split:
         paths[-1].unlink(missing_ok=True)  # written last: one of the others was removed
     make_once(paths[-1], copy)
     return Split(directory, counts)
+
+
+def _documents(text):
+    """The lines of a text, and an empty line between two files."""
+    for number, file in enumerate(text.files):
+        yield from [b"\n"] * (number > 0)
+        yield from Text((file,)).lines()

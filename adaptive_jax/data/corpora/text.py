@@ -203,7 +203,7 @@ def local_texts(
         names = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
         choices = {name: [place / name] for name in names if (place / name).is_file()}
         for name in NAMES[split]:
-            if files := _files(place / name):
+            if files := text_files(place / name):
                 choices[f"{name}/"] = files
         if pattern and (files := sorted(place.glob(pattern))):
             choices[pattern] = files
@@ -219,14 +219,19 @@ def local_texts(
     return texts
 
 
-def _files(directory: Path) -> list[Path]:
-    """All files of a directory in order of name, except hidden ones and an editor's backups, whose
-    names end in ~; [] if there is none.
+def text_files(directory: Path) -> list[Path]:
+    """All files in a directory and its folders in order of name, except hidden ones and an editor's
+    backups, whose names end in ~; [] if there is none.
     """
-    if not directory.is_dir():
-        return []
-    return sorted(
-        file
-        for file in directory.iterdir()
-        if file.is_file() and not (file.name.startswith(".") or file.name.endswith("~"))
-    )
+    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    parts = [file.relative_to(directory).parts for file in files]
+    hidden = [names[-1].endswith("~") or any(n.startswith(".") for n in names) for names in parts]
+    return [file for file, hides in zip(files, hidden, strict=True) if not hides]
+
+
+def has_splits(directory: Path) -> bool:
+    """True for a directory with a file or a folder of text that is named as a split is."""
+    names = itertools.chain(*NAMES.values())
+    suffixes = [f".txt{suffix}" for suffix in SUFFIXES]
+    files = (directory / f"{name}{suffix}" for name in names for suffix in ("", *suffixes))
+    return any(file.exists() for file in files)

@@ -45,18 +45,20 @@ class Files(NamedTuple):
     vocabulary_size: int
     dtype: str = ""
 
+    def present(self, split: str) -> list[str]:
+        """The names of the files of a split that there are."""
+        return [name for name in _names(split) if (self.directory / name).is_file()]
+
     def find(self, split: str) -> Path:
         """The file of a split. Raises InputError: none, or more than one."""
-        choice = [f"{name}{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
-        present = [name for name in choice if (self.directory / name).is_file()]
-        if len(present) == 1:
+        if len(present := self.present(split)) == 1:
             return self.directory / present[0]
         if not self.directory.is_dir():
             raise InputError(
                 f"data.path={self.directory} is not a directory: use the one that holds the files"
                 " of train, valid and test"
             )
-        wrong = f"no {split} split; add one of {', '.join(choice)}"
+        wrong = f"no {split} split; add one of {', '.join(_names(split))}"
         if present:
             wrong = f"both {' and '.join(present[:2])}; keep one of them"
         raise InputError(f"data.path={self.directory} has {wrong}")
@@ -129,6 +131,10 @@ class Files(NamedTuple):
             return np.load(file)
         except (OSError, ValueError, EOFError) as error:
             raise damaged(file, error) from error
+
+
+def _names(split):
+    return [f"{name}{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
 
 
 def _true_width(ids):

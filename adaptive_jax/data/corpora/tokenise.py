@@ -4,9 +4,12 @@ import functools
 import re
 from collections.abc import Callable
 
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import check_known
 
 LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"  # accents may be characters of their own
+BYTE_ORDER_MARK = "\ufeff"  # where files that begin with one were joined
+SPECIAL = re.compile(rf"(?<!\S)({UNKNOWN}|{EOS})(?!\S)")
 MARKS = rf"{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"  # words, numbers, punctuation marks
 
 
@@ -35,8 +38,18 @@ def tokeniser(name: str, lower: bool) -> Callable[[str], str]:
     """Returns the function of this name from line to line, which lower-cases if asked to.
     InputError: an unknown name.
 
-    It lower-cases last: capitals tell a tokeniser where sentences begin.
+    It lower-cases last: capitals tell a tokeniser where sentences begin. `<unk>` and `<eos>` stay
+    words, and a byte order mark at the start of a line is left out; within a line it is a word of
+    WikiText.
     """
     check_known(f"data.tokeniser={name!r}", name, TOKENISERS)
     split = TOKENISERS[name]()
-    return (lambda line: split(line).lower()) if lower else split
+
+    def words(line: str) -> str:
+        line = line.removeprefix(BYTE_ORDER_MARK)
+        if name != "none":
+            parts = enumerate(SPECIAL.split(line))  # every second one is `<unk>` or `<eos>`
+            line = " ".join(part if i % 2 else split(part) for i, part in parts)
+        return line.lower() if lower else line
+
+    return words

@@ -7,7 +7,6 @@ lines.decode(ids)                        # "and god said,\\n"
 """
 
 import functools
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -46,18 +45,13 @@ class Lines(NamedTuple):
         """Those of a run. data: the group of its config.
 
         Raises:
-            InputError: a run on ids of a tokenizer, none of which ends a document; a corpus that
-                does not exist.
+            InputError: a corpus that does not exist.
         """
-        if EOS not in vocabulary.index:
-            raise InputError(
-                "this run was trained on ids, and none of them ends a document: to score or write"
-                " lines of ids train with --config.data.eos=ID"
-            )
         return cls(vocabulary, tokeniser(data["tokeniser"], data["lower"]), _joiner(data))
 
     def words(self, text: str) -> list[str]:
-        """The words of text, with an `<eos>` for each line feed.
+        """The words of text, with an `<eos>` for each line feed; of ids none of which ends a
+        document, with none.
 
         Raises:
             InputError: not a string, or one with characters that text never has: NUL, or bytes that
@@ -68,9 +62,9 @@ class Lines(NamedTuple):
         if NOT_TEXT.search(text):
             raise InputError(f"text must be UTF-8 without NUL bytes, got {text[:40]!r}")
         first, *rest = (self.split(line).split() for line in text.split("\n"))
-        words = first
+        words, end = first, [EOS] * (EOS in self.vocabulary.index)
         for line in rest:
-            words += [EOS, *line]
+            words += end + line
         return words
 
     def tokens(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -124,12 +118,19 @@ class Lines(NamedTuple):
         spelling = b"".join(spells[i] for i in ids[-last:])
         return ids[:-last], spelling.removesuffix(MARK.encode())
 
-    def units_within(self, ids: np.ndarray, begun: str) -> int:
-        """The number of the first tokens that lie in `begun`, with which their text begins."""
-        spelling, spells = MARK.join(self.words(begun)).encode(), self.vocabulary.utf8
-        ends = itertools.accumulate((len(spells[i]) for i in ids), initial=0)
-        fits = (spelling.startswith(spells[i], at) for i, at in zip(ids, ends, strict=False))
-        return sum(1 for _ in itertools.takewhile(bool, fits))
+    def after(self, begun: str, words: list[str], ids: np.ndarray) -> tuple[list[str], int]:
+        """What follows `begun` in words and tokens of both together: its words, the first of which
+        is the rest of one, "" if that ends with `begun`, and the number of tokens that lie before.
+        """
+        before, spells, read, at = self.words(begun), self.vocabulary.utf8, 0, 0
+        spelling = MARK.join(before).encode()
+        while spelling.startswith(spells[ids[read]], at) and at < len(spelling):
+            at, read = at + len(spells[ids[read]]), read + 1
+        complete = self.vocabulary.ends_word[ids[:read]].sum()
+        rest = words[complete:]
+        for word in before[complete : complete + 1]:
+            rest[0] = rest[0].removeprefix(word)
+        return rest, read
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, with a line feed for each `<eos>`.
