@@ -83,8 +83,8 @@ class DecodeState:
     Attributes:
         tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
         progress: of each row.
-        vocabulary: of the run.
         line_end: id of `<eos>`; -1 of ids none of which ends a document.
+        vocabulary: of the run.
     """
 
     def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
@@ -413,8 +413,8 @@ class Writer:
         A word may change how the line before it is written, such as a quotation mark; then the rest
         of the line comes at its end.
         """
-        vocabulary, line, shown = self._lines.vocabulary, self.state.line, self._shown
-        line_end = self.state.line_end
+        vocabulary, line, line_end = self._lines.vocabulary, self.state.line, self.state.line_end
+        shown = self._shown
         for token in tokens:
             line.append(token)
             if not vocabulary.ends_word[token]:

@@ -15,15 +15,18 @@ from adaptive_jax.scores.scores import Scores
 class Line(NamedTuple):
     """A line, its words, and their tokens, int32 `[tokens]`.
 
+    read: how many of the tokens, the first ones, are only read: they belong to `before`.
+    before: the beginning of its first word, which stands in the text before it.
+
     begins: it begins a document, and sees nothing before it.
-    read: the first tokens, which are only read: they belong to the text before the line.
     """
 
     source: TextLine
     words: list[str]
     ids: np.ndarray
-    begins: bool = False
     read: int = 0
+    before: str = ""
+    begins: bool = False
 
 
 class GrowingText:

@@ -38,6 +38,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
             if part["perplexity"] is not None:
                 words += f" of perplexity {part['perplexity']:,.2f}"
     unigram, method = result["unigram_perplexity"], result["settings"]["method"]
+    known = result["known_perplexity"]
     unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
     if settings.layout == "streams":
         rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
@@ -45,6 +46,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     parts = [
         f"{result['split']}: perplexity {result['perplexity']:,.2f} ({result['nll']:.4f} nats a"
         f" {unit}) over {result['words']:,} {unit}s"
+        + (f", without <unk> {known:,.2f}" if known is not None else "")
         + (f", unigram perplexity {unigram:,.2f}" if math.isfinite(unigram) else ""),
         *([words] if words else []),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"

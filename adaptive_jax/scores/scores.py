@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 
 
 class Scores(NamedTuple):
@@ -86,19 +86,26 @@ class Scores(NamedTuple):
 
         Returns:
             Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
-            `unigram_perplexity`, the perplexity by the words' counts alone, and `unknown`, the
-            share of words that are `<unk>`.
+            `unigram_perplexity`, the perplexity by the words' counts alone, `unknown`, the share
+            of words that are `<unk>`, and `known_perplexity`, that of the others, None where none
+            is `<unk>`.
         """
         ids, nll, *_ = self.counted()
         words = vocabulary.count_words(ids)
         mean = float(np.sum(nll, dtype=np.float64) / words)
+        unknown, others = vocabulary.unk_rate(ids), None
+        if 0 < unknown < 1:
+            known = ids != vocabulary.index[UNKNOWN]
+            total = np.sum(nll[known], dtype=np.float64)
+            others = perplexity(float(total / vocabulary.count_words(ids[known])))
         return {
             "nll": mean,
             "perplexity": perplexity(mean),
             "words": words,
             "tokens": len(nll),
             "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
-            "unknown": vocabulary.unk_rate(ids),
+            "unknown": unknown,
+            "known_perplexity": others,
         }
 
 

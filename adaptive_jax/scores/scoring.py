@@ -18,6 +18,7 @@ from adaptive_jax.model.composition import Compose, compose_shared
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.numerics.products import full_precision
 from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.runs.run import Run
 
 OOV = np.int32(-1)  # stands for an input word that the model has no vector of
@@ -212,6 +213,7 @@ class Evaluation(NamedTuple):
             train.txt.
         progress: `progress(what)` shows how far something is.
         tables: `tables()` is what `composed(run, ids)` returns, computed once.
+        encode: `encode(other)` gives the ids of the split by another run's vocabulary.
     """
 
     workdir: Path
@@ -223,6 +225,20 @@ class Evaluation(NamedTuple):
     train: Callable[[str | None], np.ndarray]
     progress: Callable[[str], Progress]
     tables: Callable[[], tuple]
+    encode: Callable[[Run], np.ndarray]
+
+    def by(self, other: Run, ids: np.ndarray) -> "Evaluation":
+        """The evaluation of the same text, `ids`, by another run, which reads the window that it
+        was trained with, after the same context where that fits.
+        """
+        windows = Windows.of(other.config)
+        if windows.layout != "streams":
+            context = self.windows.context
+            rows = rows_to_score(other.config, windows.window) * other.mesh.size
+            windows = windows._replace(context=context, rows=rows)
+            windows = windows if context < windows.window else windows._replace(context=0)
+        tables = functools.cache(functools.partial(composed, other, ids))
+        return self._replace(run=other, ids=ids, windows=windows, tables=tables)
 
     def score(self, hidden: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """The model's own scores as `with_uniform` returns them, and hidden states if asked for,

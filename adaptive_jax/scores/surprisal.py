@@ -62,6 +62,7 @@ class ScoredLine(NamedTuple):
         number: of the line in its file, or of the row in its table, from 1.
         file: its name, "-" for standard input; empty for text without one.
         columns: the other columns of its table.
+        before: the beginning of the first word, where that stands in the text before the line.
     """
 
     text: str
@@ -74,18 +75,22 @@ class ScoredLine(NamedTuple):
     number: int = 1
     file: str = ""
     columns: Mapping[str, str] = MappingProxyType({})
+    before: str = ""
 
     @property
     def places(self) -> np.ndarray:
         """The first character of each word in `text`, and the one after its last, int64
         `[words, 2]`.
         """
-        return places(self.text, self.words)
+        spans = places(self.before + self.text, self.words)
+        return np.maximum(spans - len(self.before), 0)
 
     def by_word(self) -> "ScoredLine":
         """The white-space words of the text, punctuation included, with the sums of the
         log-probabilities of their parts. `<eos>` stays a word. A word is unseen if a part is.
         """
+        if not self.words:
+            return self
         spans = self.places
         numbers = word_numbers(self.text, spans)
         first = np.flatnonzero(np.append(True, (np.diff(numbers) != 0) | (numbers[1:] < 0)))
@@ -178,17 +183,15 @@ class LineScorer:
         for number, text in enumerate(texts, start=1):
             source = text if isinstance(text, TextLine) else TextLine(text, number)
             begins = after_blank or source.number == 1
-            line = self._line(source, "" if follows and not begins else self._begun)
-            if self.config.documents == "blank" and not source.text.strip():
-                after_blank = True
-                continue
-            yield line._replace(begins=begins)
-            after_blank = False
+            line = self._line(source, self._begun if begins or not follows else "")
+            after_blank = self.config.documents == "blank" and not source.text.strip()
+            if not after_blank:
+                yield line._replace(begins=begins)
 
-    def _line(self, source, begun):
-        """A line that goes on in the last word of `begun`."""
+    def _line(self, source, before):
+        """A line, which goes on in the last word of `before`; its first word is that word."""
         text = source.text
-        words = self.lines.words(begun + text if begun else text)
+        words = self.lines.words(before + text if before else text)
         if not text.endswith("\n"):
             words += self.lines.words("\n")
         ids, _ = self.lines.tokens(words)
@@ -201,8 +204,9 @@ class LineScorer:
                     f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
-        words, read = self.lines.after(begun, words, ids)
-        return Line(source, words, ids, read=read)
+        read = self.lines.units_within(ids, before)
+        words = words[self.lines.vocabulary.ends_word[ids[:read]].sum() :]
+        return Line(source, words, ids, read, before)
 
     def _alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
@@ -295,9 +299,6 @@ class LineScorer:
         vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
         scores = scores.take(slice(line.read, None)).words(vocabulary)
         counts = ~np.isnan(scores.nll)
-        if not line.words[0]:  # the end of a word before the line
-            scores.nll[1] += scores.nll[0]
-            counts[0] = False
         ids, nll, ranks, entropies, _ = scores.take(counts)
         words = tuple(itertools.compress(line.words, counts))
         if not isinstance(vocabulary, Subwords):
@@ -305,7 +306,15 @@ class LineScorer:
             frequencies = np.where(unseen, 0, vocabulary.counts[ids])
         _, *source = line.source
         return ScoredLine(
-            line.source.text, words, -nll, unseen, frequencies, ranks, entropies, *source
+            line.source.text,
+            words,
+            -nll,
+            unseen,
+            frequencies,
+            ranks,
+            entropies,
+            *source,
+            line.before,
         )
 
 

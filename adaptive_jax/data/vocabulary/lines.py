@@ -7,6 +7,7 @@ lines.decode(ids)                        # "and god said,\\n"
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -118,19 +119,12 @@ class Lines(NamedTuple):
         spelling = b"".join(spells[i] for i in ids[-last:])
         return ids[:-last], spelling.removesuffix(MARK.encode())
 
-    def after(self, begun: str, words: list[str], ids: np.ndarray) -> tuple[list[str], int]:
-        """What follows `begun` in words and tokens of both together: its words, the first of which
-        is the rest of one, "" if that ends with `begun`, and the number of tokens that lie before.
-        """
-        before, spells, read, at = self.words(begun), self.vocabulary.utf8, 0, 0
-        spelling = MARK.join(before).encode()
-        while spelling.startswith(spells[ids[read]], at) and at < len(spelling):
-            at, read = at + len(spells[ids[read]]), read + 1
-        complete = self.vocabulary.ends_word[ids[:read]].sum()
-        rest = words[complete:]
-        for word in before[complete : complete + 1]:
-            rest[0] = rest[0].removeprefix(word)
-        return rest, read
+    def units_within(self, ids: np.ndarray, begun: str) -> int:
+        """The number of the first tokens that lie in `begun`, with which their text begins."""
+        spelling, spells = MARK.join(self.words(begun)).encode(), self.vocabulary.utf8
+        ends = itertools.accumulate((len(spells[i]) for i in ids), initial=0)
+        fits = (spelling.startswith(spells[i], at) for i, at in zip(ids, ends, strict=False))
+        return sum(1 for _ in itertools.takewhile(bool, fits))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, with a line feed for each `<eos>`.
