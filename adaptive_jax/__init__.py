@@ -41,6 +41,7 @@ _MODULES = {
     "linear_log_probs": "losses.cross_entropy",
     "load": "text.load",
     "log_probs": "losses.distribution",
+    "save_run": "interop.save_run",
     "update_rows": "optimizers.row_sparse",
 }
 __all__ = sorted(_MODULES)
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
     from adaptive_jax.inputs.char_cnn import CharacterCNN as CharacterCNN
     from adaptive_jax.inputs.groc import GroC as GroC
     from adaptive_jax.inputs.lookup import Lookup as Lookup
+    from adaptive_jax.interop.save_run import save_run as save_run
     from adaptive_jax.losses.cross_entropy import adaptive_cross_entropy as adaptive_cross_entropy
     from adaptive_jax.losses.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from adaptive_jax.losses.cross_entropy import linear_log_probs as linear_log_probs

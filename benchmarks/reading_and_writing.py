@@ -29,7 +29,7 @@ from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.runs.run import Run
-from adaptive_jax.scores.scoring import PLAIN, as_stream, initial_carry, make_scorer, scores
+from adaptive_jax.scores.scoring import as_stream, initial_carry, make_scorer, scores
 
 BATCH = 2_048  # tokens
 
@@ -69,7 +69,7 @@ def _forward_pass(run, ids, settings, unscored):
     layer skips.
     """
     words = len(run.vocabulary)
-    scorer = make_scorer(run.model, run.mesh, unscored, (words, words, PLAIN))
+    scorer = make_scorer(run.model, run.mesh, unscored, words, words)
     batches = [batch for batch, _ in windows(ids, run.vocabulary.eos, settings)[1]]
     if not unscored:
         batches = [batch._replace(first=np.zeros_like(batch.first)) for batch in batches]

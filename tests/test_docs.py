@@ -13,6 +13,8 @@ import json
 import re
 import shlex
 import subprocess
+from pathlib import Path
+from shutil import rmtree
 from types import SimpleNamespace
 
 import jax
@@ -39,7 +41,7 @@ OWN_PAGES = {
     "docs/rl.md": "has a test below",
 }
 OWN_TESTS = (  # code with a test of its own, below
-    *("class MyModel", "linear_cross_entropy", "OneGate"),
+    *("class MyModel", "linear_cross_entropy", "OneGate", "save_run"),
     *("adaptive_jax.nnx", "torch_softmax", "accumulated", "pyarrow"),
 )
 DONE = set()  # a command of several pages runs once
@@ -366,13 +368,58 @@ def test_layers_in_nnx():
 def test_weights_of_torch():
     """The code block computes torch's mean loss, and gives torch its arrays back."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-    [code] = python_blocks(PAGES["docs/torch.md"])
+    code, _ = python_blocks(PAGES["docs/torch.md"])
     names = {}
     exec(small(code), names)
     hidden, targets = (np.array(names[each]) for each in ("hidden", "targets"))
     with torch.no_grad():
         expected = names["module"](torch.from_numpy(hidden), torch.from_numpy(targets)).loss
     np.testing.assert_allclose(names["loss"], expected, rtol=1e-6)
+
+
+def test_a_model_of_torch_becomes_a_run_and_back(tmp_path, monkeypatch):
+    """The page's program: the run scores what torch computes, and torch gets its numbers back."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    monkeypatch.chdir(tmp_path)
+    _, code = python_blocks(PAGES["docs/torch.md"])
+    names = {}
+    exec(code, names)
+    tokens, targets = ([1, 0, 2, 3, 4, 0, 5], [0, 2, 3, 4, 0, 5, 1])
+    with torch.no_grad():
+        theirs, again = (
+            names[model](torch.tensor([tokens]), torch.tensor([targets]))
+            for model in ("model", "again")
+        )
+    np.testing.assert_allclose(names["line"].log_probs, theirs, rtol=1e-5)
+    assert torch.equal(again, theirs)
+
+
+def test_an_input_starts_from_vectors_of_a_file(tmp_path, monkeypatch, in_process, capsys):
+    """The page's program puts the vectors of a file into a run, and training that is given nothing
+    but the run starts from them, with its config and its text.
+    """
+    monkeypatch.chdir(tmp_path)
+    for split in "train", "valid", "test":
+        Path("DIR").mkdir(exist_ok=True)
+        Path("DIR", f"{split}.txt").write_text("the cat sat\nthe cat sat on the mat\n" * 9)
+    Path("glove.6B.300d.txt").write_text(f"2 8\ncat{' 0.5' * 8}\nzebra{' 0.1' * 8}\n")
+    [code] = [code for code in python_blocks(PAGES["docs/words.md"]) if "read_vectors" in code]
+    tiny = '"lstm", "body.features": 8, "body.widths": (8,), "tokens_per_update": 16, '
+    tiny += '"steps": 1, "batches.sequence_length": 8, "schedule.name": "constant", '
+    tiny += '"schedule.warmup_steps": 0'
+    code = code.replace('"lstm"', tiny).replace('"input.width": 300', '"input.width": 8')
+    exec(code, {})
+    assert "1 of 6 words have vectors, 18.2% of the text" in capsys.readouterr().out
+    train = "train.py", "--init_from=runs/glove", "--workdir=runs/tuned"
+    train = *train, "--config.optimizer.learning_rate=1e-30"  # which moves nothing
+    done = in_process(*train)
+    assert done.returncode == 0, done.stderr
+    assert "init_from    runs/glove after 0 updates: vectors of 6 of 6 words" in done.stdout
+    vectors = adaptive_jax.load("runs/tuned").run.params["input"]["table"]
+    words = adaptive_jax.load("runs/tuned").run.vocabulary.index
+    np.testing.assert_array_equal(vectors[words["cat"]], np.full(8, 0.5, np.float32))
+    rmtree("runs/glove")  # the run resumes without it
+    assert in_process(*train).returncode == 0
 
 
 def test_a_layer_is_added(monkeypatch):

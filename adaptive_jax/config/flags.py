@@ -127,11 +127,10 @@ def parse(argv: Sequence[str]) -> list[str]:
         _check_group(key)
     place, argv = _without_config(argv)
     _files.clear()
-    if place is None:
-        for key in typed:
-            raise InputError(f"--config.{key} changes a config, and --config is missing: {CURE}")
+    if place is not None:
+        _files.append(_read(os.path.expanduser(place)))  # as shells do not after "--config="
+    elif not typed:
         return flags.FLAGS(argv)
-    _files.append(_read(os.path.expanduser(place)))  # as shells do not after "--config="
     types: dict = {group: {} for group in rows.GROUPS if "." not in group}
     for key, text in typed.items():
         rows.put(types, key, FieldReference(None, object if text is None else str))
@@ -142,15 +141,21 @@ def parse(argv: Sequence[str]) -> list[str]:
     return values(argv)
 
 
-def config() -> tuple[dict, list[str]]:
+def config(default: Callable[[], dict] | None = None) -> tuple[dict, list[str]]:
     """The config that --config and the flags --config.KEY describe, see `keys.resolve`, and lines
     that say which classes the flags switched.
+
+    default: returns what flags change where there is no --config.
 
     Raises:
         InputError: no --config; or an unknown key, name or value, of the file or of a flag.
     """
+    if not _files and default:
+        _files.append(_File("the config of the run", default(), None))
     if not _files:
-        raise InputError(f"--config is missing: {CURE}")
+        key = next(iter(_overrides()), None)
+        change = f"--config.{key} changes a config, and " if key else ""
+        raise InputError(f"{change}--config is missing: {CURE}")
     changed, lines = keys.switch(_files[0].stated, _overrides())
     try:
         return keys.resolve(changed), lines
@@ -174,7 +179,8 @@ def published(config: Mapping) -> tuple[dict | None, list[str]]:
 
 def _overrides():
     """The values of the flags --config.KEY by key."""
-    return config_flags.get_override_values(flags.FLAGS["config"])
+    flag = flags.FLAGS["config"]
+    return {} if flag.value is None else config_flags.get_override_values(flag)
 
 
 def _check_group(key):

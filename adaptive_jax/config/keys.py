@@ -342,14 +342,24 @@ def check_allowed(config: Mapping, file: object) -> None:
     Raises:
         ExternalClassError: it names another; the message says how to allow it.
     """
-    for group in NAMES:
-        name = str(at(config, f"{group}.name") or "")
-        module, colon, _ = name.partition(":")
-        if colon and module not in _allowed:
+    for group, name in _external(config).items():
+        if (module := name.partition(":")[0]) not in _allowed:
             raise ExternalClassError(
                 f"{file} has {group}.name={name!r}, code that is not part of adaptive_jax: pass"
                 f" --allow={module} to import and run it, if you trust it"
             )
+
+
+def allow_flag(config: Mapping) -> str:
+    """The flag, after a space, that a command needs to open a run of this config; "" for none."""
+    modules = dict.fromkeys(name.partition(":")[0] for name in _external(config).values())
+    return f" --allow={','.join(modules)}" if modules else ""
+
+
+def _external(config):
+    """The names of classes of other packages in a config, by group."""
+    names = {group: str(at(config, f"{group}.name") or "") for group in NAMES}
+    return {group: name for group, name in names.items() if ":" in name}
 
 
 def complete(*changes: Mapping[str, object]) -> dict:

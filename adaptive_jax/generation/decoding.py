@@ -93,17 +93,19 @@ class Decoder:
         return hidden, carry
 
     def draw(
-        self, hidden: jax.Array, carry: object, how: Sampling, settings: tuple
+        self, hidden: jax.Array, carry: object, how: Sampling, settings: tuple, fixed: np.ndarray
     ) -> tuple[Sample, jax.Array, jax.Array, object]:
         """Draws the token after `hidden [rows, features]` and reads it: the tokens, how many tails
         were computed, the next hidden states and carry.
 
-        settings: a random key, the number of the token, 1 / temperature, and the share of the
-            nucleus; see `next_token.draw`.
+        Args:
+            settings: a random key, the number of the token, 1 / temperature, and the share of the
+                nucleus; see `next_token.draw`.
+            fixed: the token of a row that is not drawn, int32 `[rows]`; -1 where it is.
         """
 
         def draw_and_read(apply, arguments, carry):
-            bands, hidden, (key, number, power, top_p) = arguments
+            bands, hidden, (key, number, power, top_p), fixed = arguments
             rows = jnp.arange(len(hidden))
             fold_in = jax.random.fold_in
             keys = jax.vmap(lambda row: fold_in(fold_in(key, row), number))(rows)
@@ -118,10 +120,11 @@ class Decoder:
                     sample = draw_among(best, keys, power, top_p)
                 else:
                     sample = draw(log_probs, keys, power)
+            sample = sample._replace(id=jnp.where(fixed < 0, sample.id, fixed))
             hidden, carry = apply(sample.id[:, None], carry, method="step")
             return sample, tails, hidden[:, 0], carry
 
-        arguments = self._bands, hidden, settings
+        arguments = self._bands, hidden, settings, fixed
         return self._call(("draw", how), draw_and_read, arguments, carry, carries=True)
 
     def top_k(
@@ -144,6 +147,10 @@ class Decoder:
             return top_k(self._next_token(apply, bands, hidden, banned), k, least)
 
         return self._call(("rank", k, banned), rank, (self._bands, hidden, scores))
+
+    def log_probs(self, hidden: jax.Array) -> jax.Array:
+        """Log-probabilities of all tokens after `hidden [rows, features]`, float32 `[rows, V]`."""
+        return self._call(("log_probs",), _log_probs, hidden)
 
     def take(self, carry: object, rows: np.ndarray) -> object:
         """The carry of some rows, in this order; a row may be taken several times."""

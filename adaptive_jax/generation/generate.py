@@ -4,7 +4,7 @@ search finds.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os.path import commonprefix
 from typing import NamedTuple
 
@@ -13,11 +13,10 @@ import numpy as np
 
 from adaptive_jax.data.batches.windows import ends_example, last_example
 from adaptive_jax.data.vocabulary.lines import Lines
-from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.generation.decoding import Decoder, Sampling
-from adaptive_jax.generation.next_token import TopK
+from adaptive_jax.generation.next_token import TopK, draw_among
 from adaptive_jax.generation.options import Options
 
 NO_NUMBER = (
@@ -27,6 +26,8 @@ NO_NUMBER = (
 NUMBER_MARKS = "@,@", "@.@", "@-@"
 
 MOST_UNITS = 20  # sub-words of a word on average; a text with as many ends
+SPELLINGS = 16  # of an unfinished word, that are followed at once
+FIRST = 0xFFFFFFFF  # the number of a text's beginning among the draws of its tokens
 SHORTEST = 2  # tokens of a window: one that is read again, and the next
 
 
@@ -37,7 +38,8 @@ class Continuation(NamedTuple):
         text: what follows the prompt, with the space between them unless the prompt ends in it.
         tokens: int32 `[n]`.
         log_prob: the sum of the tokens' log-probabilities in nats, by the model, whatever the
-            options.
+            options. Of a prompt that ends within a word of sub-words, the tokens are those from
+            about there on, and the log-probability is given that they spell the prompt.
     """
 
     text: str
@@ -61,6 +63,16 @@ class Progress(NamedTuple):
     ended: np.ndarray
 
 
+class Text(NamedTuple):
+    """Tokens after a prompt, int32 `[n]`, and the sum of their log-probabilities in nats."""
+
+    tokens: np.ndarray
+    log_prob: float
+
+
+NO_TEXT = Text(np.zeros(0, np.int32), 0.0)
+
+
 class DecodeState:
     """Texts that continue one prompt, a row each, and what the model remembers of them.
 
@@ -72,6 +84,7 @@ class DecodeState:
         tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
         progress: of each row.
         line_end: id of `<eos>`; -1 of ids none of which ends a document.
+        vocabulary: of the run.
     """
 
     def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
@@ -92,13 +105,14 @@ class DecodeState:
             )
         self._window = window or max(SHORTEST, config["batches"]["sequence_length"])
         self._decoder, self._options = decoder, options
-        self._vocabulary = decoder.run.vocabulary
-        self.line_end = self._vocabulary.index.get(EOS, -1)
+        self.vocabulary = decoder.run.vocabulary
+        self.line_end = self.vocabulary.index.get(EOS, -1)
         self._break_mode = config["batches"]["break_mode"]
-        prompt = last_example(prompt, self._vocabulary.eos, self._break_mode)
-        self.tokens = np.append(np.int32(self._vocabulary.eos), prompt)[None]
+        prompt = last_example(prompt, self.vocabulary.eos, self._break_mode)
+        self.tokens = np.append(np.int32(self.vocabulary.eos), prompt)[None]
         self._begin = self.tokens.shape[1]
         self.progress = Progress(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
+        self._fixed: list[tuple[int, ...]] = [()]
         self._steps = self._clusters_computed = 0
         self._read_window()
         if rows > 1:
@@ -119,6 +133,21 @@ class DecodeState:
         prompt = self.tokens[0, 1 : self._begin]
         return prompt[np.append(-1, np.flatnonzero(prompt == self.line_end))[-1] + 1 :].tolist()
 
+    def begin(self, texts: Sequence[Text]) -> None:
+        """Lets each row begin with a text, whose log-probability it has from now on. Rows beyond
+        them are -inf.
+        """
+        rows = len(self.tokens)
+        self._fixed = [tuple(text.tokens) for text in texts] + [()] * (rows - len(texts))
+        sums = np.full(rows, -np.inf)
+        sums[: len(texts)] = [text.log_prob for text in texts]
+        self.progress = self.progress._replace(log_probs=sums)
+
+    def log_probs(self) -> np.ndarray:
+        """Log-probabilities of all next tokens, float32 `[rows, V]`."""
+        self._make_room()
+        return jax.device_get(self._decoder.log_probs(self._hidden))
+
     def draw(self, how: Sampling, settings: tuple) -> np.ndarray:
         """Draws the next token of each row and reads it: int32 `[rows]`; see `Decoder.draw`.
 
@@ -126,14 +155,15 @@ class DecodeState:
             InputError: the model gives no number.
         """
         self._make_room()
+        fixed = self._next_fixed()
         sample, tails, self._hidden, self._carry = self._decoder.draw(
-            self._hidden, self._carry, how, settings
+            self._hidden, self._carry, how, settings, fixed
         )
         sample, tails = jax.device_get((sample, tails))
         self._count(tails)
         if not np.isfinite(sample.log_prob).all():
             raise InputError(NO_NUMBER)
-        self._append(sample.id, sample.log_prob)
+        self._append(sample.id, np.where(fixed < 0, sample.log_prob, 0))
         return sample.id
 
     def top_k(self, k: int, banned: tuple[int, ...] = ()) -> TopK:
@@ -142,7 +172,12 @@ class DecodeState:
         scores = self.progress.log_probs.astype(np.float32)
         best = jax.device_get(self._decoder.top_k(self._hidden, k, scores, banned))
         self._count(best.clusters_computed)
-        return best
+        fixed = self._next_fixed()[:, None]
+        only = np.where(np.arange(best.ids.shape[1]) == 0, np.float32(0), -np.inf)
+        return best._replace(
+            ids=np.where(fixed < 0, best.ids, fixed),
+            log_probs=np.where(fixed < 0, best.log_probs, only),
+        )
 
     def read(self, ids: np.ndarray, log_probs: np.ndarray) -> None:
         """Reads a token of each row, int32 `[rows]`, with these log-probabilities."""
@@ -153,6 +188,7 @@ class DecodeState:
     def take(self, rows: np.ndarray) -> None:
         """Goes on with some rows, int32, in this order; a row may be taken several times."""
         self.tokens = self.tokens[rows]
+        self._fixed = [self._fixed[row] for row in rows]
         self.progress = Progress(*(column[rows] for column in self.progress))
         self._hidden, self._carry = self._hidden[rows], self._decoder.take(self._carry, rows)
 
@@ -161,14 +197,17 @@ class DecodeState:
         before, words, lines = self.progress, self._options.words, self._options.lines
         log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
         going, eos = ~ended, ids == self.line_end
-        num_words = num_words + (going & self._vocabulary.ends_word[ids])
+        num_words = num_words + (going & self.vocabulary.ends_word[ids])
         num_lines = num_lines + (going & eos)
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
-        ended |= ends_example(ids, self.tokens[rows, -1], self._vocabulary.eos, self._break_mode)
+        ended |= ends_example(ids, self.tokens[rows, -1], self.vocabulary.eos, self._break_mode)
         ended |= length + 1 >= MOST_UNITS * words  # sub-words may never end a word
         return Progress(
             log_prob + np.where(going, log_probs, 0), length + going, num_words, num_lines, ended
         )
+
+    def _next_fixed(self):
+        return np.array([tokens[0] if tokens else -1 for tokens in self._fixed], np.int32)
 
     def _count(self, tails):
         """Counts a step that computed so many tails."""
@@ -178,6 +217,7 @@ class DecodeState:
     def _append(self, ids, log_probs):
         self.progress = self.progress_with(np.arange(len(ids)), ids, log_probs)
         self.tokens = np.concatenate([self.tokens, ids[:, None]], axis=1)
+        self._fixed = [tokens[1:] for tokens in self._fixed]
         self._used += 1
 
     def _make_room(self):
@@ -194,14 +234,44 @@ class DecodeState:
         self._used = seen.shape[1]
 
 
-class Text(NamedTuple):
-    """Tokens after a prompt, int32 `[n]`, and the sum of their log-probabilities in nats."""
+def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[Text]:
+    """Tokens that spell `text`, UTF-8, or more, of which all but the last lie within it: the most
+    probable first. Their log-probabilities are given that the text goes on so: their sum is 1.
 
-    tokens: np.ndarray
-    log_prob: float
+    Tokens that lie within are followed in as many rows as the state has, the most probable ones.
+    """
+    utf8, (rows, begin) = state.vocabulary.utf8, state.tokens.shape
+    left, complete = [text], []
+    state.begin([NO_TEXT])
+    while left:
+        totals = state.progress.log_probs[:, None] + state.log_probs()
+        totals[:, list(banned)] = -np.inf
+        within = []
+        for row, rest in enumerate(left):
+            longer, shorter = state.vocabulary.beginning(rest)
+            before = state.tokens[row, begin:]
+            complete += [Text(np.append(before, i), totals[row, i]) for i in longer]
+            within += [(totals[row, i], row, i) for i in shorter]
+        within = sorted(within, reverse=True)[:rows]
+        if not within:
+            break
+        sums, chosen, ids = map(np.array, zip(*within, strict=True))
+        left = [left[row][len(utf8[i]) :] for row, i in zip(chosen, ids, strict=True)]
+        empty = 0, rows - len(within)
+        state.take(np.pad(chosen, empty).astype(np.int32))
+        state.read(np.pad(ids, empty).astype(np.int32), np.zeros(rows))
+        sums = np.pad(sums, empty, constant_values=-np.inf)
+        state.progress = state.progress._replace(log_probs=sums)
+    total = np.logaddexp.reduce([each.log_prob for each in complete])
+    if not np.isfinite(total):
+        raise InputError(NO_NUMBER)
+    complete = [each._replace(log_prob=float(each.log_prob - total)) for each in complete]
+    return sorted(complete, key=lambda each: -each.log_prob)
 
 
-def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
+def beam_search(
+    state: DecodeState, banned: tuple[int, ...], beginnings: Sequence[Text] = (NO_TEXT,)
+) -> list[Text]:
     """The most probable texts that have ended, best first, as many as the state has rows, if there
     are so many.
 
@@ -213,10 +283,10 @@ def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
     Args:
         state: has read the prompt, in as many rows as there are beams.
         banned: ids of tokens that are never written.
+        beginnings: of the texts, the most probable first.
     """
     beams, survivors = len(state.tokens), []
-    only_first = np.where(np.arange(beams) > 0, -np.inf, 0.0)
-    state.progress = state.progress._replace(log_probs=only_first)
+    state.begin(beginnings[:beams])
     while len(survivors) < beams or state.progress.log_probs[0] > survivors[-1].log_prob:
         best = state.top_k(2 * beams, banned)
         totals = state.progress.log_probs.astype(np.float32)[:, None] + best.log_probs
@@ -242,7 +312,8 @@ def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
 
 
 class Writer:
-    """Writes on from a prompt.
+    """Writes on from a prompt. In runs of sub-words the last word goes on, unless white space ends
+    it: it is spelt anew, in any units, together with what follows.
 
     Where examples of training saw nothing before them (break modes "eos" and "complete_doc"), only
     the last example of the prompt is read, and writing stops where it ends.
@@ -262,7 +333,14 @@ class Writer:
         self._options, self._lines = options, lines
         self._banned = tuple(_banned(lines, options.avoid))
         rows = options.beams or options.samples
-        self.state = DecodeState(decoder, lines.encode(prompt), options, rows)
+        tokens, begun = lines.encode_open(prompt)
+        self.state = DecodeState(decoder, tokens, options, rows)
+        self._beginnings = [NO_TEXT]
+        if begun:
+            state = DecodeState(decoder, tokens, options, SPELLINGS)
+            self._beginnings = spellings(state, begun, self._banned)
+        last = prompt if self.state.line_end < 0 else prompt.rpartition("\n")[2]
+        self._shown = lines.decode(lines.encode(last))
         self._spaced = prompt.endswith(" ")
 
     def continuations(self) -> list[Continuation]:
@@ -271,7 +349,7 @@ class Writer:
         """
         state, count = self.state, self._options.samples
         if self._options.beams:
-            texts = beam_search(state, self._banned)[:count]
+            texts = beam_search(state, self._banned, self._beginnings)[:count]
             if not texts:
                 raise InputError(NO_NUMBER)
         else:
@@ -307,6 +385,15 @@ class Writer:
             np.float32(1 if greedy else 1 / options.temperature),
             np.float32(options.top_p),
         )
+        if self._beginnings[0] is not NO_TEXT:
+            sums = np.array([text.log_prob for text in self._beginnings], np.float32)
+            sums = sums[: how.k or None]
+            shape = len(self.state.tokens), len(sums)
+            best = np.broadcast_to(sums, shape), np.indices(shape)[1]
+            fold_in, rows = jax.random.fold_in, np.arange(shape[0])
+            keys = jax.vmap(lambda row: fold_in(fold_in(key, row), FIRST))(rows)
+            columns = draw_among(TopK(*best, 0), keys, power, top_p).id.tolist()
+            self.state.begin([self._beginnings[column] for column in columns])
         for number in itertools.count():
             yield self.state.draw(how, (key, np.int32(number), power, top_p))
             if self.state.progress.ended.all():
@@ -328,7 +415,7 @@ class Writer:
         of the line comes at its end.
         """
         vocabulary, line, line_end = self._lines.vocabulary, self.state.line, self.state.line_end
-        shown = self._lines.decode(line)
+        shown = self._shown
         for token in tokens:
             line.append(token)
             if not vocabulary.ends_word[token]:
@@ -350,7 +437,7 @@ def _banned(lines, words):
     """Ids of words that are never written; `<unk>` may be among them though the run has none."""
     vocabulary = lines.vocabulary
     for word in words:
-        if isinstance(vocabulary, Subwords) and word not in (EOS, UNKNOWN):
+        if vocabulary.spells and word not in (EOS, UNKNOWN):
             units = lines.tokens([word])[0]
             if len(units) > 1:
                 raise InputError(
@@ -378,11 +465,11 @@ def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[
     """
     check_at_least(1, k=k)
     vocabulary, k = lines.vocabulary, min(k, len(lines.vocabulary))
-    if isinstance(vocabulary, Subwords):
+    if vocabulary.spells:
         options = Options(words=1, beams=2 * k, samples=2 * k, avoid=())
         probs = {}  # of a word all its spellings in units
         for one in Writer(decoder, lines, text, options).continuations():
-            word = lines.decode(one.tokens).replace("\n", EOS)
+            word = one.text.removeprefix(" ").replace("\n", EOS)
             probs[word] = probs.get(word, 0.0) + math.exp(one.log_prob)
         return sorted(probs.items(), key=lambda pair: -pair[1])[:k]
     best = DecodeState(decoder, lines.encode(text), Options()).top_k(k)

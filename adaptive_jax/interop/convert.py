@@ -4,21 +4,14 @@ import shlex
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-from flax import traverse_util
 
-from adaptive_jax.data.corpora.cached import home_of
-from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.files import new_directory
 from adaptive_jax.interop import torch_files
 from adaptive_jax.interop.awd_lstm import AWD_LSTM
 from adaptive_jax.interop.converter import Checkpoint, Converter
 from adaptive_jax.interop.fairseq import TRANSFORMER_LM
 from adaptive_jax.interop.fconv import FCONV_LM
-from adaptive_jax.runs.checkpoints import Checkpoints
-from adaptive_jax.runs.settings import write_json
-from adaptive_jax.runs.start import check_name
+from adaptive_jax.interop.save_run import new_workdir, write_run
 
 CONVERTERS = [AWD_LSTM, FCONV_LM, TRANSFORMER_LM]  # the first that knows a file converts it
 
@@ -44,30 +37,18 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     Raises:
         InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.
     """
-    workdir = home_of(str(workdir), "OUT_WORKDIR").absolute()
-    check_name(workdir)
-    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-        raise InputError(f"{workdir} already exists: use a new directory")
+    workdir = new_workdir(workdir, "OUT_WORKDIR")
     try:
         converter, foreign = read_checkpoint(Path(checkpoint))
         vocabulary, state = converter.words(Path(words), foreign.state)
         config = converter.config(foreign.options, state, len(vocabulary))
-        params = jax.tree.map(jnp.asarray, converter.parameters(state, config))
+        params = converter.parameters(state, config)
     except Exception as error:  # options and tensors can have any type and shape
         if isinstance(error, InputError):
             raise
         reason = f"{type(error).__name__} {one_line(error)[:150]}"
         raise InputError(f"cannot convert {checkpoint}, damaged or unknown: {reason}") from error
-    for path, array in traverse_util.flatten_dict(params, sep=".").items():
-        if not jnp.isfinite(array).all():
-            raise InputError(f"{checkpoint} has numbers that are not finite, in {path}")
-    with new_directory(workdir) as directory:
-        write_json(directory / "config.json", config)
-        write_json(directory / "trained.json", foreign.options)
-        write_with_checksums(vocabulary, directory / "vocabulary.txt")
-        checkpoints = Checkpoints(directory)
-        checkpoints.save(foreign.updates, {"params": params}, foreign.nll)
-        checkpoints.close()
+    write_run(workdir, config, vocabulary, foreign._replace(state=params), checkpoint)
     place = f"--workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY"
     print(
         f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters,"

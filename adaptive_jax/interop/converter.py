@@ -98,8 +98,8 @@ def assign(
     left = [name for name in tensors if name not in parts]
     missing = [name for name in parts if name not in tensors and targets[name] not in filled]
     problems = {
-        "left over in the checkpoint": [f"{name} {list(tensors[name].shape)}" for name in left],
-        "missing in it": [f"{name} {list(parts[name].shape)}" for name in missing],
+        "left over": [f"{name} {list(tensors[name].shape)}" for name in left],
+        "missing": [f"{name} {list(parts[name].shape)}" for name in missing],
         "of another shape": misshapen,
         "tied to another by its options, but different": unequal,
         "without a source": sorted(shapes.keys() - {target.path for target in targets.values()}),
@@ -111,8 +111,8 @@ def assign(
     ]
     if lists:
         raise InputError(
-            "the checkpoint's tensors do not fit the model that its options describe, of"
-            f" {config['data']['vocabulary_size']:,} words: " + "; ".join(lists)
+            f"the arrays do not fit the model of {config['data']['vocabulary_size']:,} words that"
+            " the options describe: " + "; ".join(lists)
         )
     return traverse_util.unflatten_dict(parameters, sep="/")
 

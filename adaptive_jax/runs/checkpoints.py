@@ -5,15 +5,17 @@ with the list before their arrays are used, on a disk and in a bucket.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import operator
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from adaptive_jax.errors import InputError, is_out_of_memory, one_line
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 CHECKSUMS, LOSS = "checksums.sha256", "metrics/metrics"
+METADATA = "_CHECKPOINT_METADATA"  # of Orbax
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -50,6 +53,16 @@ def last_intact(directory: Path, enough: int) -> int:
     if max(steps, default=0) <= enough:
         return max(steps, default=0)
     return next((step for step in steps if not _problem(directory / str(step), ITEMS)), 0)
+
+
+def recorded(directory: Path, key: str) -> object:
+    """What `Checkpoints.save` recorded of a checkpoint; None where it does not say, or is
+    damaged.
+    """
+    try:
+        return json.loads((directory / METADATA).read_text())["custom_metadata"][key]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 class _WithChecksums:
@@ -80,6 +93,17 @@ class _OnDisk(_WithChecksums, ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 class _InBucket(_WithChecksums, ocp.path.atomicity.CommitFileTemporaryPath):
     """Given an object that says so once it holds everything."""
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Silences Orbax, which warns about ordinary events, in a program of somebody else's."""
+    verbosity = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    try:
+        yield
+    finally:
+        absl_logging.set_verbosity(verbosity)
 
 
 class Checkpoints:
@@ -130,12 +154,12 @@ class Checkpoints:
                 f" {LOSS} is no JSON"
             ) from error
 
-    def save(self, step: int, items: dict, nll: float | None, hours: float = 0.0) -> None:
+    def save(self, step: int, items: dict, nll: float | None, **about: object) -> None:
         """Saves items after `step` updates, in the background.
 
         nll: the validation loss in nats a word; None if it was not computed, and the checkpoint is
             never the best one.
-        hours: that the run has trained.
+        about: what `recorded` returns: the hours that the run has trained, and its id.
 
         Raises:
             Exception: of Orbax, if this checkpoint, or the one before, does not fit on the disk.
@@ -150,7 +174,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(**saved),
                 metrics=None if nll is None else {"nll": nll},
-                custom_metadata={"hours": hours},
+                custom_metadata=about,
             )
 
     def wait(self) -> None:
@@ -187,12 +211,12 @@ class Checkpoints:
 
     def hours(self, step: int) -> float:
         """Hours that the run had trained when the checkpoint was saved; 0 if it does not say."""
-        try:
-            return float(self.manager.metadata(step).custom_metadata["hours"])
-        except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError):  # or damaged
-            text = "%s does not say how long the run had trained: its hours count from 0"
-            logger.warning(text, self.directory / str(step))
-            return 0.0
+        hours = recorded(self.directory / str(step), "hours")
+        if isinstance(hours, int | float):
+            return float(hours)
+        text = "%s does not say how long the run had trained: its hours count from 0"
+        logger.warning(text, self.directory / str(step))
+        return 0.0
 
     def recorded_loss(self, step: int) -> float | None:
         """The loss that `record_loss` gave a checkpoint, whose optimizer state does not include it;

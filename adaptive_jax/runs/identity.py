@@ -2,7 +2,8 @@
 run, is the same.
 
 An identity is a dict of values by name: settings by dotted key, "vocabulary", and "train text" and
-so on. Two identities are compared in the names that both have, see `differences`.
+so on. Two identities are compared in the names that both have, see `differences`. A run also has a
+random id, which stands in text.json and in each of its checkpoints.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary, pieces
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
+from adaptive_jax.runs.checkpoints import recorded, steps_in
 from adaptive_jax.runs.settings import as_json, read_config, read_words, to_json
 
 # Settings that may change when a run is resumed: none of them changes an update that does not
@@ -44,6 +46,7 @@ FREE = {
 }
 # Those in which the hosts of a run may differ
 OF_A_HOST = {"data.path", "input.lexicon", "output.clusters"}
+ID = "id"  # key of text.json and of a checkpoint's metadata
 ENDS = 1 << 16  # tokens at each end of a text that its checksum reads
 
 
@@ -75,14 +78,27 @@ def of_workdir(workdir: Path) -> dict[str, object]:
     """
     if not (workdir / "config.json").exists():
         return {}
-    path, texts = workdir / "text.json", {}
+    texts, _ = _read_text(workdir)
+    return of_config(read_config(workdir)) | {"vocabulary": _words(read_words(workdir)), **texts}
+
+
+def id_of(workdir: Path) -> str:
+    """The id of the run in a workdir; "" for none, and for runs from before there was one. Raises
+    InputError: text.json is damaged.
+    """
+    return _read_text(workdir)[1]
+
+
+def _read_text(workdir):
+    """The texts of a run as an identity has them, and its id, of text.json."""
+    path = workdir / "text.json"
     try:
-        texts = _texts(json.loads(path.read_text())) if path.exists() else {}
+        content = json.loads(path.read_text()) if path.exists() else {}
+        return _texts(content), str(content.get(ID, ""))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"{path} is damaged ({one_line(error)[:80]}): remove it to resume without its check"
         ) from error
-    return of_config(read_config(workdir)) | {"vocabulary": _words(read_words(workdir)), **texts}
 
 
 def text_of(corpus: Corpus) -> dict[str, dict]:
@@ -109,12 +125,22 @@ def differences(
 
 
 def check_resumes(workdir: Path, identity: Mapping) -> None:
-    """Raises InputError if the run that has begun in `workdir` differs from this one."""
+    """Raises InputError if the run that has begun in `workdir` differs from this one, or holds
+    checkpoints of another training, whose workdir was removed while it trained.
+    """
     if differ := differences(of_workdir(workdir), identity):
         raise InputError(
             f"{workdir} holds another run: {'; '.join(differ)}. Undo what has changed, or use"
             " another --workdir"
         )
+    run = id_of(workdir)
+    for step in steps_in(workdir / "checkpoints"):
+        directory = workdir / "checkpoints" / str(step)
+        if run and (other := recorded(directory, ID)) and other != run:
+            raise InputError(
+                f"{directory} was saved by another training than that of {workdir}: remove it, or"
+                " move it to a workdir of its own"
+            )
 
 
 def check_hosts(settings: Mapping, corpus: Corpus | None = None) -> None:
@@ -161,6 +187,7 @@ def _texts(about):
     return {
         f"{split} text": f"{each['tokens']:,} tokens of checksum {each['crc32']:08x}"
         for split, each in about.items()
+        if split != ID
     }
 
 

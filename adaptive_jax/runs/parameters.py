@@ -21,7 +21,7 @@ from flax import traverse_util
 
 from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.files import changed_file, in_bucket, write_checksums
-from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.checkpoints import METADATA, Checkpoints
 from adaptive_jax.runs.settings import EXPORTED, is_exported
 
 MOST_HEADER = 100 << 20  # bytes that the names and shapes of a file of safetensors may take
@@ -45,7 +45,7 @@ def identity_of(workdir: Path, step: int) -> bytes:
     checkpoint = workdir / "checkpoints" / str(step)
     files = (
         checkpoint / "checksums.sha256",
-        checkpoint / "_CHECKPOINT_METADATA",
+        checkpoint / METADATA,
         workdir / "model.sha256",
     )
     content = b""

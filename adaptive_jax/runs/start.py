@@ -5,6 +5,7 @@ import os
 import re
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,12 +14,15 @@ import jax
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import absolute, in_bucket, names_in, replacing
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.runs.identity import (
+    ID,
     check_resumes,
     free_keys,
+    id_of,
     of_config,
     of_corpus,
     text_of,
@@ -125,17 +129,22 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
     _check_shared(workdir)
     if hosts.first():
-        write_with_checksums(corpus.vocabulary, workdir / "vocabulary.txt")
-        if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
-            entries = read_entries(corpus.vocabulary, lexicon)
-            write_entries(workdir / "lexicon.jsonl", entries)
-        write_json(workdir / "text.json", text_of(corpus))
+        write_words(workdir, config, corpus.vocabulary)
+        name = id_of(workdir) or uuid.uuid4().hex
+        write_json(workdir / "text.json", {ID: name, **text_of(corpus)})
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
     hosts.barrier("the workdir")
     deadline = time.monotonic() + VISIBLE
     while not (workdir / "config.json").exists() and time.monotonic() < deadline:
         time.sleep(1)
+
+
+def write_words(workdir: Path, config: dict, vocabulary: Vocabulary) -> None:
+    """Writes the vocabulary of a run, and of a new one the entries of its words in the lexicon."""
+    write_with_checksums(vocabulary, workdir / "vocabulary.txt")
+    if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
+        write_entries(workdir / "lexicon.jsonl", read_entries(vocabulary, lexicon))
 
 
 def _check_shared(workdir):

@@ -15,7 +15,6 @@ from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.scoring import (
     LOG_PROBS,
-    ScoreOptions,
     local_model,
     on_devices,
     scores,
@@ -86,7 +85,7 @@ def of_passage(
         # Examples that reach into the passage must be those of the whole split.
         ids = ids[: end + 2 * windows.window]
     at, hidden = [], []
-    for batch in scores(run, ids, windows, ScoreOptions(hidden=True), composed_once=tables):
+    for batch in scores(run, ids, windows, composed_once=tables, hidden=True):
         inside = (batch.at >= begin) & (batch.at < end)
         at.append(batch.at[inside])
         hidden.append(batch.hidden[inside])

@@ -30,7 +30,6 @@ from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.parallel import sharding
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.scoring import (
-    PLAIN,
     Evaluation,
     Progress,
     fetch,
@@ -137,7 +136,7 @@ def _make_step(model, mesh, unscored):
     rule: the trained parameters, MS_g or None for sgd, and the rate, decay and epsilon.
     """
     words = model.input.vocabulary_size
-    scorer = make_scorer(model, mesh, unscored, (words, words, PLAIN))
+    scorer = make_scorer(model, mesh, unscored, words, words)
     gradients = make_gradients(model, mesh, 0, train=False)
 
     def step(params, rule, lexicon, batch, carry):

@@ -34,7 +34,7 @@ from adaptive_jax.scores.scoring import Evaluation, composed
 from adaptive_jax.scores.unseen import describe_words
 
 WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
-DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the run's corpus."
+DATA_PATH = "The split as a file, or a directory that has it; default: the run's corpus."
 BREAK_MODE = "none, complete, complete_doc or eos; default: that of the run."
 CONTEXT = "Tokens of each window that are given and not scored."
 ROWS = (
@@ -54,7 +54,7 @@ SHARE = "Share of the words that keep their entries in a lexicon; default: that 
 class Request(NamedTuple):
     """Evaluation to run. Its fields but `options` are flags of the command.
 
-    options: of the method, fields of `Cache`, `Neighbours` or `Dynamic`.
+    options: of the method, fields of `Cache`, `Neighbours`, `Dynamic` or `Mix`.
     """
 
     split: Annotated[str, Option("Split to score.", among=SPLITS)] = "test"
@@ -150,6 +150,10 @@ def evaluate_contexts(
         except InputError as error:
             raise InputError(f"--method={request.method} reads a train text: {error}") from error
 
+    def encode(other):
+        source = other.saved_config["data"] | {key: data[key] for key in ("corpus", "path")}
+        return load(source, vocabulary=other.vocabulary, splits=(split,)).ids[split]
+
     text = words_of(ids, vocabulary, config["data"], data)
     span = text.span(request.sample_from, request.sample_words) if request.sample_words else None
     arrays = {key: value for key, value in text._asdict().items() if value is not None}
@@ -162,7 +166,16 @@ def evaluate_contexts(
             settings = settings._replace(rows=rows)
         progress = functools.partial(_bar, settings.context)
         job = Evaluation(
-            workdir, run, ids, settings, uniform, request.down_weight, train, progress, tables
+            workdir,
+            run,
+            ids,
+            settings,
+            uniform,
+            request.down_weight,
+            train,
+            progress,
+            tables,
+            encode,
         )
         start = time.perf_counter()
         chosen, result, nll = _best(score, job)

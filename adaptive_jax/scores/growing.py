@@ -8,15 +8,25 @@ import numpy as np
 
 from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.windows import ALONE, Windows, WindowSpans
+from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.scores.scores import Scores
 
 
 class Line(NamedTuple):
-    """A line, its words, and their tokens, int32 `[tokens]`."""
+    """A line, its words, and their tokens, int32 `[tokens]`.
 
-    text: str
+    read: how many of the tokens, the first ones, are only read: they belong to `before`.
+    before: the beginning of its first word, which stands in the text before it.
+
+    begins: it begins a document, and sees nothing before it.
+    """
+
+    source: TextLine
     words: list[str]
     ids: np.ndarray
+    read: int = 0
+    before: str = ""
+    begins: bool = False
 
 
 class GrowingText:
@@ -27,18 +37,21 @@ class GrowingText:
         scores: of the tokens that may still be read, oldest first; NaN until they are scored.
         settled: tokens of `scores` whose examples no later line changes.
         scored: tokens of `scores` that have been handed out to be scored.
+        begun: some tokens have been handed out.
     """
 
     def __init__(self, before: Scores, eos: int, settings: Windows):
         """before: tokens that the text follows, at least `<eos>`."""
         self.scores, self.eos, self.settings = before, eos, settings
         self.settled = self.scored = self._left = len(before.ids)
-        self._lines: deque[Line] = deque()
+        self.begun, self._lines = False, deque()
 
     def extend(self, lines: Sequence[Line]) -> None:
         """Adds lines at the end."""
         self._lines.extend(lines)
-        self.scores = self.scores.joined(np.concatenate([line.ids for line in lines]))
+        ids = np.concatenate([line.ids for line in lines])
+        more = Scores.unscored(ids, self.scores.rank is not None)
+        self.scores = Scores.concatenated([self.scores, more])
 
     def next_windows(self, ends: bool) -> WindowSpans:
         """Windows of tokens that are not scored yet: of those that are settled, or of all.
@@ -52,6 +65,7 @@ class GrowingText:
         if layout == "streams":
             self.settled += len(pending) if ends else len(pending) // window * window
             self.scored = self.settled
+            self.begun |= done < self.scored
             return WindowSpans(*np.array([[done], [done], [self.scored]]))
         starts, end = np.zeros((2, 0), np.int64)
         closed = len(pending)

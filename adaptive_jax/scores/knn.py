@@ -30,7 +30,7 @@ from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores.cache import WEIGHT, Floats, interpolations
 from adaptive_jax.scores.nearest import nearest, none_yet
-from adaptive_jax.scores.scoring import Evaluation, Progress, ScoreOptions, scores
+from adaptive_jax.scores.scoring import Evaluation, Progress, scores
 
 with of_extra("train"):
     import filelock
@@ -123,7 +123,7 @@ def open_datastore(
             if (store := _read(folder, about)) is not None:
                 return store
             with new_directory(folder) as unfinished:
-                scored = scores(run, ids, windows, ScoreOptions(hidden=True), progress)
+                scored = scores(run, ids, windows, progress, hidden=True)
                 _write(unfinished, about, scored, ids)
                 store = _read(unfinished, about)
                 shutil.rmtree(folder, ignore_errors=True)  # of other parameters, or damaged

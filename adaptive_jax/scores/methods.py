@@ -1,5 +1,5 @@
-"""The ways to score a split, by name: the model alone, with a cache, with neighbours, or with
-parameters that follow the text.
+"""The ways to score a split, by name: the model alone, with a cache, with neighbours, with
+parameters that follow the text, or with another model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptive_jax.config.options import check, fields_of
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.scores import cache, dynamic, knn
+from adaptive_jax.scores import cache, dynamic, knn, mix
 from adaptive_jax.scores.scoring import Evaluation
 
 # For each setting tried: the options by which it differs, and the nll `[tokens]` in nats
@@ -46,6 +46,7 @@ METHODS = {
     "cache": Method(cache.score, cache.Cache),
     "dynamic": Method(dynamic.score, dynamic.Dynamic, one_row=True, new_words=False),
     "knn": Method(knn.score, knn.Neighbours),
+    "mix": Method(mix.score, mix.Mix, new_words=False),
 }
 
 

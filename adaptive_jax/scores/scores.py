@@ -2,12 +2,13 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from adaptive_jax.data.vocabulary.subwords import MARK
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 
 
 class Scores(NamedTuple):
@@ -38,11 +39,11 @@ class Scores(NamedTuple):
         more = (np.zeros(len(ids), np.int64), entropy) if rank_and_entropy else ()
         return cls(ids, nll, *more)
 
-    def joined(self, ids: np.ndarray) -> "Scores":
-        """This table, and room for the scores of more tokens behind it."""
-        more = Scores.unscored(ids, self.rank is not None)
-        pairs = zip(self, more, strict=True)
-        return Scores(*(None if old is None else np.concatenate([old, new]) for old, new in pairs))
+    @classmethod
+    def concatenated(cls, tables: Sequence["Scores"]) -> "Scores":
+        """The rows of tables that have the same columns."""
+        columns = zip(*tables, strict=True)
+        return cls(*(None if parts[0] is None else np.concatenate(parts) for parts in columns))
 
     def counted(self) -> "Scores":
         """The tokens that are part of an example."""
@@ -87,14 +88,20 @@ class Scores(NamedTuple):
 
         Returns:
             Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
-            `unigram_perplexity`, the perplexity by the words' counts alone, and `unknown`, the
-            share of words that are `<unk>`; and `characters`, `bytes`, `bits_per_character` and
-            `bits_per_byte`, see `lengths_of`.
+            `unigram_perplexity`, the perplexity by the words' counts alone, `unknown`, the share
+            of words that are `<unk>`, and `known_perplexity`, that of the others, None where none
+            is `<unk>`; and `characters`, `bytes`, `bits_per_character` and `bits_per_byte`, see
+            `lengths_of`.
         """
         ids, nll, *_ = self.counted()
         words = vocabulary.count_words(ids)
         total = float(np.sum(nll, dtype=np.float64))
         mean, bits = total / words if words else math.inf, total / math.log(2)
+        unknown, others = vocabulary.unk_rate(ids), None
+        if 0 < unknown < 1:
+            known = ids != vocabulary.index[UNKNOWN]
+            of_known = np.sum(nll[known], dtype=np.float64)
+            others = perplexity(float(of_known / vocabulary.count_words(ids[known])))
         characters, size = lengths_of(ids, vocabulary)
         return {
             "nll": mean,
@@ -102,7 +109,8 @@ class Scores(NamedTuple):
             "words": words,
             "tokens": len(nll),
             "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
-            "unknown": vocabulary.unk_rate(ids),
+            "unknown": unknown,
+            "known_perplexity": others,
             "characters": characters,
             "bytes": size,
             "bits_per_character": None if characters is None else bits / characters,

@@ -18,6 +18,7 @@ from adaptive_jax.model.composition import Compose, compose_shared
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.numerics.products import full_precision
 from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.runs.run import Run
 
 OOV = np.int32(-1)  # stands for an input word that the model has no vector of
@@ -38,29 +39,13 @@ class Scored(NamedTuple):
     hidden: np.ndarray | None = None
 
 
-class ScoreOptions(NamedTuple):
-    """Options of `scores`.
-
-    Attributes:
-        hidden: return hidden states, too.
-        down_weight: factor of the probabilities of words that are new to the model, which are then
-            normalised again.
-    """
-
-    hidden: bool = False
-    down_weight: float = 1.0
-
-
-PLAIN = ScoreOptions()
-
-
 def scores(
     run: Run,
     ids: np.ndarray,
     settings: Windows,
-    options: ScoreOptions = PLAIN,
     progress: Progress = lambda batches, count: batches,
     composed_once: tuple | None = None,
+    **options: bool | float,
 ) -> Iterator[Scored]:
     """Scores every token of a split once, a batch of windows at a time.
 
@@ -77,6 +62,7 @@ def scores(
         ids: int32 `[tokens]`.
         settings: see `Windows`; `multiple` is set to the number of devices.
         composed_once: what `composed(run, ids)` returned, where a split is scored several times.
+        options: `hidden` and `down_weight`, see `make_scorer`.
 
     Yields:
         Batches in order. Where the model gives no number, the nll is infinite, as is that of words
@@ -99,7 +85,7 @@ def scores(
         return batch._replace(batch=batch.batch._replace(inputs=inputs))
 
     start = functools.partial(first_carry, run, settings.layout)
-    return Scorer(run, tables, options, start)(
+    return Scorer(run, tables, start, **options)(
         (given(batch), at, settings.context_columns) for batch, at in progress(batches, count)
     )
 
@@ -115,14 +101,15 @@ class Scorer:
         self,
         run: Run,
         tables: dict,
-        options: ScoreOptions = PLAIN,
         start: Callable[[int], object] = lambda rows: (),
+        **options: bool | float,
     ):
         """Takes what all batches share.
 
         tables: composed tables, as `composed` returns them; {} for a model that composes none.
             The inputs of batches are rows of them.
         start: the body's state of so many rows that begin; () if rows do not continue each other.
+        options: `hidden` and `down_weight`, see `make_scorer`.
         """
         self.run, self.tables, self.options, self.start = run, tables, options, start
         self.carry = None
@@ -132,11 +119,11 @@ class Scorer:
         int64 `[tokens]`, and how many columns of a row do not count; see `Windows.context_columns`.
         """
         run, before = self.run, None
-        how = run.num_known_words, len(run.vocabulary), self.options
+        words = run.num_known_words, len(run.vocabulary)
         for (batch, first), at, unscored in batches:
             if self.carry is None or (batch.reset is not None and batch.reset.any()):
                 self.carry = self.start(len(first))
-            scorer = make_scorer(run.model, run.mesh, unscored, how)
+            scorer = make_scorer(run.model, run.mesh, unscored, *words, **self.options)
             window = WindowBatch(batch._replace(reset=None), first)
             on_devices = sharding.put_batch(run.mesh, window)
             results, self.carry = scorer(
@@ -193,8 +180,8 @@ def score_split(
     ids: np.ndarray,
     settings: Windows,
     progress: Progress,
-    options: ScoreOptions = PLAIN,
     composed_once: tuple | None = None,
+    **options: bool | float,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Results of `scores` in the order of the split; arguments as there.
 
@@ -203,9 +190,9 @@ def score_split(
         "complete_doc"; and, if asked for, hidden states `[tokens, features]`, zeros for those.
     """
     nll, hidden = np.full(len(ids), np.nan, np.float32), None
-    for scored in scores(run, ids, settings, options, progress, composed_once):
+    for scored in scores(run, ids, settings, progress, composed_once, **options):
         nll[scored.at] = scored.nll
-        if options.hidden:
+        if scored.hidden is not None:
             hidden = (
                 np.zeros((len(ids), *scored.hidden.shape[1:]), scored.hidden.dtype)
                 if hidden is None
@@ -226,6 +213,7 @@ class Evaluation(NamedTuple):
             train.txt.
         progress: `progress(what)` shows how far something is.
         tables: `tables()` is what `composed(run, ids)` returns, computed once.
+        encode: `encode(other)` gives the ids of the split by another run's vocabulary.
     """
 
     workdir: Path
@@ -237,15 +225,28 @@ class Evaluation(NamedTuple):
     train: Callable[[str | None], np.ndarray]
     progress: Callable[[str], Progress]
     tables: Callable[[], tuple]
+    encode: Callable[[Run], np.ndarray]
+
+    def by(self, other: Run, ids: np.ndarray) -> "Evaluation":
+        """The evaluation of the same text, `ids`, by another run, which reads the window that it
+        was trained with, after the same context where that fits.
+        """
+        windows = Windows.of(other.config)
+        if windows.layout != "streams":
+            context = self.windows.context
+            rows = rows_to_score(other.config, windows.window) * other.mesh.size
+            windows = windows._replace(context=context, rows=rows)
+            windows = windows if context < windows.window else windows._replace(context=0)
+        tables = functools.cache(functools.partial(composed, other, ids))
+        return self._replace(run=other, ids=ids, windows=windows, tables=tables)
 
     def score(self, hidden: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """The model's own scores as `with_uniform` returns them, and hidden states if asked for,
         see `score_split`.
         """
-        options = ScoreOptions(hidden, self.down_weight)
-        progress = self.progress("scoring")
-        tables = self.tables()
-        nll, states = score_split(self.run, self.ids, self.windows, progress, options, tables)
+        options = {"hidden": hidden, "down_weight": self.down_weight}
+        progress, tables = self.progress("scoring"), self.tables()
+        nll, states = score_split(self.run, self.ids, self.windows, progress, tables, **options)
         return self.with_uniform(nll), states
 
     def counted(self, hidden: bool = True) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
@@ -311,17 +312,25 @@ def _composer(model, mesh):
 
 @functools.lru_cache(maxsize=8)
 def make_scorer(
-    model: LanguageModel, mesh: Mesh, unscored: int, how: tuple[int, int, ScoreOptions]
+    model: LanguageModel,
+    mesh: Mesh,
+    unscored: int,
+    trained_words: int,
+    words: int,
+    hidden: bool = False,
+    down_weight: float = 1.0,
 ) -> Callable:
     """Returns `scorer(params, lexicon, tables, batch, carry) -> ((nll, hidden), carry)`, see
     `scores`.
 
     unscored: columns of a row whose targets do not count, see `Windows`.
-    how: words that the model was trained on, words of the vocabulary, which may be more, and
-        `ScoreOptions`.
+    trained_words, words: words that the model was trained on, and of the vocabulary, which may be
+        more.
+    hidden: return hidden states, too.
+    down_weight: factor of the probabilities of words that are new to the model, which are then
+        normalised again.
     """
-    trained_words, words, options = how
-    one_model, gather = local_model(model, mesh, by_words=options.down_weight == 1)
+    one_model, gather = local_model(model, mesh, by_words=down_weight == 1)
     has_oov = model.input.vocabulary_size < words
 
     def local(params, lexicon, tables, window: WindowBatch, carry):
@@ -332,24 +341,24 @@ def make_scorer(
         if has_oov:
             in_vocabulary = batch.inputs != OOV
             batch = batch._replace(inputs=jnp.maximum(batch.inputs, 0))
-        hidden, carry = one_model.apply(
+        states, carry = one_model.apply(
             variables, batch, carry, known=in_vocabulary, method="hidden"
         )
-        hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
+        states = jnp.take_along_axis(states, columns[..., None], axis=1)
         nll = one_model.apply(
             variables,
-            hidden,
+            states,
             jnp.minimum(targets, trained_words - 1) if has_oov else targets,
             method="nll",
         )
         if has_oov:
             nll = jnp.where(targets < trained_words, nll, jnp.inf)
-        if options.down_weight != 1:
-            mass = _mass_of_new(one_model, variables, hidden, trained_words)
-            nll += jnp.log1p(mass * (options.down_weight - 1)) - jnp.where(
-                targets < trained_words, 0.0, math.log(options.down_weight)
+        if down_weight != 1:
+            mass = _mass_of_new(one_model, variables, states, trained_words)
+            nll += jnp.log1p(mass * (down_weight - 1)) - jnp.where(
+                targets < trained_words, 0.0, math.log(down_weight)
             )
-        return (nll, hidden if options.hidden else ()), carry
+        return (nll, states if hidden else ()), carry
 
     replicated, rows = PartitionSpec(), sharding.batch_spec(0)
     mapped = on_devices(model, mesh, local, (replicated, replicated, rows, rows), rows)

@@ -7,7 +7,8 @@ for line in scorer(["the cat sat", "on the mat"]): print(line.text, line.log_pro
 import functools
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -23,8 +24,11 @@ from adaptive_jax.data.batches.windows import (
     last_example,
     windows_after,
 )
+from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.lines import Lines
+from adaptive_jax.data.vocabulary.places import places, word_numbers
 from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
@@ -33,7 +37,7 @@ from adaptive_jax.scores.distributions import expected
 from adaptive_jax.scores.growing import GrowingText, Line
 from adaptive_jax.scores.line_options import ScoreConfig
 from adaptive_jax.scores.scores import Scores, perplexity
-from adaptive_jax.scores.scoring import ScoreOptions, Scorer, first_carry
+from adaptive_jax.scores.scoring import Scorer, first_carry
 
 NO_TOKENS = np.zeros(0, np.int32)
 # Lines of the first block and of the largest one, and tokens of a block
@@ -55,6 +59,10 @@ class ScoredLine(NamedTuple):
             which were counted as units.
         ranks: int64, 1 for the most probable word; None if not asked for.
         entropies: float64, in nats, of the distribution of each word; None if not asked for.
+        number: of the line in its file, or of the row in its table, from 1.
+        file: its name, "-" for standard input; empty for text without one.
+        columns: the other columns of its table.
+        before: the beginning of the first word, where that stands in the text before the line.
     """
 
     text: str
@@ -64,6 +72,39 @@ class ScoredLine(NamedTuple):
     frequencies: np.ndarray | None
     ranks: np.ndarray | None = None
     entropies: np.ndarray | None = None
+    number: int = 1
+    file: str = ""
+    columns: Mapping[str, str] = MappingProxyType({})
+    before: str = ""
+
+    @property
+    def places(self) -> np.ndarray:
+        """The first character of each word in `text`, and the one after its last, int64
+        `[words, 2]`.
+        """
+        spans = places(self.before + self.text, self.words)
+        return np.maximum(spans - len(self.before), 0)
+
+    def by_word(self) -> "ScoredLine":
+        """The white-space words of the text, punctuation included, with the sums of the
+        log-probabilities of their parts. `<eos>` stays a word. A word is unseen if a part is.
+        """
+        if not self.words:
+            return self
+        spans = self.places
+        numbers = word_numbers(self.text, spans)
+        first = np.flatnonzero(np.append(True, (np.diff(numbers) != 0) | (numbers[1:] < 0)))
+        ends = spans[np.append(first[1:], len(spans)) - 1, 1]
+        words = (self.text[a:b] or EOS for a, b in zip(spans[first, 0], ends, strict=True))
+        unseen = None if self.unseen is None else np.logical_or.reduceat(self.unseen, first)
+        return self._replace(
+            words=tuple(words),
+            log_probs=np.add.reduceat(self.log_probs, first),
+            unseen=unseen,
+            frequencies=None,
+            ranks=None,
+            entropies=None,
+        )
 
     @property
     def log_prob(self) -> float:
@@ -110,16 +151,14 @@ class LineScorer:
         if context is None:
             context = 0 if self.carries or break_mode in ALONE else window // 2
         self.settings = Windows.of(run.config, window, context, break_mode)
-        self.given = NO_TOKENS
-        if config.given:
-            self.given = last_example(lines.encode(config.given), self.eos, break_mode)
+        closed, self._begun = lines.cut_open(config.given)
+        self.given = last_example(lines.encode(closed), self.eos, break_mode)
         self._reader = WindowReader(self.eos, self.settings.window, self._rows)
-        options = ScoreOptions(hidden=config.rank_and_entropy)
-        self._scorer = functools.partial(Scorer, run, tables, options)
+        self._scorer = functools.partial(Scorer, run, tables, hidden=config.rank_and_entropy)
         self._first = functools.partial(first_carry, run, batches["layout"])
         self._start = self._after_given if len(self.given) and self.carries else self._first
 
-    def __call__(self, texts: Iterable[str]) -> Iterator[ScoredLine]:
+    def __call__(self, texts: Iterable[str | TextLine]) -> Iterator[ScoredLine]:
         """The scores of texts, each a line, or several with line feeds between them; a line feed at
         the end changes nothing.
 
@@ -133,13 +172,26 @@ class LineScorer:
             raise InputError(
                 f"lines must be a list of strings or an open file, got {texts!r:.40}: use [text]"
             )
-        blocks = _blocks(map(self._line, texts), self.config.eager)
         follows = self.config.context_from == "previous"
+        blocks = _blocks(self._lines(texts), self.config.eager)
         scores = self._following(blocks) if follows else self._alone(blocks)
         return itertools.starmap(self._scored, scores)
 
-    def _line(self, text):
-        words = self.lines.words(text)
+    def _lines(self, texts):
+        """Lines to score, which know where documents begin."""
+        after_blank, follows = False, self.config.context_from == "previous"
+        for number, text in enumerate(texts, start=1):
+            source = text if isinstance(text, TextLine) else TextLine(text, number)
+            begins = after_blank or source.number == 1
+            line = self._line(source, self._begun if begins or not follows else "")
+            after_blank = self.config.documents == "blank" and not source.text.strip()
+            if not after_blank:
+                yield line._replace(begins=begins)
+
+    def _line(self, source, before):
+        """A line, which goes on in the last word of `before`; its first word is that word."""
+        text = source.text
+        words = self.lines.words(before + text if before else text)
         if not text.endswith("\n"):
             words += self.lines.words("\n")
         ids, _ = self.lines.tokens(words)
@@ -152,47 +204,70 @@ class LineScorer:
                     f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
-        return Line(text, words, ids)
+        read = self.lines.units_within(ids, before)
+        words = words[self.lines.vocabulary.ends_word[ids[:read]].sum() :]
+        return Line(source, words, ids, read, before)
 
     def _alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
         window, context = self.settings.window, self.settings.context
         prefix, reader = self.given[-window - 1 :], self._reader
-        shown = min(len(self.given), window)  # tokens of `given` that a line may see
         scorer = self._scorer(self._start)
         for block in blocks:
             ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
             lengths = np.array([len(line.ids) for line in block])
             ends = np.cumsum(lengths + len(prefix))
-            starts = ends - lengths
+            read = np.array([line.read for line in block])
+            begin = ends - lengths
+            starts = begin + read
             if self.carries:
-                batches = reader.carried(ids, WindowSpans(starts, starts, ends))
+                batches = reader.carried(ids, WindowSpans(begin, starts, ends))
             else:
+                shown = np.minimum(len(self.given) + read, window)  # what a line may see of `given`
                 spans = windows_after(starts, ends, shown, window, context)
                 batches = reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
             self._fill(scores, scorer(batches))
-            for line, start, end in zip(block, starts, ends, strict=True):
+            for line, start, end in zip(block, begin, ends, strict=True):
                 yield line, scores.take(slice(start, end))
 
     def _following(self, blocks):
-        """Lines and their scores; windows are cut as those of a split, so the perplexity is that
-        of evaluate.py.
+        """Lines and their scores; windows are cut as those of a split, so the perplexity of a
+        document is that of evaluate.py.
         """
         before = np.append(np.int32(self.eos), self.given)
         before = Scores.unscored(before, self.config.rank_and_entropy)
-        text, scorer = GrowingText(before, self.eos, self.settings), self._scorer(self._start)
+        scorer, texts = self._scorer(self._start), []
         for block in itertools.chain(blocks, [()]):
-            if block:
-                text.extend(block)
-            spans = text.next_windows(ends=not block or self.config.eager)
-            ids, reader = text.scores.ids, self._reader
+            texts = texts[-1:]  # the last document of the block before
+            for lines in _documents(block):
+                if lines[0].begins or not texts:
+                    texts.append(GrowingText(before, self.eos, self.settings))
+                texts[-1].extend(lines)
+            if not texts:
+                return
+            scores = Scores.concatenated([text.scores for text in texts])
+            ends = np.cumsum([len(text.scores.ids) for text in texts])
+            starts, new = np.append(0, ends[:-1]), [not text.begun for text in texts]
+            open_text = texts[-1] if block and not self.config.eager else None
+            spans = [
+                WindowSpans(*(start + np.stack(text.next_windows(ends=text is not open_text))))
+                for text, start in zip(texts, starts, strict=True)
+            ]
             if self.carries:
-                batches = reader.stream(ids, int(spans.start[0]), int(spans.end[0]))
+                batches = self._streams(scores.ids, spans, new)
             else:
-                batches = reader.similar(ids, spans)
-            self._fill(text.scores, scorer(batches))
-            yield from text.pop_complete_lines()
+                spans = WindowSpans(*np.concatenate(spans, axis=1))
+                batches = self._reader.similar(scores.ids, spans)
+            self._fill(scores, scorer(batches))
+            for text, start, end in zip(texts, starts, ends, strict=True):
+                text.scores = scores.take(slice(start, end))
+                yield from text.pop_complete_lines()
+
+    def _streams(self, ids, spans, new):
+        """Batches that read documents one after another; a new one resets the row."""
+        for span, reset in zip(spans, new, strict=True):
+            yield from self._reader.stream(ids, int(span.start[0]), int(span.end[0]), reset)
 
     def _rows(self, lines, time):
         """Rows of a batch: what the devices hold, or one row a device if that is enough."""
@@ -222,14 +297,32 @@ class LineScorer:
     def _scored(self, line, scores):
         """A line's words from its tokens, without those of no example."""
         vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
-        scores = scores.words(vocabulary)
+        scores = scores.take(slice(line.read, None)).words(vocabulary)
         counts = ~np.isnan(scores.nll)
         ids, nll, ranks, entropies, _ = scores.take(counts)
         words = tuple(itertools.compress(line.words, counts))
         if not isinstance(vocabulary, Subwords):
             unseen = np.array([word not in vocabulary.index for word in words], bool)
             frequencies = np.where(unseen, 0, vocabulary.counts[ids])
-        return ScoredLine(line.text, words, -nll, unseen, frequencies, ranks, entropies)
+        _, *source = line.source
+        return ScoredLine(
+            line.source.text,
+            words,
+            -nll,
+            unseen,
+            frequencies,
+            ranks,
+            entropies,
+            *source,
+            line.before,
+        )
+
+
+def _documents(block):
+    """The lines of a block, a list for each document."""
+    begins = [i for i, line in enumerate(block) if line.begins and i > 0]
+    bounds = [0, *begins, len(block)]
+    return [block[a:b] for a, b in itertools.pairwise(bounds)] if block else []
 
 
 def _blocks(lines, eager):

@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from absl import logging
 
+from adaptive_jax.config import keys
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.words import UNKNOWN
 from adaptive_jax.errors import InputError, check_known
@@ -14,6 +14,7 @@ from adaptive_jax.files import path_of
 from adaptive_jax.generation.decoding import Decoder
 from adaptive_jax.generation.generate import Continuation, Writer, next_words
 from adaptive_jax.generation.options import Options
+from adaptive_jax.runs.checkpoints import quietly
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.line_options import ScoreConfig
 from adaptive_jax.scores.scores import perplexity
@@ -120,7 +121,8 @@ class LoadedModel:
             model.generate("In the beginning", lines=1, beams=5)
 
         Args:
-            prompt: begins at the start of a line. Empty: the model begins a line.
+            prompt: begins at the start of a line. Empty: the model begins a line. In runs of
+                sub-words its last word goes on, unless white space ends it.
             options: see `adaptive_jax.generation.options.Options`.
 
         Raises:
@@ -144,8 +146,9 @@ class LoadedModel:
         """The k most probable words after a text and their probabilities, the most probable first.
 
         They are exact, though tails of the softmax that cannot hold them are not computed. A run of
-        sub-word units searches for words with 2 k beams, which may miss some. Raises InputError as
-        `encode`.
+        sub-word units searches for words with 2 k beams, which may miss some; after a text that
+        does not end in white space, for the rests of its last word, "" where it ends. Raises
+        InputError as `encode`.
         """
         return next_words(self.decoder, self.lines, text, k)
 
@@ -167,19 +170,20 @@ class LoadedModel:
         return f"<LoadedModel {layers}, {len(self.run.vocabulary):,} words, step {self.run.step:,}>"
 
 
-def load(workdir: str | os.PathLike, checkpoint: str | int = "best") -> LoadedModel:
+def load(
+    workdir: str | os.PathLike, checkpoint: str | int = "best", *, allow: Iterable[str] = ()
+) -> LoadedModel:
     """Opens a run of train.py, or a converted model, for text.
 
     Args:
         workdir: the run's directory, or gs://BUCKET/NAME.
         checkpoint: "best" by validation, "latest", or a step.
+        allow: modules of other packages whose classes its config may name, such as
+            "my_package.layers": they are imported, so their code runs.
 
     Raises:
-        InputError: no run or checkpoint there.
+        InputError: no run or checkpoint there, or classes of another module.
     """
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
-    try:
+    keys.allow(allow)
+    with quietly():
         return LoadedModel(Run.open(path_of(workdir), str(checkpoint)))
-    finally:
-        logging.set_verbosity(verbosity)

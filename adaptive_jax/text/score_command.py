@@ -3,6 +3,8 @@ word.
 
     python -m adaptive_jax score --workdir=runs/quickstart < text.txt
     python -m adaptive_jax score --workdir=runs/quickstart --words --bits text.txt > words.tsv
+    python -m adaptive_jax score --workdir=runs/quickstart --by=word --bits \
+        --text_column=sentence items.csv > words.tsv
 
 Reads files, also .gz, .xz, .bz2 and .zip, or standard input. docs/text.md says more.
 """
@@ -10,6 +12,7 @@ Reads files, also .gz, .xz, .bz2 and .zip, or standard input. docs/text.md says 
 import json
 import logging
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from os.path import exists, expanduser
@@ -23,10 +26,15 @@ from adaptive_jax.config.options import NonNegativeInt, Option
 from adaptive_jax.data.corpora.line_files import STDIN, TextFiles
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import escaped
+from adaptive_jax.scores.line_options import DOCUMENTS
 
 POSITIONAL = ["[FILE...]"]
 
-NAMES = ("surprisal", "rank", "entropy", "frequency", "unseen")
+PLACES = "start", "end", "text", "file"
+NAMES = "surprisal", "rank", "entropy", "frequency", "unseen", *PLACES
+WITHOUT_WORDS = "surprisal", *PLACES  # of a run of sub-word units
+BY_WORD = "surprisal", "unseen", *PLACES  # of sums over several words of the model
+IN_UNITS = "surprisal", "entropy"
 BIT = math.log(2)  # in nats
 OFTEN = 64  # lines after which the bar moves
 
@@ -38,12 +46,19 @@ class Score(NamedTuple):
 
     Attributes:
         checkpoint: best (by validation), latest, or a step.
-        words: Print a line for each word instead of each line of text.
-        columns: Of each word: surprisal, rank, entropy, frequency, unseen; default: all. Implies
-            --words.
+        words: Print a line for each word instead of each line of text, as --by=token.
+        by: What to print a line for: line; token, a word as the model has it; or word, which white
+            space separates, punctuation included.
+        columns: Of each word: surprisal, rank, entropy, frequency, unseen, start, end, text, file;
+            default: all. Implies --words.
         bits: Log-probabilities, surprisal and entropy in bits instead of nats.
         format: Columns separated by tabs, or a JSON object a line.
-        context_from: none: lines stand alone; previous: each follows the last; or a FILE.
+        text_column: Files are tables, .csv or .tsv, with the texts in this column; the others are
+            passed on.
+        context_from: none: lines stand alone; previous: each follows the last of its file; or a
+            FILE.
+        documents: blank: a blank line ends a document, and is not scored; what follows sees nothing
+            before it. none: a blank line is a line.
         window: Tokens the model reads at once; 0: the sequence length it was trained with.
         context: Tokens read again where text is longer than a window; default: half.
         line_buffered: Score each line as it comes; so it is with text that is typed.
@@ -51,10 +66,13 @@ class Score(NamedTuple):
 
     checkpoint: str = "best"
     words: bool = False
+    by: Annotated[str, Option(among=("line", "token", "word"))] = "line"
     columns: tuple[str, ...] | None = None
     bits: bool = False
     format: Annotated[str, Option(among=("tsv", "jsonl"))] = "tsv"
+    text_column: str = ""
     context_from: str = "none"
+    documents: Annotated[str, Option(among=DOCUMENTS)] = "none"
     window: NonNegativeInt = 0
     context: Annotated[int | None, Option(within="[0, inf)")] = None
     line_buffered: bool = False
@@ -88,8 +106,9 @@ def main(*files: str) -> None:
         print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
 
     scores = model.score(
-        source,
+        source.texts(flags.text_column),
         before if follows else "none",
+        documents=flags.documents,
         given=context,
         window=flags.window,
         context=flags.context,
@@ -104,19 +123,22 @@ def main(*files: str) -> None:
 
 
 def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
-    """The columns to print of each word: those of --columns, or all that the run has; none without
-    --words.
+    """The columns to print of each word: those of --columns, or all that there are; none where a
+    line of text is a line.
     """
     from adaptive_jax.data.vocabulary.subwords import Subwords
 
-    if not flags.words and flags.columns is None:
+    if not flags.words and flags.columns is None and flags.by == "line":
         return ()
-    names = NAMES[:1] if isinstance(vocabulary, Subwords) else NAMES
+    names, those = NAMES, ""
+    if isinstance(vocabulary, Subwords):
+        names, those = WITHOUT_WORDS, "sub-word units, which this run has"
+    elif flags.by == "word":
+        names, those = BY_WORD, "sums over several words, which --by=word prints"
     for column in flags.columns or ():
         if column in NAMES and column not in names:
             raise InputError(
-                f"--columns={column!r} is not for sub-word units, which this run has: use"
-                f" --columns={names[0]}"
+                f"--columns={column!r} is not for {those}: use --columns={','.join(names)}"
             )
         check_known(f"--columns={column!r}", column, names)
     return flags.columns or names
@@ -171,26 +193,40 @@ def text_lines(scored: Iterable, flags: Score) -> Iterator[str]:
     """A line for each line of text: its log-probability and the line itself; as JSON also its
     words, perplexity and unseen words.
     """
-    unit = BIT if flags.bits else 1.0
-    for line in scored:
+    unit, name = (BIT, "log_prob_bits") if flags.bits else (1.0, "log_prob_nats")
+    for number, line in enumerate(scored):
         if flags.format == "tsv":
-            yield f"{line.log_prob / unit:.4f}\t{line.text}"
+            if flags.text_column:
+                if not number:
+                    yield "\t".join([name, *line.columns, flags.text_column])
+                cells = *map(_one_line, line.columns.values()), _one_line(line.text)
+                yield "\t".join([f"{line.log_prob / unit:.4f}", *cells])
+            else:
+                yield f"{line.log_prob / unit:.4f}\t{line.text}"
             continue
         of = {"log_prob": line.log_prob / unit, "words": len(line.words)}
         of["perplexity"] = line.perplexity
         if line.unseen is not None:
             of["unseen"] = int(line.unseen.sum())
-        yield _json(of | {"text": line.text})
+        yield _json(of | {"text": line.text} | line.columns)
 
 
 def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iterator[str]:
-    """A line for each word, after a header if they are columns: number of the line, position of
-    the word in it, the word, …
+    """A line for each word, after a header if they are columns: the other columns of its table,
+    the number of the line, the position of the word in it, the word, … A header names the unit.
     """
-    unit, names = BIT if flags.bits else 1.0, ["line", "position", "word", *columns]
-    if flags.format == "tsv":
-        yield "\t".join(names)
-    for number, line in enumerate(scored, start=1):
+    unit, suffix = (BIT, "_bits") if flags.bits else (1.0, "_nats")
+    titles = [f"{name}{suffix}" if name in IN_UNITS else name for name in columns]
+    for count, line in enumerate(scored):
+        names = [*line.columns, "line", "position", "word", *columns]
+        if count == 0 and (twice := {name for name in names if names.count(name) > 1}):
+            raise InputError(
+                f"the column {twice.pop()!r} of the table is also one of the scores: rename it, or"
+                f" choose others by --columns"
+            )
+        if count == 0 and flags.format == "tsv":
+            yield "\t".join([*names[: -len(columns)], *titles])
+        line = line.by_word() if flags.by == "word" else line
         of = {
             "surprisal": -line.log_probs / unit,
             "rank": line.ranks,
@@ -198,17 +234,31 @@ def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iter
             "frequency": line.frequencies,
             "unseen": line.unseen,
         }
-        rows = zip(line.words, *(of[name].tolist() for name in columns), strict=True)
-        for position, (word, *row) in enumerate(rows, start=1):
+        of = {name: values.tolist() for name, values in of.items() if name in columns}
+        if set(columns) & set(PLACES):
+            starts, ends = line.places.T.tolist()
+            forms = [line.text[a:b] for a, b in zip(starts, ends, strict=True)]
+            files = [line.file] * len(forms)
+            of |= {"start": starts, "end": ends, "text": forms, "file": files}
+        rows = zip(line.words, *(of[name] for name in columns), strict=True)
+        for position, row in enumerate(rows, start=1):
+            cells = [*line.columns.values(), line.number, position, *row]
             if flags.format == "tsv":
-                yield "\t".join([str(number), str(position), word, *map(_cell, row)])
+                yield "\t".join(map(_cell, cells))
             else:
-                yield _json(dict(zip(names, [number, position, word, *row], strict=True)))
+                yield _json(dict(zip(names, cells, strict=True)))
 
 
 def _cell(value):
-    """A number as text; a truth value is 1 or 0."""
+    """A value as text on one line; a truth value is 1 or 0."""
+    if isinstance(value, str):
+        return _one_line(value)
     return f"{value:.4f}" if isinstance(value, float) else str(int(value))
+
+
+def _one_line(text):
+    """Text without tabs and ends of lines, which separate cells."""
+    return re.sub(r"[\t\r\n]", " ", text or "")
 
 
 def _json(values):

@@ -2,6 +2,7 @@
 
     python train.py --config=configs/quickstart.py --workdir=runs/quickstart
     python train.py --config=configs/wikitext103.py:adp_t --workdir=runs/x --config.body.layers=8
+    python train.py --init_from=runs/x --workdir=runs/y --config.data.path=DIR
 
 The word after the colon picks a row of the paper's table; --config.KEY=VALUE changes any setting.
 The same command on the same workdir resumes the run.
@@ -10,6 +11,7 @@ Several hosts run the same command. TPU pods, SLURM, mpirun and indexed jobs of 
 of each other; elsewhere each adds --coordinator=HOST:PORT --hosts=N --host=I.
 """
 
+import functools
 import os
 from typing import Annotated, NamedTuple
 
@@ -33,8 +35,8 @@ class Train(NamedTuple):
         target: With --dry_run: a device that need not be here, such as h100 or v5e:2x2, whose
             compiler counts memory.
         hours: How long training may take; short for --config.hours.
-        init_from: Workdir of a run from whose parameters this one starts, with its own corpus;
-            short for --config.init_from.
+        init_from: Workdir of a run from whose parameters this one starts, with its own corpus, and
+            without --config with that run's config; short for --config.init_from.
         init_checkpoint: With --init_from: best, latest or the number of updates; short for
             --config.init_checkpoint.
         tune_cpu: On a CPU, train with large pages of memory and two devices, which is faster.
@@ -84,12 +86,13 @@ def main():
 
     if tune_cpu:
         processors.use_large_pages()
-    config, switched = config_flags.config()
-    config |= short
     from adaptive_jax.parallel import hosts
-    from adaptive_jax.training import loop
+    from adaptive_jax.training import finetuning, loop
     from adaptive_jax.training.dry_run import dry_run
 
+    origin = functools.partial(finetuning.config_of_origin, options.init_from, workdir)
+    config, switched = config_flags.config(origin if options.init_from else None)
+    config |= short
     hosts.initialize(*config_flags.options(commands.Hosts))
     if tune_cpu and processors.use_two_devices(config):
         switched = [

@@ -22,7 +22,14 @@ from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.runs.identity import differences
 from adaptive_jax.runs.parameters import checkpoint_step
 from adaptive_jax.runs.run import Run
-from adaptive_jax.runs.settings import as_json, has_checkpoints, read_config, read_words
+from adaptive_jax.runs.settings import (
+    as_json,
+    begun_config,
+    has_checkpoints,
+    read_config,
+    read_words,
+    with_own_files,
+)
 from adaptive_jax.training.state import State
 
 logger = logging.getLogger(__name__)
@@ -52,12 +59,30 @@ def check_origin(config: Mapping, workdir: Path) -> None:
         if not config["init_from"] and (value := config[key]) != getattr(General, key):
             raise InputError(f"{key}={value} needs init_from: pass --init_from=RUN, too")
     if config["init_from"] and not has_checkpoints(workdir):
-        origin = path_of(config["init_from"])
-        try:
-            read_config(origin)
-        except InputError as error:
-            raise InputError(f"init_from={config['init_from']}: {error}") from None
-        checkpoint_step(origin, config["init_checkpoint"])
+        _config_of(config["init_from"])
+        checkpoint_step(path_of(config["init_from"]), config["init_checkpoint"])
+
+
+def config_of_origin(init_from: str, workdir: Path) -> dict:
+    """The config of a run that starts from another one and states none: that of the other one, with
+    its copy of the lexicon where the file is gone. A run that has begun has its own.
+
+    Raises:
+        InputError: no run there, or a damaged config.
+    """
+    if begun := begun_config(workdir):
+        return begun
+    config = _config_of(init_from)
+    source = with_own_files(config, path_of(init_from), other_words=True)["input"]
+    start = {key: getattr(General, key) for key in ("init_from", "init_checkpoint", "init_words")}
+    return config | {"input": source} | start
+
+
+def _config_of(init_from):
+    try:
+        return read_config(path_of(init_from))
+    except InputError as error:
+        raise InputError(f"init_from={init_from}: {error}") from None
 
 
 def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:

@@ -30,7 +30,7 @@ from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe
 from adaptive_jax.runs.checkpoints import Checkpoints, last_intact, steps_in
-from adaptive_jax.runs.identity import check_hosts, check_resumes, of_corpus
+from adaptive_jax.runs.identity import ID, check_hosts, check_resumes, id_of, of_corpus
 from adaptive_jax.runs.lock import Lock, locked
 from adaptive_jax.runs.run import Run, put_lexicon
 from adaptive_jax.runs.start import begin, write_published
@@ -143,6 +143,7 @@ class Training:
     """A run from its last checkpoint, or its start, to its end.
 
     Attributes:
+        id: see `identity.id_of`.
         state: the current state.
         first: updates that earlier processes did.
         checkpoints, metrics, clock: what the run has saved and logged, and its time so far.
@@ -155,7 +156,7 @@ class Training:
         if config["batches"]["layout"] == "streams":
             rows = job.plan.accumulation, job.batches.per_microbatch
         shapes = shape_of_state(model, job.optimizer, mesh, rows, sparse=shared)
-        self.checkpoints = Checkpoints(workdir, config["keep"])
+        self.id, self.checkpoints = id_of(workdir), Checkpoints(workdir, config["keep"])
         step = self.checkpoints.latest()
         if step is None:
             self.state = initial_state(
@@ -214,6 +215,7 @@ class Training:
             if due_now and not self.checkpoints.evaluated(step):
                 nll = self._validate(step)
                 if nll is not None:
+                    self.job.lock.check()
                     self.checkpoints.record_loss(step, nll)
             elif (nll := self.checkpoints.recorded_loss(step)) is not None:
                 self._tell_optimizer(step, nll)
@@ -356,7 +358,8 @@ class Training:
 
     def _save(self, step, nll):
         self.job.lock.check()
-        self.checkpoints.save(step, self.state.items(), nll, self.clock.hours())
+        about = {ID: self.id, "hours": self.clock.hours()}
+        self.checkpoints.save(step, self.state.items(), nll, **about)
 
     def _stop(self, step):
         self._save(step, None)

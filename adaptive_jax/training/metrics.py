@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from adaptive_jax.config.keys import allow_flag
 from adaptive_jax.files import naming
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.parallel.progress import Bar, clock
@@ -128,7 +129,7 @@ class Metrics:
         limit: float | None = None,
     ):
         self.workdir, self.first_step, self.steps = workdir, first_step, config["steps"]
-        self.unit, self.start = unit, time.perf_counter()
+        self.unit, self.start, self.allow = unit, time.perf_counter(), allow_flag(config)
         before = recorded(workdir, first_step)
         losses = ((line["step"], line.get("validation/nll")) for line in before)
         self.losses = {step: nll for step, nll in losses if nll is not None}
@@ -190,8 +191,8 @@ class Metrics:
             value = perplexity(self.losses[at])
             best = f"; best validation perplexity {perplexity_text(value)} at update {at:,}"
         hosts.log0(f"{reason}: {step:,} updates{took}{best}")
-        workdir = shlex.quote(str(self.workdir))
-        hosts.log0(f"evaluate:  python -m adaptive_jax evaluate --workdir={workdir} --split=test")
+        run = f"--workdir={shlex.quote(str(self.workdir))}{self.allow}"
+        hosts.log0(f"evaluate:  python -m adaptive_jax evaluate {run} --split=test")
 
     def close(self) -> None:
         """Ends the bar and closes the files."""

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from adaptive_jax import load
 from adaptive_jax.config import keys
 from adaptive_jax.config.keys import check_allowed, complete, resolve
 from adaptive_jax.runs.settings import read_config
@@ -91,6 +92,7 @@ def run(quick_command, flags, tmp_path_factory):
     done = quick_command("-m", "adaptive_jax", "train", *line, *names, cwd=place)
     assert done.returncode == 0, done.stderr
     assert "drops" in done.stdout and "config.input.name=my_toys.layers:Input" in done.stdout
+    assert f"evaluate --workdir={place}/run --allow=my_toys.layers --split=test" in done.stdout
     return place
 
 
@@ -130,6 +132,10 @@ def test_resuming_needs_no_flag_more(run, monkeypatch):
         read_config(run / "run")
     monkeypatch.setattr(keys, "_allowed", set())
     monkeypatch.syspath_prepend(run)
+    with refuses("--allow=my_toys.layers"):
+        load(run / "run")
+    assert load(run / "run", allow=["my_toys.layers"]).run.config["input"]["scale"] == 2
+    monkeypatch.setattr(keys, "_allowed", set())
     config = complete(NAMES | {"body.gates": (1, 1)})
     assert read_config(run / "run")["input"] == config["input"]
 

@@ -4,6 +4,8 @@ a user meets it.
 
 import json
 import shutil
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +13,13 @@ import pytest
 import adaptive_jax
 from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
+from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.generation import generate
 from adaptive_jax.generation.generate import DecodeState
+from adaptive_jax.generation.next_token import Sample, TopK
 from adaptive_jax.generation.options import Options
 from adaptive_jax.text.load import LoadedModel
 from tests.random_runs import log_probs_of, random_run
@@ -244,24 +248,108 @@ def test_words_of_units(monkeypatch):
         loaded.generate("low", avoid=["lowest"])
     by_name = lambda lines, names: [units.index[name] for name in names]
     monkeypatch.setattr(generate, "_banned", by_name)
-    text = loaded.continuations(
-        "low newest", words=3, temperature=0, avoid=[w for w in units.words if not w.endswith("▁")]
-    )[0]
+    parts = [word for word in units.words if not word.endswith("▁")]
+    text = loaded.continuations("low newest\t", words=3, temperature=0, avoid=parts)[0]
     assert units.ends_word[text.tokens].sum() == 3 and text.text.startswith(" ")
     ends = [word for word, end in zip(units.words, units.ends_word, strict=True) if end]
     for how in {"temperature": 0}, {"beams": 2}:
-        [text] = loaded.continuations("low", words=2, avoid=ends, **how)
+        [text] = loaded.continuations("low ", words=2, avoid=ends, **how)
         assert len(text.tokens) == 40  # which would go on for ever
-    found = loaded.continuations("low", words=1, beams=8, samples=4, avoid=())
+    found = loaded.continuations("low ", words=1, beams=8, samples=4, avoid=())
     log_probs, before = log_probs_of(loaded.run), [units.eos, *loaded.encode("low")]
     for one in found:
         total = sum(
             log_probs([*before, *one.tokens[:i]])[token] for i, token in enumerate(one.tokens)
         )
         np.testing.assert_allclose(one.log_prob, total, atol=1e-4)
-    chances = [chance for _, chance in loaded.next_words("low", 4)]
+    chances = [chance for _, chance in loaded.next_words("low ", 4)]
     np.testing.assert_allclose(chances, np.exp([one.log_prob for one in found]))
     assert chances == sorted(chances, reverse=True)
+    # A word that the prompt leaves open: every spelling of it and of what may follow, weighed by
+    # the probability of all its units.
+    log_probs, before, spellings = log_probs_of(loaded.run), [units.eos, *loaded.encode("a")], {}
+
+    def follow(tokens, rest, total):
+        for i, log_prob in enumerate(log_probs([*before, *tokens])):
+            unit = units.utf8[i]
+            if i == units.eos or not (unit.startswith(rest) or rest.startswith(unit)):
+                continue
+            if len(unit) < len(rest):
+                follow([*tokens, i], rest[len(unit) :], total + log_prob)
+            else:
+                spellings[*tokens, i] = total + log_prob
+
+    follow([], b"lo", 0.0)
+    probs = np.exp(list(spellings.values()))
+    writer = generate.Writer(loaded.decoder, loaded.lines, "a lo", Options(avoid=()))
+    found = {tuple(text.tokens): np.exp(text.log_prob) for text in writer._beginnings}
+    assert len(found) > 5 and min(map(len, found)) < max(map(len, found))
+    expected = dict(zip(spellings, probs / probs.sum(), strict=True))
+    assert {k: pytest.approx(p, rel=1e-3) for k, p in expected.items()} == found
+    drawn = loaded.continuations("a lo", words=1, samples=3, seed=1, avoid=())
+    texts = {tuple(text.tokens[:n]) for text in drawn for n in (1, 2)}
+    assert texts & set(found)
+    best = loaded.continuations("a lo", words=1, beams=4, avoid=())[0]
+    assert (loaded.decode([*before[1:], *best.tokens])).removesuffix("\n") == "a lo" + best.text
+
+
+CYCLE = "天地玄黃宇宙洪荒日月盈昃辰宿列張寒來暑往秋收冬藏"
+
+
+class Bigrams:
+    """A decoder that has learnt which unit follows which in lines of the cycle."""
+
+    limited, num_clusters = False, 0
+
+    def __init__(self, vocabulary, lines):
+        batches = {"sequence_length": 64, "break_mode": "none"}
+        self.run = SimpleNamespace(config={"batches": batches}, vocabulary=vocabulary)
+        counts = np.full((len(vocabulary),) * 2, 1e-6)
+        ids = np.append(vocabulary.eos, vocabulary.encode_lines(lines))
+        np.add.at(counts, (ids[:-1], ids[1:]), 1)
+        self.table = np.log(counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+
+    def cache(self, rows, length):
+        return None
+
+    def take(self, carry, rows):
+        return carry
+
+    def read(self, tokens, carry):
+        return self.table[tokens[:, -1]], carry
+
+    def log_probs(self, hidden):
+        return hidden
+
+    def top_k(self, hidden, k, scores, banned=()):
+        ids = np.argsort(-hidden, axis=1, kind="stable")[:, :k]
+        return TopK(np.take_along_axis(hidden, ids, axis=1), ids, 0)
+
+    def draw(self, hidden, carry, how, settings, fixed):
+        ids = np.where(fixed < 0, hidden.argmax(axis=1), fixed).astype(np.int32)
+        return Sample(hidden[np.arange(len(ids)), ids], ids), 0, self.table[ids], carry
+
+
+def test_text_without_spaces_goes_on():
+    """The issue's example: after any beginning of a cycle of characters, which is one unfinished
+    word, comes the next one. A prompt whose last word were closed would be followed by <eos>.
+    """
+    bits = np.random.default_rng(0)
+    starts, lengths = bits.integers(0, 24, 500), bits.integers(2, 40, 500)
+    texts = [(3 * CYCLE)[a : a + n] for a, n in zip(starts, lengths, strict=True)]
+    units = Subwords.build(Counter(texts) | {"<eos>": len(texts)}, codes=60)
+    lines = Lines.of({"corpus": "text_files", "tokeniser": "none", "lower": False}, units)
+    decoder = Bigrams(units, texts)
+    for prompt in "天地玄黃", "列張寒來暑往", "秋", 2 * CYCLE, "天 宇宙洪":
+        follows = (CYCLE * 2)[CYCLE.index(prompt[-1]) + 1 :]
+        for how in {"temperature": 0}, {"beams": 4}:
+            options = Options(words=1, avoid=(), **how)
+            [text] = generate.Writer(decoder, lines, prompt, options).continuations()
+            assert text.text and follows.startswith(text.text[: len(CYCLE)])
+            assert text.log_prob <= 0
+        probs = dict(generate.next_words(decoder, lines, prompt, 4))
+        assert all(follows.startswith(word[: len(CYCLE)]) for word in probs)
+        assert 0.1 < sum(probs.values()) <= 1.0001
 
 
 def test_numbers_of_wikitext():

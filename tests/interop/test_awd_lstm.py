@@ -222,7 +222,7 @@ GRU = {
         (
             saved_with_splits(state_dict("tied"), {"tail_bias": np.zeros(1, np.float32)}, [5]),
             WORDS,
-            ["missing in it: output/clusters [1, 6]"],
+            ["missing: output/clusters [1, 6]"],
         ),
         (
             saved_with_splits(state_dict("untied"), TAILS, [5, 9]),
@@ -238,7 +238,7 @@ GRU = {
         (
             saved_with_splits(state_dict("tied"), {"other": np.ones(3, np.float32)}, []),
             WORDS,
-            ["left over in the checkpoint: other [3]"],
+            ["left over: other [3]"],
         ),
         (
             changed(encoder__weight=np.zeros((75_001, 1), np.float32)),
@@ -248,7 +248,7 @@ GRU = {
         (
             changed(rnns__1__module__bias_ih_l0=None),
             WORDS,
-            ["missing in it: body/bias_1 [40]"],
+            ["missing: body/bias_1 [40]"],
         ),
         (
             changed(rnns__1__module__weight_hh_l0_raw=None),
@@ -258,7 +258,7 @@ GRU = {
         (
             changed(rnns__0__linear__weight=np.ones((40, 10), np.float32)),
             WORDS,
-            ["left over in the checkpoint: rnns.0.linear.weight [40, 10]"],
+            ["left over: rnns.0.linear.weight [40, 10]"],
         ),
         (
             changed(decoder__bias=np.ones(36, np.float32)),

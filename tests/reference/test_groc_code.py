@@ -33,7 +33,7 @@ from adaptive_jax.model.language_model import build
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
 from adaptive_jax.parallel import sharding
 from adaptive_jax.scores.cache import Cache, interpolate, log_probs
-from adaptive_jax.scores.scoring import ScoreOptions, make_scorer, with_uniform
+from adaptive_jax.scores.scoring import make_scorer, with_uniform
 from tests.random_runs import quiet
 from tests.reference import groc, sets
 from tests.reference import groc_training as training
@@ -453,7 +453,7 @@ def test_cross_domain_of_a_table(name):
     assert sorted(arrays["new_words"]) == np.flatnonzero(ids >= len(own)).tolist()
     inputs = ids[arrays["input"].T]
     expected = arrays["output"].reshape(*arrays["input"].shape, -1).swapaxes(0, 1)
-    scorer = make_scorer(model, sharding.device_mesh(), 0, (len(own), words, ScoreOptions(True)))
+    scorer = make_scorer(model, sharding.device_mesh(), 0, len(own), words, hidden=True)
     carry, cases_of = model.body.initial_carry(len(inputs)), scored(name)
     assert cases_of
     for case in cases_of:
@@ -520,8 +520,9 @@ def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
         targets = places[arrays["target"].T]
         batch = rows_of(places[adapted["input"].T], targets)
         weight = settings["downweight_oov"]
-        options = ScoreOptions(True, weight if weight > 0 else 1.0)
-        scorer = make_scorer(model, sharding.device_mesh(), 0, (words - len(new), words, options))
+        options = {"hidden": True, "down_weight": weight if weight > 0 else 1.0}
+        sizes = words - len(new), words
+        scorer = make_scorer(model, sharding.device_mesh(), 0, *sizes, **options)
         shown = WindowBatch(batch, np.zeros(len(targets), np.int32))
         carry = model.body.initial_carry(len(targets))
         (nll, hidden), _ = scorer(params, known, tables, shown, carry)

@@ -1,5 +1,8 @@
 """What a run refuses before its first update."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -7,9 +10,11 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.corpus import Corpus, LazyIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.runs.identity import ENDS, check_resumes, of_corpus
+from adaptive_jax.runs.checkpoints import recorded, steps_in
+from adaptive_jax.runs.identity import ENDS, check_resumes, id_of, of_corpus
 from adaptive_jax.runs.settings import read_config, write_json
 from adaptive_jax.runs.start import begin
+from tests import refuses
 
 
 def test_a_run_of_an_earlier_version_opens(tmp_path):
@@ -50,6 +55,26 @@ def test_a_run_resumes_on_its_text_alone(tmp_path):
     (tmp_path / "text.json").write_text('{"train": 5}')
     with pytest.raises(InputError, match=r"text.json is damaged .*: remove it to resume without"):
         check(corpus(ids[::-1]))
+
+
+def test_a_run_does_not_resume_from_checkpoints_of_another(trained, tmp_path):
+    """A training that lived on beside the one begun in its removed workdir left its checkpoints
+    there, and the second resumed from them. Runs and checkpoints without an id resume.
+    """
+    first, second = (shutil.copytree(trained, tmp_path / name) for name in ("first", "second"))
+    step = steps_in(trained / "checkpoints")[0]
+    saved, text = second / "checkpoints" / str(step), second / "text.json"
+    assert id_of(trained) and recorded(saved, "id") == id_of(trained)
+    check_resumes(second, {})
+    write_json(text, json.loads(text.read_text()) | {"id": "another"})
+    with refuses(str(saved), str(second), "another training"):
+        check_resumes(second, {})
+    text.unlink()
+    check_resumes(second, {})
+    write_json(first / "text.json", json.loads((first / "text.json").read_text()) | {"id": "other"})
+    for step in steps_in(first / "checkpoints"):
+        (first / "checkpoints" / str(step) / "_CHECKPOINT_METADATA").write_text("{}")
+    check_resumes(first, {})
 
 
 @pytest.mark.parametrize("corpus", ["embedded", "text_files"])

@@ -67,8 +67,8 @@ def test_words_that_the_model_does_not_know(
     unknown, but not unseen.
     """
     folding, _ = folding
-    (tmp_path / "test.txt").write_text(f"{line}\n")
-    result = evaluate(folding, Request(data_path=str(tmp_path)))
+    (tmp_path / "mine.txt").write_text(f"{line}\n")
+    result = evaluate(folding, Request(data_path=str(tmp_path / "mine.txt")))
     out = capsys.readouterr().out
     assert f"; <unk> {unknown:.1%}, unseen words {unseen:.1%}; step 1," in out
     saved = json.loads((folding / "eval" / out.splitlines()[-1].split("/")[-1]).read_text())

@@ -151,7 +151,7 @@ def test_states_far_from_the_origin(small, tmp_path):
 def test_two_evaluations_at_once(tmp_path, monkeypatch):
     """The second waits for the datastore of the first, and reads it."""
 
-    def slow(run, ids, *_):
+    def slow(run, ids, *_, **_options):
         made.append(ids)
         time.sleep(0.3)
         yield Scored(ids, ids, np.ones((len(ids), 2), np.float32))

@@ -2,13 +2,19 @@
 
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import pytest
 
 from adaptive_jax.config.options import Option
+from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.errors import InputError
 from adaptive_jax.scores import evaluate_command as command
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.methods import METHODS, Method, prepared
+from adaptive_jax.scores.mix import Run
+from adaptive_jax.text.load import LoadedModel, load
+from tests import refuses
+from tests.random_runs import random_run
 
 
 class Toy(NamedTuple):
@@ -50,3 +56,63 @@ def test_a_way_to_score_is_its_function_and_a_line(trained_copy, monkeypatch, ca
         with pytest.raises(InputError, match=says):
             prepared("toy", options)
     assert command.options_of_methods()["power"] == {"toy": Toy}
+
+
+MIX = Request("validation", checkpoint="latest", method="mix")
+
+
+def test_two_models_of_one_vocabulary(trained_copy):
+    """Mixed with itself a model stays what it is, token by token."""
+    plain = evaluate(trained_copy, MIX._replace(method="plain"))
+    options = {"other": str(trained_copy), "model_weight": (0.25, 1.0)}
+    result = evaluate(trained_copy, MIX._replace(options=options))
+    assert [line["nll"] for line in result["grid"]] == pytest.approx([plain["nll"]] * 2, rel=1e-6)
+    for options in {}, {"other": "a", "scores": "b"}:
+        with refuses("--other", "--scores"):
+            evaluate(trained_copy, MIX._replace(options=options))
+
+
+def test_a_model_with_the_scores_of_another_program(trained_copy, text, tmp_path):
+    """A table of the uniform distribution, in bits, gives what --uniform gives; a table of another
+    text would have given a number.
+    """
+    vocabulary = load(trained_copy, "latest").run.vocabulary
+    lines = (text / "valid.txt").read_text().splitlines()
+    words = [word for line in lines for word in (*line.split(), "<eos>")]
+    bits, path = f"{np.log2(len(vocabulary)):.9f}", tmp_path / "uniform.tsv"
+    path.write_text("word\tsurprisal_bits\n" + "".join(f"{word}\t{bits}\n" for word in words))
+    options = {"scores": str(path), "model_weight": (0.75,)}
+    result = evaluate(trained_copy, MIX._replace(options=options))
+    uniform = evaluate(trained_copy, MIX._replace(method="plain", uniform=0.25))
+    assert result["nll"] == pytest.approx(uniform["nll"], rel=1e-6)
+    for change, names in [
+        (lambda table: table.replace("surprisal_bits", "surprisal"), ["surprisal_nats"]),
+        (lambda table: table.replace(words[3], "other", 1), ["'other'", "line"]),
+        (lambda table: table.rsplit("\n", 2)[0], [f"{len(words) - 1:,} words"]),
+        (lambda table: table.replace(bits, "much", 1), ["surprisal_bits", "much"]),
+    ]:
+        (tmp_path / "wrong.tsv").write_text(change(path.read_text()))
+        with refuses("wrong.tsv", *names):
+            evaluate(trained_copy, MIX._replace(options={"scores": str(tmp_path / "wrong.tsv")}))
+
+
+def test_two_models_of_one_text(trained_copy, text, config, monkeypatch):
+    """Words and sub-words meet at the ends of words."""
+    lines = (text / "valid.txt").read_text().splitlines()
+    counts = {word: 1 for line in lines for word in line.split()} | {"<eos>": len(lines)}
+    small = {"input.cutoffs": (10, 30), "batches.sequence_length": 16}
+    other = random_run(config(**small), Subwords.build(counts, 3))
+    monkeypatch.setattr(Run, "open", lambda *_: other)
+    request = MIX._replace(window=16, context=8, options={"other": "o", "model_weight": (0.5,)})
+    result = evaluate(trained_copy, request)
+    monkeypatch.undo()
+    both = [
+        np.concatenate([line.log_probs for line in model.score(lines, "previous", **options)])
+        for model, options in (
+            (load(trained_copy, "latest"), {"window": 16, "context": 8}),
+            (LoadedModel(other), {"context": 8}),
+        )
+    ]
+    expected = -np.mean(np.logaddexp(*both) - np.log(2))
+    assert result["nll"] == pytest.approx(expected, rel=1e-5)
+    assert result["nll"] < -np.mean(both[0]) or result["nll"] < -np.mean(both[1])

@@ -18,7 +18,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.scores import Scores
-from adaptive_jax.scores.scoring import ScoreOptions, as_stream, score_split, scores
+from adaptive_jax.scores.scoring import as_stream, score_split, scores
 from tests import refuses
 from tests.random_runs import log_probs_of, quiet, random_run
 
@@ -177,7 +177,7 @@ def test_which_settings_carry_on(convolution, run):
 def test_scores_come_with_positions_and_hidden_states(run, ids):
     """Every position once; the hidden states, asked for, give the nll again."""
     nll = score(run, ids, 6, 2, 2)
-    batches = list(scores(run, ids, Windows(6, 2, "none", "packed", 2), ScoreOptions(hidden=True)))
+    batches = list(scores(run, ids, Windows(6, 2, "none", "packed", 2), hidden=True))
     at = np.concatenate([batch.at for batch in batches])
     np.testing.assert_array_equal(at, np.arange(len(ids)))
     np.testing.assert_array_equal(np.concatenate([batch.nll for batch in batches]), nll)
@@ -216,6 +216,7 @@ def test_summary_of_known_numbers():
         "tokens": 3,
         "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3)),
         "unknown": 0.0,
+        "known_perplexity": None,
         "characters": 3,
         "bytes": 3,
         "bits_per_character": pytest.approx(3 / math.log(2)),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -300,7 +301,7 @@ def test_embeddings_are_what_the_body_reads(model):
 
 def test_words_of_several_units(config):
     """The log-probability of a word is the sum of those of its units."""
-    vocabulary = Subwords.build(COUNTS | {"<eos>": 57}, codes=5)
+    vocabulary = Subwords.build(COUNTS | {"<eos>": 57}, codes=30)
     model, line = opened(config, {}, vocabulary), "0 ab1 Ж"
     [scored], ids = model.score([line]), tokens_of(model, line)
     log_probs = of_targets(Twin(model, WINDOW)(ids.tolist()), ids)
@@ -311,11 +312,44 @@ def test_words_of_several_units(config):
         [sum(log_probs[a:b]) for a, b in itertools.pairwise([0, *ends])],
         atol=5e-5,
     )
+    # A word's probability holds its end: words of one unit, and those that begin with a unit that
+    # ends none, have all of the probability.
+    first = np.exp(Twin(model, WINDOW)([0])[0].astype(np.float64))
+    closed = [word for word in vocabulary.words if word.endswith("▁") and len(word) > 1]
+    words = [word.removesuffix("▁") for word in closed]
+    assert [vocabulary.encode_words([word])[1].tolist() for word in words] == [[1]] * len(words)
+    of_words = sum(np.exp(line.log_probs[0]) for line in model.score(words))
+    others = [i for i, word in enumerate(vocabulary.words) if word not in closed]
+    assert of_words > 0.01 and of_words + first[others].sum() == pytest.approx(1, abs=1e-5)
     assert scored.unseen is None and scored.frequencies is None
     with pytest.raises(InputError, match="rank and entropy"):
         model.score([line], rank_and_entropy=True)
     with pytest.raises(InputError, match="is several units of this run"):
-        model.embeddings(["0", "ab1"])
+        model.embeddings(["0", "Ж"])
+
+
+@pytest.mark.parametrize("layers", [(), LSTM | STREAMS])
+def test_units_may_cross_the_border_of_given_text(config, layers):
+    """log p(b | a) >= log p(ab) for cuts at any character: the last word of a has no end, and is
+    written in one with b.
+    """
+    vocabulary = Subwords.build(COUNTS | {"<eos>": 57}, codes=60)
+    model, text = opened(config, layers, vocabulary), "ab1 Ж abab12\n7 ab8"
+    whole = {"window": 2 * WINDOW}  # all is seen
+    assert len(model.encode(text)) < WINDOW
+    joint = next(model.score([text])).log_prob
+    for cut in range(len(text) + 1):
+        a, b = text[:cut], text[cut:]
+        [alone] = model.score([b], given=a, **whole)
+        [follows] = model.score([b], "previous", given=a, **whole)
+        assert alone.log_prob >= joint - 1e-4 and follows.words == alone.words
+        np.testing.assert_allclose(follows.log_prob, alone.log_prob, atol=1e-4)
+        if cut == 0 or a[-1].isspace():
+            assert alone.words == (*b.replace("\n", " <eos> ").split(), "<eos>")
+    before, whole = next(model.score(["abab1"])), next(model.score(["2"], given="abab1"))
+    assert whole.words == ("abab12", "<eos>") != before.words
+    [after] = model.score([" 2"], given="abab12")  # the end of its word is still to come
+    assert after.words == ("abab12", "2", "<eos>") and after.log_probs[0] > before.log_probs[0]
 
 
 def test_settings_that_do_not_fit(model, lstm, config):
@@ -337,3 +371,39 @@ def test_settings_that_do_not_fit(model, lstm, config):
         with pytest.raises(InputError, match=says) as error:
             call()
         assert "\n" not in str(error.value) and len(str(error.value)) < 220
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("kind", ["model", "lstm"])
+def test_documents_begin_anew(kind, eager, request, monkeypatch):
+    """The items of a study leaked into each other, and a blank line was scored as a sentence. The
+    numbers of a document are those that it has alone, by blank lines as by files.
+    """
+    monkeypatch.setattr(surprisal, "FIRST", 2)
+    monkeypatch.setattr(surprisal, "MOST", 4)  # documents end in the middle of blocks
+    model = request.getfixturevalue(kind)
+    documents = [LINES[:1], LINES[2:5], LINES[3:4] * 3, LINES[5:6], LINES[2:4]]
+    texts = ["", *(line for document in documents for line in (*document, "", " "))]
+    files = [
+        TextLine(line, number, str(document))
+        for document, lines in enumerate(documents)
+        for number, line in enumerate(lines, start=1)
+    ]
+    for before in "", "ab1 abab2\n7":
+        alone = [
+            line
+            for document in documents
+            for line in model.score(document, "previous", given=before)
+        ]
+        options = {"given": before, "eager": eager}
+        for lines in (
+            model.score(texts, "previous", documents="blank", **options),
+            model.score(files, "previous", **options),
+        ):
+            for line, expected in zip(lines, alone, strict=True):
+                assert line.text == expected.text
+                np.testing.assert_allclose(line.log_probs, expected.log_probs, atol=3e-5)
+    assert [line.file for line in model.score(files)] == [line.file for line in files]
+    texts = list(itertools.chain(*documents))
+    leaked = [line.log_prob for line in model.score(texts, "previous")]
+    assert not np.allclose(leaked, [line.log_prob for line in model.score(texts)])

@@ -22,8 +22,6 @@ from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.open_words import extended
 from adaptive_jax.scores.scores import Scores
 from adaptive_jax.scores.scoring import (
-    PLAIN,
-    ScoreOptions,
     score_split,
     with_uniform,
 )
@@ -94,12 +92,12 @@ def opened(workdir, other):
     return saved, dataclasses.replace(saved, vocabulary=vocabulary)
 
 
-def chances(run, extras=PLAIN, uniform=0.0):
+def chances(run, down_weight=1.0, uniform=0.0):
     """The probability of every word after "the", `[words]`."""
     words = len(run.vocabulary)
     ids = np.full((words, 2), run.vocabulary.index["the"], np.int32)
     ids[:, 1] = np.arange(words)
-    nll, _ = score_split(run, ids.ravel(), WINDOWS, quiet, extras)
+    nll, _ = score_split(run, ids.ravel(), WINDOWS, quiet, down_weight=down_weight)
     return np.exp(-with_uniform(nll, uniform, words)).reshape(words, 2)[:, 1]
 
 
@@ -119,7 +117,7 @@ def test_a_composed_model_over_words_it_never_saw(composed, other):
     ]  # zebra, whose definition names quagga
     assert before.lexicon["input"]["definitions"]["words"].shape == (122, 3)
     jax.tree.map(np.testing.assert_array_equal, run.params, before.params)
-    plain, less = chances(run), chances(run, ScoreOptions(down_weight=0.1))
+    plain, less = chances(run), chances(run, 0.1)
     np.testing.assert_allclose([plain.sum(), less.sum()], 1.0, rtol=1e-5)
     assert (plain[-2:] > 1e-4).all()
     weights = np.where(np.arange(124) < 122, 1.0, 0.1)

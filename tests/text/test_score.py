@@ -137,7 +137,8 @@ main("score")
 def test_words_in_columns_and_as_json(score, model):
     """The same numbers, of one running text."""
     lines = list(model.score(LINES.splitlines(), "previous", rank_and_entropy=True))
-    columns = ("line", "position", "word", "surprisal", "rank", "entropy", "frequency", "unseen")
+    columns = ["line", "position", "word", "surprisal", "rank", "entropy", "frequency", "unseen"]
+    units = {"surprisal": "surprisal_bits", "entropy": "entropy_bits"}
     expected = [
         (number, position, *row)
         for number, line in enumerate(lines, 1)
@@ -156,8 +157,14 @@ def test_words_in_columns_and_as_json(score, model):
     ]
     done = score("--words", "--bits", "--context_from=previous", given=LINES)
     header, *rows = (line.split("\t") for line in done.stdout.splitlines())
-    assert done.returncode == 0 and tuple(header) == columns
+    assert done.returncode == 0
+    places = ["start", "end", "text", "file"]
+    assert header == [units.get(name, name) for name in columns] + places
+    texts = LINES.splitlines()
     for row, values in zip(rows, expected, strict=True):
+        *row, start, end, form, file = row
+        assert (file, form) == ("-", texts[values[0] - 1][int(start) : int(end)])
+        assert form == (values[2] if values[2] != "<eos>" or form else "")
         assert row[:3] == list(map(str, values[:3]))
         np.testing.assert_allclose([float(cell) for cell in row[3:]], values[3:], atol=6e-5)
     flags = "--words", "--columns=surprisal,unseen", "--context_from=previous", "--format=jsonl"
@@ -173,6 +180,29 @@ def test_words_in_columns_and_as_json(score, model):
         ("the t5w0", 3, 0),
         ("t3w3 <eos> the", 4, 0),
     ]
+
+
+def test_a_table_of_sentences(score, model, tmp_path):
+    """A study kept its other columns in a second file, which had to be joined by hand."""
+    table = 'item,sentence,kind\n1,the t1w1 t1w2,a\n2,"the\nthe t5w0","b\tc"\n'
+    (tmp_path / "items.csv").write_text(table)
+    texts = ["the t1w1 t1w2", "the\nthe t5w0"]
+    flags = "--text_column=sentence", tmp_path / "items.csv"
+    expected = [*model.score(texts)]
+    header, *rows = (line.split("\t") for line in score(*flags).stdout.splitlines())
+    assert header == ["log_prob_nats", "item", "kind", "sentence"]
+    assert [row[1:] for row in rows] == [["1", "a", texts[0]], ["2", "b c", "the the t5w0"]]
+    for row, line in zip(rows, expected, strict=True):
+        assert float(row[0]) == pytest.approx(line.log_prob, abs=1e-4)
+    header, *rows = (line.split("\t") for line in score("--by=word", *flags).stdout.splitlines())
+    assert header[:6] == ["item", "kind", "line", "position", "word", "surprisal_nats"]
+    words = ["the", "t1w1", "t1w2", "<eos>", "the", "<eos>", "the", "t5w0", "<eos>"]
+    assert [row[4] for row in rows] == words
+    assert [row[:3] for row in rows] == [["1", "a", "1"]] * 4 + [["2", "b c", "2"]] * 5
+    assert score("--text_column=text", tmp_path / "items.csv").returncode == 2
+    (tmp_path / "items.csv").write_text(table.replace("kind", "end"))
+    done = score("--words", *flags)
+    assert done.returncode == 2 and "'end'" in done.stderr
 
 
 def test_after_the_text_of_a_file(score, model, tmp_path):

@@ -180,17 +180,18 @@ class WindowSpans(NamedTuple):
 
 
 def windows_after(
-    starts: np.ndarray, ends: np.ndarray, prefix: int, window: int, context: int
+    starts: np.ndarray, ends: np.ndarray, prefix: np.ndarray, window: int, context: int
 ) -> WindowSpans:
-    """Windows of texts that stand alone, each after `prefix` tokens: before the tokens that it
-    scores a window shows as many as fit, at least `context`.
+    """Windows of texts that stand alone, each after some tokens: before the tokens that it scores a
+    window shows as many as fit, at least `context`.
 
-    starts, ends: of each text, `[texts]`.
+    starts, ends, prefix: of each text, and the tokens before it that it may see, `[texts]`.
     """
-    first, step = window - min(prefix, context), window - context
+    first, step = window - np.minimum(prefix, context), window - context
     counts = 1 + np.maximum(0, -(-(ends - starts - first) // step))
     number = ranges(np.zeros_like(counts), counts)
-    begin, last = np.repeat(starts, counts), np.repeat(ends, counts)
+    columns = starts, ends, prefix, first
+    begin, last, prefix, first = (np.repeat(column, counts) for column in columns)
     end = np.minimum(last, begin + first + number * step)
     start = np.where(number > 0, begin + first + (number - 1) * step, begin)
     return WindowSpans(np.maximum(begin - prefix, end - window), start, end)
@@ -288,14 +289,16 @@ class WindowReader(NamedTuple):
             part = WindowSpans(*(column[batch] for column in spans))
             yield from ((*batch, 0) for batch in read_on(ids, self.eos, part, (rows, time)))
 
-    def stream(self, ids: np.ndarray, begin: int, end: int) -> LineBatches:
+    def stream(self, ids: np.ndarray, begin: int, end: int, reset: bool = False) -> LineBatches:
         """Tokens that one row reads on, after those that it has read. Rows are full, since a carry
         after padding would be wrong; the rest has powers of two, for few programs.
+
+        reset: the row begins anew.
         """
         while begin < end:
             time, left = self.window, end - begin
             time = time if left >= time else 1 << (left.bit_length() - 1)
             shape, spans = (self.rows_of(1, time), time), [[begin], [begin], [begin + time]]
             spans = WindowSpans(*np.array(spans))
-            yield from ((*batch, 0) for batch in read_on(ids, self.eos, spans, shape, reset=False))
-            begin += time
+            yield from ((*batch, 0) for batch in read_on(ids, self.eos, spans, shape, reset))
+            begin, reset = begin + time, False

@@ -1,15 +1,35 @@
-"""Lines of text from files and standard input, one at a time."""
+"""Lines of text from files, tables and standard input, one at a time."""
 
+import csv
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from adaptive_jax.data.corpora.text import encoding_fault
-from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.errors import InputError, check_known, one_line
 from adaptive_jax.files import path_of, unpacked
 
 STDIN = "-"
+
+
+class TextLine(NamedTuple):
+    """A text to score and its source.
+
+    Attributes:
+        text: one line, or several with line feeds between them.
+        number: of the line in its file, or of the row in its table, from 1. The first one follows
+            nothing.
+        file: "-" for standard input, empty for text without a file.
+        columns: the other columns of its table.
+    """
+
+    text: str
+    number: int
+    file: str = ""
+    columns: Mapping[str, str] = MappingProxyType({})
 
 
 class TextFiles:
@@ -42,15 +62,33 @@ class TextFiles:
         """All of the text, with a line feed after each line that has one."""
         return "".join(self._lines())
 
+    def texts(self, column: str = "") -> Iterator[TextLine]:
+        """The lines with their sources; or, of tables separated by commas, in files .tsv by tabs,
+        the texts of a column. Raises InputError: a table without it.
+        """
+        for name, file in self._files:
+            if not column:
+                for number, line in enumerate(self._lines_of(name, file), start=1):
+                    yield TextLine(line.removesuffix("\n").removesuffix("\r"), number, str(name))
+                continue
+            tabs = ".tsv" in str(name)
+            table = csv.DictReader(self._lines_of(name, file), delimiter="\t" if tabs else ",")
+            check_known(f"{name}: column {column!r}", column, table.fieldnames or ())
+            for number, row in enumerate(table, start=1):
+                yield TextLine(row.pop(column) or "", number, str(name), row)
+
     def _lines(self):
         for name, file in self._files:
-            before = self.done
-            place = "standard input" if name == STDIN else name
-            for number, line in enumerate(_unpacked(name, file), start=1):
-                encoding = "utf-8-sig" if number == 1 else "utf-8"
-                if self.size:
-                    self.done = before + file.tell()
-                yield _decoded(line, encoding, f"{place}, line {number}")
+            yield from self._lines_of(name, file)
+
+    def _lines_of(self, name, file):
+        before = self.done
+        place = "standard input" if name == STDIN else name
+        for number, line in enumerate(_unpacked(name, file), start=1):
+            encoding = "utf-8-sig" if number == 1 else "utf-8"
+            if self.size:
+                self.done = before + file.tell()
+            yield _decoded(line, encoding, f"{place}, line {number}")
 
 
 def _open(name):

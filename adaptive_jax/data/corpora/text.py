@@ -180,7 +180,7 @@ def local_texts(
 
     place: the published archive of the corpus, or a directory that holds, for each split, one of
         train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; files with the
-        published names.
+        published names. Where one split is needed, a file is that split.
     patterns: of the published names of train, validation and test, "" for none.
 
     Raises:
@@ -189,6 +189,8 @@ def local_texts(
     place = place.absolute()  # a link may point to another suffix
     if place.is_file() and place.name.endswith(ARCHIVES) and all(patterns):
         return archived_texts(place, patterns)
+    if place.is_file() and len(needed) == 1 and not place.name.endswith(ARCHIVES):
+        return {split: Text((place,)) for split in needed}
     if not place.is_dir():
         archive = ", or the published archive" if all(patterns) else ""
         splits = [split for split in SPLITS if split in needed] or SPLITS

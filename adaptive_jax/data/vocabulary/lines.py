@@ -7,6 +7,7 @@ lines.decode(ids)                        # "and god said,\\n"
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -23,6 +24,7 @@ Split = Callable[[str], str]  # separates the words of a line by spaces
 Join = Callable[[Sequence[str]], str]  # words of a line to running text
 
 NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
+OPEN = 3  # units at the end of a text that what follows may change
 OPENING, CLOSING = "([{“‘", ",.;:?!)]}”’"
 
 
@@ -94,6 +96,35 @@ class Lines(NamedTuple):
         `words` and `tokens`.
         """
         return self.tokens(self.words(text))[0]
+
+    def cut_open(self, text: str) -> tuple[str, str]:
+        """Text in two: what follows may go on in the last word of the second part, which has no
+        end. Empty after white space, and where the vocabulary is of words, which always end.
+        """
+        if not self.vocabulary.spells or not text or text[-1].isspace():
+            return text, ""
+        border = len(text) - len(text.split()[-1])
+        return text[:border], text[border:]
+
+    def encode_open(self, text: str) -> tuple[np.ndarray, bytes]:
+        """`encode` without the last `OPEN` units of a word that has no end, and what these spell,
+        UTF-8: together with what follows the text, other units may spell it.
+        """
+        words = self.words(text)
+        ids, lengths = self.tokens(words)
+        spells = self.vocabulary.utf8
+        if not self.cut_open(text)[1] or self.vocabulary.words[ids[-1]] in (EOS, UNKNOWN):
+            return ids, b""
+        last = min(OPEN, lengths[-1])
+        spelling = b"".join(spells[i] for i in ids[-last:])
+        return ids[:-last], spelling.removesuffix(MARK.encode())
+
+    def units_within(self, ids: np.ndarray, begun: str) -> int:
+        """The number of the first tokens that lie in `begun`, with which their text begins."""
+        spelling, spells = MARK.join(self.words(begun)).encode(), self.vocabulary.utf8
+        ends = itertools.accumulate((len(spells[i]) for i in ids), initial=0)
+        fits = (spelling.startswith(spells[i], at) for i, at in zip(ids, ends, strict=False))
+        return sum(1 for _ in itertools.takewhile(bool, fits))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, with a line feed for each `<eos>`.

@@ -8,6 +8,7 @@ of the text:
     lowest .    low  est▁  .▁  <eos>
 """
 
+import bisect
 import collections
 import dataclasses
 import functools
@@ -72,6 +73,7 @@ class Subwords(Vocabulary):
     """
 
     model: bytes = dataclasses.field(repr=False)
+    spells = True
 
     @classmethod
     def build(cls, counts: Mapping[str, int], codes: int) -> "Subwords":
@@ -162,6 +164,26 @@ class Subwords(Vocabulary):
         """
         single = {name: bytes([byte]) for byte, name in enumerate(BYTES)}
         return tuple(single.get(word) or word.encode("utf-8") for word in self.words)
+
+    @functools.cached_property
+    def _by_spelling(self):
+        """Spellings in order, with the ids of their units; without `<eos>` and `<unk>`."""
+        units = enumerate(zip(self.words, self.utf8, strict=True))
+        return sorted((text, i) for i, (word, text) in units if word not in (EOS, UNKNOWN))
+
+    def beginning(self, text: bytes) -> tuple[list[int], list[int]]:
+        """Ids of the units that begin with `text`, UTF-8, and of the shorter ones that it begins
+        with.
+        """
+        order = self._by_spelling
+
+        def between(first, last):
+            begin, end = (bisect.bisect(order, (spelling,)) for spelling in (first, last))
+            return [i for _, i in order[begin:end]]
+
+        shorter = (text[:end] for end in range(1, len(text)))
+        longer = between(text, text + b"\xff")  # a byte that no text has
+        return longer, [i for part in shorter for i in between(part, part + b"\0")]
 
     @functools.cached_property
     def digest(self) -> str:

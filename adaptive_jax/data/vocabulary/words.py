@@ -48,6 +48,7 @@ class Vocabulary:
     words: tuple[str, ...]
     counts: np.ndarray
     unit = "word"  # what losses and perplexities are per
+    spells = False  # whether entries are parts of words, which spell any text
 
     @classmethod
     def build(cls, counts: Mapping[str, int], threshold: int = 1, limit: int = 0) -> "Vocabulary":

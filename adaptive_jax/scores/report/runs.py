@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptive_jax.config.keys import allow_flag
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import names_in
+from adaptive_jax.runs.checkpoints import recorded
 from adaptive_jax.scores import card
 from adaptive_jax.scores.frequency import Words
 from adaptive_jax.scores.scores import perplexity
@@ -141,7 +143,7 @@ class RunReport:
             "words": result["words"],
             "unknown": result["unknown"],
             "parameters": _recorded(self.workdir / "plan.json", "parameters", "total"),
-            "hours": _recorded(saved / "_CHECKPOINT_METADATA", "custom_metadata", "hours") or None,
+            "hours": recorded(saved, "hours") or None,
             "words_per_second": speeds[len(speeds) // 2] if speeds else None,
             "updates": result["step"],
         }
@@ -212,7 +214,8 @@ def _command(workdir, settings):
     """The command that scores with these settings."""
     keys = "split", "window", "context", "data_path"
     flags = [f"--{key}={settings[key]}" for key in keys if settings.get(key)]
-    return " ".join(["python evaluate.py", f"--workdir={workdir}", *flags])
+    place = f"--workdir={workdir}{allow_flag(settings.get('config', {}))}"
+    return " ".join(["python evaluate.py", place, *flags])
 
 
 def _recorded(path, *keys):

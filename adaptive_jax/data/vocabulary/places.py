@@ -1,0 +1,47 @@
+"""Places of words in the text that they were split from."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from adaptive_jax.data.vocabulary.words import EOS
+
+BLANKS, BLANKS_OF_LINE = re.compile(r"\s*"), re.compile(r"[^\S\n]*")
+DROPPED = 2  # characters that a tokeniser may have dropped before one that it kept
+
+
+def places(text: str, words: Sequence[str]) -> np.ndarray:
+    """The first character of each word in its text, and the one after its last: int64 `[words, 2]`.
+
+    A tokeniser may change the case of letters, drop characters or replace one by another. `<eos>`
+    is the line feed, or nothing at the end of the text.
+    """
+    lowered = [letter.lower() for letter in text]  # of one letter or two
+    letters, lengths = "".join(lowered), [*map(len, lowered)]
+    spans, at = np.zeros((len(words), 2), np.int64), 0
+    for number, word in enumerate(words):
+        at = BLANKS_OF_LINE.match(letters, at).end()
+        if word == EOS and letters[at : at + 1] in ("", "\n"):
+            spans[number], at = at, min(at + 1, len(letters))
+            continue
+        at, start = BLANKS.match(letters, at).end(), -1
+        for letter in "".join(letter.lower() for letter in word):
+            ahead = letters.find(letter, at, at + 1 + DROPPED)
+            at = at if ahead < 0 else ahead
+            start = at if start < 0 else start
+            at = min(len(letters), at + 1)
+        spans[number] = start, at
+    characters = np.append(np.repeat(np.arange(len(text)), lengths), len(text))
+    starts, ends = spans.T
+    after = np.where(ends > starts, 1 + characters[np.maximum(ends, 1) - 1], characters[ends])
+    return np.stack([characters[starts], after], axis=1)
+
+
+def word_numbers(text: str, spans: np.ndarray) -> np.ndarray:
+    """The number of the white-space word in which each span begins, int64 `[spans]`; -1 of spans
+    without characters, such as `<eos>`.
+    """
+    starts = np.array([match.start() for match in re.finditer(r"\S+", text)], np.int64)
+    numbers = np.searchsorted(starts, spans[:, 0], side="right") - 1
+    return np.where(spans[:, 1] > spans[:, 0], numbers, -1)

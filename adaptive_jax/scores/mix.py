@@ -1,0 +1,103 @@
+"""Two models together: the interpolation of their probabilities, λ p_model + (1 − λ) p_other.
+
+The other is a run, or a table of surprisals that any program can write, such as that of an n-gram
+model: `score --words` writes one. Runs of one vocabulary are interpolated token by token; any
+others, which must read the same text, word by word.
+"""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from adaptive_jax.config.options import Option
+from adaptive_jax.data.vocabulary.words import UNKNOWN
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import path_of
+from adaptive_jax.runs.run import Run
+from adaptive_jax.scores.cache import interpolations
+from adaptive_jax.scores.scores import Scores
+from adaptive_jax.scores.scoring import Evaluation
+
+UNITS = {"surprisal_nats": 1.0, "surprisal_bits": np.log(2)}
+OTHER = "workdir of the other run"
+SCORES = (
+    "table in place of --other, separated by tabs, with a line for each word of the split, <eos>"
+    " included, and a column surprisal_nats or surprisal_bits, as score --words writes"
+)
+WEIGHT = "λ, the weight of this run's distribution; several are all tried"
+
+
+class Mix(NamedTuple):
+    """The options of --method=mix."""
+
+    other: Annotated[str, Option(OTHER)] = ""
+    scores: Annotated[str, Option(SCORES)] = ""
+    model_weight: Annotated[tuple[float, ...], Option(WEIGHT, "(0, 1]")] = (0.5,)
+
+
+def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
+    """Scores of all weights; each model scores the split once.
+
+    Raises:
+        InputError: neither of --other and --scores, or both; another text.
+    """
+    if bool(options.other) == bool(options.scores):
+        raise InputError("--method=mix needs one of --other=RUN and --scores=FILE")
+    nll, _ = job.score()
+    counts = ~np.isnan(nll)
+    tokens = Scores(job.ids[:], nll).take(counts)
+    words = tokens.words(job.run.vocabulary)
+    if options.scores:
+        others = surprisals(path_of(options.scores), words, job.run.vocabulary.words)
+    else:
+        others, of_tokens = other_scores(job, options.other)
+        if of_tokens:
+            yield from interpolations(nll, -others[None], options.model_weight, {})
+            return
+    if len(others) != len(words.nll):
+        raise InputError(
+            f"{options.scores or options.other} scores {len(others):,} words, and this run"
+            f" {len(words.nll):,}: both must read the same text, <eos> included"
+        )
+    ends = np.flatnonzero(counts)[np.append(words.place[1:], len(tokens.nll)) - 1]
+    for label, mixed in interpolations(words.nll, -others[None], options.model_weight, {}):
+        scored = np.where(counts, 0.0, np.nan)  # of a word, its last token has the whole nll
+        scored[ends] = mixed
+        yield label, scored
+
+
+def other_scores(job: Evaluation, workdir: str) -> tuple[np.ndarray, bool]:
+    """The nll of the same text by another run, of tokens if both have one vocabulary, else of
+    words, `[those that count]` in nats; and True for tokens.
+    """
+    run = Run.open(path_of(workdir))
+    same = run.vocabulary.words == job.run.vocabulary.words
+    ids = job.ids if same else job.encode(run)
+    nll, _ = job.by(run, ids).score()
+    tokens = Scores(ids[:], nll).counted()
+    return (tokens.nll, True) if same else (tokens.words(run.vocabulary).nll, False)
+
+
+def surprisals(path: Path, words: Scores, names: tuple[str, ...]) -> np.ndarray:
+    """The surprisals of a table in nats, float64 `[words]`. Raises InputError: no such column, a
+    cell that is no number, another word than that of the text.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        column = next((name for name in table.fieldnames or () if name in UNITS), None)
+        if column is None:
+            raise InputError(f"{path}: a column must be named {' or '.join(UNITS)}")
+        rows = list(table)
+    for number, (row, token) in enumerate(zip(rows, words.ids.tolist(), strict=False), start=2):
+        if (word := row.get("word")) not in (None, names[token]) and names[token] != UNKNOWN:
+            raise InputError(
+                f"{path}, line {number}: the word is {word!r}, and that of the split"
+                f" {names[token]!r}: both must be the same text"
+            )
+    try:
+        return np.array([float(row[column]) for row in rows]) * UNITS[column]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: {column} must be numbers: {error}") from None

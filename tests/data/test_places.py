@@ -1,0 +1,46 @@
+"""Places of words in their text."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+
+from adaptive_jax.data.corpora.tokenise import tokeniser
+from adaptive_jax.data.vocabulary.places import places, word_numbers
+from adaptive_jax.scores.surprisal import ScoredLine
+
+TEXTS = st.text(st.sampled_from("aBé İΣσ'’-.,“”_7\t\n本"), max_size=30)
+
+
+@hypothesis.given(TEXTS, st.sampled_from(["none", "marks"]))
+def test_places_are_those_of_the_original_form(text, name):
+    """Whatever the tokeniser: the characters there are the word, but for its case."""
+    split = tokeniser(name, True)
+    words = [word for line in text.split("\n") for word in (*split(line).split(), "<eos>")]
+    spans = places(text, words)
+    ends_of_lines = [at for at, letter in enumerate(text) if letter == "\n"] + [len(text)]
+    assert spans[[word == "<eos>" for word in words], 0].tolist() == ends_of_lines
+    forms = [text[a:b] for a, b in spans if a < b]
+    folded = "".join(word for word in words if word != "<eos>")
+    assert "".join(forms).lower().replace("ς", "σ") == folded.replace("ς", "σ")
+    assert (spans.ravel()[1:] >= spans.ravel()[:-1]).all()
+
+
+def test_a_tokeniser_that_changes_characters():
+    """A character that is dropped or replaced moves no other word."""
+    text = "Mr “Smith\x07 saw.. it <unk> here"
+    words = ["Mr", '"', "Smith", "saw", "..", "it", "<unk>", "here", "<eos>"]
+    forms = [text[a:b] for a, b in places(text, words)]
+    assert forms == ["Mr", "“", "Smith", "saw", "..", "it", "<unk>", "here", ""]
+
+
+def test_sums_over_white_space_words():
+    """Punctuation belongs to the word that it stands beside; the end of the line to none."""
+    words = ("noah", ",", "he", "said", "“", "so", "”", ".", "<eos>")
+    logs = -np.arange(1.0, 10.0)
+    unseen = np.arange(9) == 4
+    line = ScoredLine("Noah, he  said “So”.", words, logs, unseen, np.arange(9)).by_word()
+    assert line.words == ("Noah,", "he", "said", "“So”.", "<eos>")
+    assert line.log_probs.tolist() == [-3, -3, -4, -26, -9] and line.log_prob == logs.sum()
+    assert line.unseen.tolist() == [False, False, False, True, False]
+    assert line.frequencies is None and line.text[slice(*line.places[3])] == "“So”."
+    assert word_numbers("a  b", np.array([[0, 1], [3, 4], [4, 4]])).tolist() == [0, 1, -1]
