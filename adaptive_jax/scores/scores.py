@@ -148,11 +148,11 @@ def _lengths(vocabulary):
     return lengths
 
 
-def perplexity_text(value: float) -> str:
+def perplexity_text(value: float, digits: int = 2) -> str:
     """1,234.56; from a million on a power of ten, 1.2e+24."""
     if math.isinf(value):
         return "above 1e+304"
-    return f"{value:,.2f}" if value < 1e6 else f"{value:.1e}"
+    return f"{value:,.{digits}f}" if value < 1e6 else f"{value:.1e}"
 
 
 def perplexity(nll: float) -> float:

@@ -158,9 +158,8 @@ class Metrics:
                 writer.write(step, {f"{group}/{name}": value for name, value in metrics.items()})
         left_out = OF_WORDS if "token_nll" in metrics else ()
         texts = dict(metrics)
-        if "perplexity" in metrics:
-            value = metrics["perplexity"]
-            texts["perplexity"] = f"{value:,.1f}" if value < 1e6 else perplexity_text(value)
+        if "perplexity" in texts:
+            texts["perplexity"] = perplexity_text(texts["perplexity"], digits=1)
         parts = [
             form.format(texts[name], unit=self.unit)
             for name, form in SHOWN.items()
