@@ -165,6 +165,33 @@ def halving(learning_rate: float = 0.01, *, flip: bool = False, share: float = 0
     return optax.GradientTransformation(init, update)
 
 
+TEXT = {"corpus": "text_files", "codes": 0}  # of the group `data`, for a plan's lines
+
+
 def plan_of(config, vocabulary_size, devices=1, **options):
     """The plan of a config's update for so many words."""
     return make_plan(config, parts_of(config, vocabulary_size), devices, **options)
+
+
+def misplaced_labels(figure):
+    """Texts of a matplotlib figure that overlap others or stand outside it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        texts += axes.legend_.get_texts() if axes.legend_ else []
+        for axis in axes.xaxis, axes.yaxis:
+            texts += [tick.label1 for tick in axis._update_ticks()]  # those that are drawn
+    texts = [text for text in texts if text.get_text().strip()]
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
+    right, top = figure.bbox.width + 1, figure.bbox.height + 1
+    outside = [t for t, b in boxes if b.x0 < -1 or b.y0 < -1 or b.x1 > right or b.y1 > top]
+    return outside + [
+        (one, two)
+        for i, (one, box) in enumerate(boxes)
+        for two, other in boxes[:i]
+        if box.overlaps(other)
+    ]

@@ -432,6 +432,9 @@ def test_two_copies_of_a_split(own_text, tmp_path):
         local_texts(own_text, SPLITS)
     with refuses("wiki.test.raw"):
         local_texts(own_text, SPLITS, known.CORPORA["wikitext2_raw"].patterns)
+    (tmp_path / "mine.tar.gz").touch()
+    with refuses("mine.tar.gz", "is an archive: unpack it", "test.txt"):
+        local_texts(tmp_path / "mine.tar.gz", ("test",))
     for needed, names in ((), "train.txt, valid.txt, test.txt"), (("test",), "test.txt"):
         with refuses("nowhere", names):
             local_texts(tmp_path / "nowhere", needed)
