@@ -10,7 +10,7 @@ import adaptive_jax
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
-from adaptive_jax.scores import card
+from adaptive_jax.scores.scores import lengths_of, text_words_of
 from adaptive_jax.text.load import LoadedModel
 from adaptive_jax.training.loop import train
 from tests import refuses
@@ -94,10 +94,9 @@ def test_text_to_ids_and_back(kind, directory, config, tmp_path, own_cache):
     assert lines.decode(ids) == (text if kind == "bytes" else text.replace("\n  ", "\n "))
     spelt = b"".join(b"\n" if i == again.eos else again.utf8[i] for i in ids).decode()
     assert [line.lstrip() for line in spelt.split("\n")] == [s.lstrip() for s in text.split("\n")]
-    assert card.count_text_words(ids, again) == len(text.split()) + len(LINES)
+    assert text_words_of(ids, again) == len(text.split()) + len(LINES)
     if kind == "bytes":
-        assert card.count_characters(ids, again) == len(text)
-        assert card.count_characters(ids, again, of_bytes=True) == len(text.encode())
+        assert lengths_of(ids, again) == (len(text), len(text.encode()))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])
@@ -134,8 +133,8 @@ def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache
     assert line.words[:2] == ("In", "the") and line.words[-1] == "<eos>"
     assert isinstance(model.generate("In the", words=3), str)
     done = in_process("evaluate.py", f"--workdir={workdir}", "--split=test")
-    assert "bits a byte; perplexity" in done.stdout
-    assert f"over {len(LINES[0].split()) + 1} words" in done.stdout
+    assert "bits a character" in done.stdout
+    assert f"a word of the text, over {len(LINES[0].split()) + 1} words" in done.stdout
     program = tokenizers.Tokenizer.from_file(str(directory / "bytes.json"))
     for split in "train", "valid", "test":
         np.save(tmp_path / f"{split}.npy", np.tile(program.encode(LINES[0]).ids, 4))

@@ -216,6 +216,11 @@ def test_summary_of_known_numbers():
         "tokens": 3,
         "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3)),
         "unknown": 0.0,
+        "known_perplexity": None,
+        "characters": 3,
+        "bytes": 3,
+        "bits_per_character": pytest.approx(3 / math.log(2)),
+        "bits_per_byte": pytest.approx(3 / math.log(2)),
     }
     assert Scores(ids, np.full(4, 1e4, np.float32)).summary(vocabulary)["perplexity"] == math.inf
     vocabulary = Vocabulary.build({"a": 3, "<eos>": 1, "<unk>": 2})
@@ -396,5 +401,7 @@ def test_eight_devices_score_alike(trained_copy, eight, words, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(result.read_text())
     assert found["nll"] == pytest.approx(one["nll"], rel=1e-6)
-    rounded = dict.fromkeys(("nll", "perplexity", "seconds", "date", "bins", "bits_per_character"))
+    rounded = dict.fromkeys(
+        ("nll", "perplexity", "seconds", "date", "bins", "bits_per_character", "bits_per_byte")
+    )
     assert found | rounded == json.loads(json.dumps(one)) | rounded
