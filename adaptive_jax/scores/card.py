@@ -92,6 +92,9 @@ def lines(result: Mapping) -> Iterator[str]:
             f"{result['bits_per_character']:.4f} bits a character, {result['bits_per_byte']:.4f} a"
             f" byte, over {result['characters']:,} characters"
         )
+    if words := result.get("text_words"):
+        text = perplexity_text(result["perplexity_per_text_word"])
+        yield f"perplexity {text} a word of the text, over {words:,} words"
     if paper := result.get("published"):
         changed = f"; this run changes {', '.join(paper['changed'])}" if paper["changed"] else ""
         yield (

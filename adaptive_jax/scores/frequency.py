@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.corpora.load import count_prepared, count_words
-from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 
@@ -145,14 +144,14 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
     ids = np.asarray(ids)
     ends, spellings = np.flatnonzero(vocabulary.ends_word[ids]), vocabulary.utf8
     eos_count = int(vocabulary.counts[vocabulary.eos])
-    if not isinstance(vocabulary, Subwords):
+    if not vocabulary.mark:
         hashes = np.fromiter(map(zlib.crc32, spellings), np.uint32)
         if UNKNOWN in vocabulary.index:
             hashes[vocabulary.index[UNKNOWN]] = 0
         counts = vocabulary.counts
         has_counts = len(np.unique(counts[counts > 0])) > 1  # those of a list are all 1
         return Words(ids, ends, hashes[ids], eos_count, counts[ids] if has_counts else None)
-    frequencies, mark = _training_counts(data, other), MARK.encode()
+    frequencies, mark = _training_counts(data, other), vocabulary.mark
 
     def spelled():
         start = 0

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.vocabulary.subwords import MARK
-from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 
 
 class Scores(NamedTuple):
@@ -91,7 +90,8 @@ class Scores(NamedTuple):
             `unigram_perplexity`, the perplexity by the words' counts alone, `unknown`, the share
             of words that are `<unk>`, and `known_perplexity`, that of the others, None where none
             is `<unk>`; and `characters`, `bytes`, `bits_per_character` and `bits_per_byte`, see
-            `lengths_of`.
+            `lengths_of`; of a tokenizer's ids `text_words`, see `text_words_of`, and
+            `perplexity_per_text_word`.
         """
         ids, nll, *_ = self.counted()
         words = vocabulary.count_words(ids)
@@ -103,6 +103,7 @@ class Scores(NamedTuple):
             of_known = np.sum(nll[known], dtype=np.float64)
             others = perplexity(float(of_known / vocabulary.count_words(ids[known])))
         characters, size = lengths_of(ids, vocabulary)
+        text_words = text_words_of(ids, vocabulary)
         return {
             "nll": mean,
             "perplexity": perplexity(mean),
@@ -115,6 +116,8 @@ class Scores(NamedTuple):
             "bytes": size,
             "bits_per_character": None if characters is None else bits / characters,
             "bits_per_byte": None if size is None else bits / size,
+            "text_words": text_words,
+            "perplexity_per_text_word": text_words and perplexity(total / text_words),
         }
 
 
@@ -125,14 +128,26 @@ def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int
     ids: int32 `[tokens]`.
 
     Returns:
-        None if a word is `<unk>`, whose characters are unknown, or if ids are a tokenizer's.
+        None if a word is `<unk>`, whose characters are unknown, or of ids without a tokenizer.
     """
-    if not len(ids) or vocabulary.unit == "token" or vocabulary.unk_rate(ids):
+    tokens = vocabulary.unit == "token"
+    if not len(ids) or (tokens and not vocabulary.spells) or vocabulary.unk_rate(ids):
         return None, None
     words, is_eos = vocabulary.ends_word[ids], ids == vocabulary.eos
-    spaces = np.sum(words[:-1] & ~is_eos[:-1] & ~is_eos[1:])
+    spaces = 0 if tokens else np.sum(words[:-1] & ~is_eos[:-1] & ~is_eos[1:])
     characters, size = (int(np.sum(lengths[ids]) + spaces) for lengths in _lengths(vocabulary))
     return characters, size
+
+
+def text_words_of(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
+    """White-space words and ends of lines in a tokenizer's ids, int32 `[tokens]`; None of others,
+    whose perplexity is per word.
+    """
+    if vocabulary.unit != "token" or not vocabulary.spells:
+        return None
+    line_end, spellings = vocabulary.index.get(EOS, -1), vocabulary.utf8
+    text = b"".join(b"\n" if i == line_end else spellings[i] for i in ids.tolist())
+    return len(text.split()) + text.count(b"\n")
 
 
 @functools.lru_cache(maxsize=1)
@@ -140,10 +155,10 @@ def _lengths(vocabulary):
     """Characters and bytes of each token, `[V]`. The last unit of a word ends with a mark, which
     is no character of the text; `<eos>` is the end of a line.
     """
-    spellings, marked = vocabulary.utf8, not vocabulary.ends_word.all()
+    spellings, mark = vocabulary.utf8, vocabulary.mark
     characters = [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in spellings]
     lengths = np.array([characters, [len(letters) for letters in spellings]])
-    lengths -= np.array([[1], [len(MARK.encode())]]) * (marked & vocabulary.ends_word)
+    lengths -= np.array([[bool(mark)], [len(mark)]]) * vocabulary.ends_word
     lengths[:, vocabulary.eos] = 1
     return lengths
 
