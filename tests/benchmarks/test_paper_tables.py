@@ -122,9 +122,9 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     monkeypatch.setitem(TABLES, "tiny", lambda: table)
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
     (tmp_path / "RESULTS.md").write_text("# Results\n")
-    given = {"glove": "", "lexicon": "", "workdir": tmp_path / "runs"}
+    places = {"glove": "", "lexicon": "", "workdir": tmp_path / "runs"}
     texts = [f"wikitext2={text}", f"wikitext2_raw={text}"]
-    flags = SimpleNamespace(size="cpu", corpora=texts, only="wikitext2-tiny", **given)
+    flags = SimpleNamespace(size="cpu", corpora=texts, only="wikitext2-tiny", **places)
     tables.main("tiny", flags)
     numbers = json.loads(
         (tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json").read_text()
@@ -172,8 +172,8 @@ def test_figures(monkeypatch, tmp_path):
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     drawn, rows = [], [f"row_{number}" for number in range(24)]
     lines = [Line("wikitext2", row) for row in rows]
-    found = [(line, NUMBERS) for line in lines]
-    tables.plot(Table("Plain", {}), found, "cpu", tmp_path / "figure.png")
+    rows_and_numbers = [(line, NUMBERS) for line in lines]
+    tables.plot(Table("Plain", {}), rows_and_numbers, "cpu", tmp_path / "figure.png")
     left, right = drawn[0].axes
     assert left.get_title() == "wikitext2, cpu size, one run of each row"
     assert len({(line.get_color(), line.get_linestyle()) for line in left.get_lines()}) == 24
@@ -181,7 +181,7 @@ def test_figures(monkeypatch, tmp_path):
     assert [text.get_text() for text in right.get_legend().get_texts()] == rows
     assert not left.get_legend() and not left.texts and not right.texts
     other = Table("By work and context", {}, operations=True, contexts={"row_0": 7})
-    tables.plot(other, found[:1], "cpu", tmp_path / "figure.png")
+    tables.plot(other, rows_and_numbers[:1], "cpu", tmp_path / "figure.png")
     once = NUMBERS | {"losses": NUMBERS["losses"] | {"validation": [[2, 4.8158]]}}
     tables.plot(Table("Evaluated once", {}), [(lines[0], once)], "cpu", tmp_path / "figure.png")
     left, _ = drawn[2].axes

@@ -47,8 +47,8 @@ def test_characters_are_those_of_the_text(text):
     lines = [" ".join(line) for line in text]
     count = len("".join(f"{line}\n" for line in lines))
     assert count_characters(UNITS.encode_lines(lines), UNITS) == count
-    known = not any(word not in WORDS.words for line in text for word in line)
-    assert count_characters(WORDS.encode_lines(lines), WORDS) == (count if known else None)
+    in_vocabulary = not any(word not in WORDS.words for line in text for word in line)
+    assert count_characters(WORDS.encode_lines(lines), WORDS) == (count if in_vocabulary else None)
 
 
 def test_no_characters():
