@@ -283,8 +283,8 @@ def test_the_loss_for_models_of_any_kind():
         "haiku", reason="haiku is not installed: pip install dm-haiku"
     )
     pages = "README.md", "docs/adopting.md", "docs/losses.md"
-    found = [block for page in pages for block in python_blocks(PAGES[page])]
-    code = "\n".join(block for block in found if "linear_" in block)
+    blocks = [block for page in pages for block in python_blocks(PAGES[page])]
+    code = "\n".join(block for block in blocks if "linear_" in block)
     exec(code.replace("151_936", "211"), names)  # the vocabulary is the examples' only cost
     tokens, targets = np.array([[1, 210, 3]]), np.array([[210, 3, 0]])
     key = jax.random.key(0)

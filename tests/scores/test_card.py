@@ -49,8 +49,9 @@ def test_characters_are_those_of_the_text(text):
     written = "".join(f"{line}\n" for line in lines)
     count = len(written), len(written.encode())
     assert lengths_of(UNITS.encode_lines(lines), UNITS) == count
-    known = not any(word not in WORDS.words for line in text for word in line)
-    assert lengths_of(WORDS.encode_lines(lines), WORDS) == (count if known else (None, None))
+    in_vocabulary = not any(word not in WORDS.words for line in text for word in line)
+    expected = count if in_vocabulary else (None, None)
+    assert lengths_of(WORDS.encode_lines(lines), WORDS) == expected
 
 
 def test_no_characters():
