@@ -4,6 +4,7 @@ tune.py finds a rate, next_item.py learns which item comes next.
 
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
@@ -60,12 +61,13 @@ def test_the_minimal_example_is_one_short_file():
     assert len(PATH.read_text().splitlines()) <= 150
 
 
-def test_tuning_draws_trains_and_goes_on(quick_command, flags, tmp_path, monkeypatch, capsys):
+def test_tuning_draws_trains_and_resumes(in_process, flags, tmp_path, monkeypatch, capsys):
     """The same command adds trials of other draws; each stands with its perplexity, the best one
     first, and with the flags that repeat it. A trial that diverges is left out.
     """
     tune = imported(ROOT / "examples" / "tune.py")
-    monkeypatch.setattr(tune.subprocess, "run", lambda command: quick_command(*command[1:]))
+    run = lambda command: in_process(Path(command[1]).name, *command[2:])
+    monkeypatch.setattr(tune.subprocess, "run", run)
     config, _, *settings = flags("", steps=2, evaluate_every=2, checkpoint_every=2)
     given = ["tune.py", f"--workdir={tmp_path / 'tune'}", "--hours=1e-4", "--tokens", "512", "1024"]
     lines = []

@@ -11,6 +11,7 @@ import numpy as np
 
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.corpora.cached import checksum
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import hosts
 from adaptive_jax.runs.identity import digest
@@ -88,7 +89,7 @@ def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.nda
                 np.save(file, nll)
             with replacing(path.with_suffix(".npz")) as file:
                 np.savez_compressed(file, **text)
-            write_json(path, result)
+            write_json(path, result | {"checksum": checksum(nll)})
         hosts.log0(str(path))
     except OSError as error:
         if error.errno not in READ_ONLY:

@@ -148,7 +148,7 @@ def check_config(config: Mapping, devices: int | None) -> Parts:
     model = parts.model
     if (
         config["batches"]["layout"] == "streams"
-        and jax.eval_shape(lambda: model.body.initial_carry(1)) == ()
+        and jax.eval_shape(lambda: model.initial_carry(1)) == ()
     ):
         raise InputError(
             "batches.layout='streams' needs a body that carries its state on, and"
@@ -181,7 +181,7 @@ def _trace(model, length):
     batch = Batch(tokens, tokens, jax.ShapeDtypeStruct((1, length), jnp.float32), row)
 
     def hidden(variables, batch, key):
-        carry, rngs = model.body.initial_carry(1), {"dropout": key}
+        carry, rngs = model.initial_carry(1), {"dropout": key}
         return model.apply(variables, batch, carry, train=True, rngs=rngs, method="hidden")
 
     jax.eval_shape(hidden, variable_shapes(model), batch, jax.random.key(0))

@@ -16,6 +16,7 @@ from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
+from tests.toys import random_params
 
 WORDS = 267_735
 INPUTS = {
@@ -133,7 +134,8 @@ def test_a_word_that_fills_the_batch():
         for dtype in (jnp.float32, jnp.bfloat16, *more):
             model = layer(len(words), 4, dtype=dtype, **fields)
             given = {"lexicon": lexicon(words, getattr(model, "lexicon_spec", {}))}
-            params = model.init(jax.random.key(0), tokens[:, :1])["params"]
+            shapes = jax.eval_shape(model.init, jax.random.key(0), tokens[:, :1])
+            params = random_params(shapes["params"])
 
             def total(params, model=model, given=given):
                 vectors = model.apply({"params": params} | given, tokens)
@@ -166,7 +168,7 @@ def test_biases_of_few_bits():
     words = Vocabulary.build({f"w{n}": 1 for n in range(60)})
     model = CharacterCNN(len(words), 4, width=4, filters=((1, 3),), length=5, dtype=jnp.bfloat16)
     tokens, given = jnp.arange(len(words)), {"lexicon": lexicon(words, model.lexicon_spec)}
-    params = model.init(jax.random.key(0), tokens[:1])["params"]
+    params = random_params(jax.eval_shape(model.init, jax.random.key(0), tokens[:1])["params"])
     pulls = jax.random.normal(jax.random.key(1), (len(words), 4), jnp.bfloat16).astype(jnp.float32)
 
     def total(params):

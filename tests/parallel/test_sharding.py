@@ -85,7 +85,6 @@ LAYERS["remat"] = LAYERS["adp_t"] | {
 GRIDS = {
     "adp_t": {
         "one": (1, 1, 1),
-        "four_cut_in_two": (4, 2, 2),
         "eight_in_two": (8, 1, 2),
         "eight_cut": (8, 8, 1),
     },
@@ -157,7 +156,7 @@ elif layers["body"]["name"] == "transformer":  # the one whose blocks are looked
 for name, grid in grids.items():
     gradients.platform = (lambda: "gpu") if name.startswith("accelerators") else platform
     update, (model, mesh, shapes), given = lowered("float32", *grid)
-    if first is None or name == "eight_cut":
+    if first is None or (name, layers["body"]["name"]) == ("eight_cut", "transformer"):
         state = initial_state(model, optimizer, 0, mesh)
         first = first or jax.tree.map(np.asarray, state)
     else:  # quicker than to compile the start anew

@@ -36,6 +36,7 @@ TRAIN = """
 import json, pathlib, sys
 import jax
 from adaptive_jax.training.loop import train
+from tests.shared_programs import sharing
 config, workdir, present = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]), jax.devices
 def run(name, count, steps):
     jax.devices, jax.device_count = lambda: present()[:count], lambda: count
@@ -43,7 +44,8 @@ def run(name, count, steps):
         train(config | {"steps": steps}, workdir / name)
     finally:
         jax.devices, jax.device_count = present, lambda: len(present())
-run("moved", 8, 2), run("moved", 6, 4), run("eight", 8, 4), run("six", 6, 4)
+with sharing():
+    run("moved", 8, 2), run("moved", 6, 4), run("eight", 8, 4), run("six", 6, 4)
 """
 
 
