@@ -69,10 +69,19 @@ def test_tuning_draws_trains_and_resumes(in_process, flags, tmp_path, monkeypatc
     run = lambda command: in_process(Path(command[1]).name, *command[2:])
     monkeypatch.setattr(tune.subprocess, "run", run)
     config, _, *settings = flags("", steps=2, evaluate_every=2, checkpoint_every=2)
-    given = ["tune.py", f"--workdir={tmp_path / 'tune'}", "--hours=1e-4", "--tokens", "512", "1024"]
+    flags_of_tune = [
+        "tune.py",
+        f"--workdir={tmp_path / 'tune'}",
+        "--hours=1e-4",
+        "--tokens",
+        "512",
+        "1024",
+    ]
     lines = []
     for rates in ("0.01", "0.3"), ("0.01", "0.3"), ("1e30", "1e31"):
-        monkeypatch.setattr("sys.argv", [*given, "--rates", *rates, "--", config, *settings])
+        monkeypatch.setattr(
+            "sys.argv", [*flags_of_tune, "--rates", *rates, "--", config, *settings]
+        )
         tune.main()
         lines.append(capsys.readouterr().out.splitlines())
     assert [len(each) for each in lines] == [1, 2, 2] and lines[2] == lines[1]
@@ -81,8 +90,8 @@ def test_tuning_draws_trains_and_resumes(in_process, flags, tmp_path, monkeypatc
     with pytest.raises(SystemExit, match="all 3 trials failed"):
         tune.main()  # it tried for ever
     line = r"validation perplexity +([\d.]+) .*/\d  --config.optimizer.learning_rate=([\d.]+)"
-    found = [re.match(line, each).groups() for each in lines[1]]
-    assert float(found[0][0]) < float(found[1][0]) and found[0][1] != found[1][1]
+    trials = [re.match(line, each).groups() for each in lines[1]]
+    assert float(trials[0][0]) < float(trials[1][0]) and trials[0][1] != trials[1][1]
 
 
 def test_the_next_item_is_learned(monkeypatch, capsys):
@@ -98,9 +107,9 @@ def test_the_next_item_is_learned(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["next_item.py", "--items=144", "--updates=400"])
     next_item.main()
     printed = capsys.readouterr().out
-    found = re.findall(
+    lines = re.findall(
         r"^(\w+).* ([\d.]+) nats an item   recall@10 ([\d.]+)", printed, re.MULTILINE
     )
-    nats, recall = ({name: float(row[i]) for name, *row in found} for i in (0, 1))
+    nats, recall = ({name: float(row[i]) for name, *row in lines} for i in (0, 1))
     assert nats["the"] < nats["model"] < nats["popularity"] - 0.5
     assert 2 * recall["popularity"] < recall["model"] < recall["the"] + 0.1

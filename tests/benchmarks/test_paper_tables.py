@@ -125,9 +125,9 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     monkeypatch.setitem(TABLES, "tiny", lambda: table)
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
     (tmp_path / "RESULTS.md").write_text("# Results\n")
-    given = {"glove": "", "lexicon": "", "workdir": tmp_path / "runs"}
+    places = {"glove": "", "lexicon": "", "workdir": tmp_path / "runs"}
     texts = [f"wikitext2={text}", f"wikitext2_raw={text}"]
-    flags = SimpleNamespace(size="cpu", corpora=texts, only="wikitext2-tiny", **given)
+    flags = SimpleNamespace(size="cpu", corpora=texts, only="wikitext2-tiny", **places)
     tables.main("tiny", flags)
     numbers = json.loads(
         (tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json").read_text()

@@ -386,8 +386,10 @@ def test_tokenisers(tmp_path):
     for split in "train", "valid", "test":
         shutil.copy(tmp_path / "text.txt", tmp_path / "text" / f"{split}.txt")
     settings = {}, {"lower": True}, {"tokeniser": "moses"}
-    found = {load("text_files", tmp_path / "text", **how).vocabulary.words for how in settings}
-    assert len(found) == len(settings)
+    vocabularies = {
+        load("text_files", tmp_path / "text", **how).vocabulary.words for how in settings
+    }
+    assert len(vocabularies) == len(settings)
 
 
 NAMES = {

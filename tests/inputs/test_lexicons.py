@@ -48,11 +48,13 @@ def test_no_lexicon_is_made_up(composed):
             {"params": variables["params"]}, TOKENS, mutable=True
         )
     sampled = Sampled(OwnTable(5, 8), 2, "unigram")
-    given = jnp.ones((2, 8)), jnp.zeros(2, int)
-    shapes = jax.eval_shape(lambda key: sampled.init(key, *given, method="loss"), jax.random.key(0))
+    arguments = jnp.ones((2, 8)), jnp.zeros(2, int)
+    shapes = jax.eval_shape(
+        lambda key: sampled.init(key, *arguments, method="loss"), jax.random.key(0)
+    )
     assert list(shapes) == ["params"]
     with refuses("needs", "counts"):
-        jax.eval_shape(lambda params: sampled.apply(params, *given, method="nll"), shapes)
+        jax.eval_shape(lambda params: sampled.apply(params, *arguments, method="nll"), shapes)
 
 
 def mapped(layer):
@@ -128,11 +130,11 @@ def test_a_masked_id_that_does_not_exist(composed):
 
         def total(params, tokens, model=model, given=given):
             vectors = model.apply(given | {"params": params}, tokens)
-            known = (tokens >= 0) & (tokens < len(VOCABULARY))
-            return jnp.where(known[..., None], vectors, 0).sum()
+            in_vocabulary = (tokens >= 0) & (tokens < len(VOCABULARY))
+            return jnp.where(in_vocabulary[..., None], vectors, 0).sum()
 
         gradient = jax.jit(jax.grad(total))
-        found, expected = (
+        masked, expected = (
             gradient(given["params"], jnp.array(tokens)) for tokens in ([0, -1, 2, 9], [0, 2])
         )
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), masked, expected)

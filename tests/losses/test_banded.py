@@ -204,13 +204,13 @@ def test_hundreds_of_bands(case):
     hidden, targets, weights, bands, clusters = arrays(case)
     seeds, masks = seeds_and_masks(bands, ALL.tail_dropout)
     sizes, widths = zip(*(band.table.shape for band in bands), strict=True)
-    whole = Band(*(None if a[0] is None else np.concatenate(a) for a in zip(*bands, strict=True)))
+    stacked = Band(*(None if a[0] is None else np.concatenate(a) for a in zip(*bands, strict=True)))
 
     def both(losses):
-        def loss(hidden, whole, clusters, *random):
+        def loss(hidden, stacked, clusters, *random):
             fields = [
                 [None] * len(sizes) if a is None else split_rows(a, s)
-                for a, s in zip(whole, (sizes, widths, sizes), strict=True)
+                for a, s in zip(stacked, (sizes, widths, sizes), strict=True)
             ]
             total, nll, log_probs = losses(hidden, list(map(Band, *fields)), clusters, ALL, *random)
             return total, (nll, log_probs[:2])
@@ -227,8 +227,8 @@ def test_hundreds_of_bands(case):
         return jnp.sum(weights * each), nll, slow_losses(hidden, targets, bands, clusters)[2]
 
     check(
-        both(fast)(hidden, whole, clusters, seeds),
-        in_float64(both(slow), hidden, whole, clusters, masks),
+        both(fast)(hidden, stacked, clusters, seeds),
+        in_float64(both(slow), hidden, stacked, clusters, masks),
     )
 
 
@@ -363,16 +363,16 @@ def test_bands_that_are_alike_share_a_loop(sizes, groups):
     """Eight or more tails in a row of one width and nearly one size; fewer have loops of their
     own, as has the head.
     """
-    found = []
+    programs = []
 
     def tables(bands):
         groups, joined = join(bands)
-        found.extend(groups)
+        programs.extend(groups)
         return [band.table for band in joined]
 
     joined = jax.eval_shape(tables, [Band(np.zeros((n, 2), "f")) for n in sizes])
-    assert [len(group) for group in found] == groups
-    assert [len(table) for table in joined] == [sum(group) for group in found]
+    assert [len(group) for group in programs] == groups
+    assert [len(table) for table in joined] == [sum(group) for group in programs]
 
 
 @pytest.mark.parametrize(
@@ -450,5 +450,5 @@ def test_one_device_against_eight(eight, tmp_path):
     (total, nll), (d_hidden, _, d_softmax) = fast_loss(
         hidden, np.sort(targets), *others, Settings(tail_dropout=0.3), seeds
     )
-    found = np.load(tmp_path / "eight.npz").values()
-    check(list(found), [total, *jax.tree.leaves(d_softmax), nll, d_hidden])
+    on_eight = np.load(tmp_path / "eight.npz").values()
+    check(list(on_eight), [total, *jax.tree.leaves(d_softmax), nll, d_hidden])

@@ -35,7 +35,7 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 
 @pytest.mark.parametrize(
-    "environment, told",
+    "environment, arguments",
     [
         ({}, None),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, None),  # python without srun
@@ -59,12 +59,12 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
         (POD, None),
     ],
 )
-def test_what_the_environment_says(environment, told, monkeypatch):
+def test_what_the_environment_says(environment, arguments, monkeypatch):
     """A process of several is known by its environment alone, and one that is alone is told
     nothing.
     """
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "installed")
-    assert hosts.distributed_arguments(None, None, None, environment) == told
+    assert hosts.distributed_arguments(None, None, None, environment) == arguments
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_processes_that_cannot_be_joined(environment, names, monkeypatch):
 
 def test_what_the_flags_say():
     """They come before the environment, and one host of one is alone."""
-    told = hosts.distributed_arguments("a:1234", 2, 1, SRUN)
-    assert told.pop("cluster_detection_method") == "deactivate"
-    assert told == {"coordinator_address": "a:1234", "num_processes": 2, "process_id": 1}
+    arguments = hosts.distributed_arguments("a:1234", 2, 1, SRUN)
+    assert arguments.pop("cluster_detection_method") == "deactivate"
+    assert arguments == {"coordinator_address": "a:1234", "num_processes": 2, "process_id": 1}
     assert hosts.distributed_arguments("a:1234", 1, 0, SRUN) is None
 
 

@@ -90,8 +90,8 @@ def test_devices_that_evaluate():
     """All, whatever shared the rows of training, unless the config's copies need fewer: a model
     that only five devices hold was evaluated whole on each of eight.
     """
-    found = [devices_to_score({"fsdp": n}, 8) for n in (0, 1, 4, 5, 16)]
-    assert found == [8, 8, 8, 5, 8]
+    counts = [devices_to_score({"fsdp": n}, 8) for n in (0, 1, 4, 5, 16)]
+    assert counts == [8, 8, 8, 5, 8]
     assert devices_to_score({"fsdp": 3}, 16, hosts=2) == 12
 
 
@@ -108,11 +108,11 @@ def test_rows_that_are_filled_up(layout, mode):
     one, several = make(), make(2, 4)
     assert several.per_microbatch == 4
     for step in range(9):
-        whole = one.batch(3, step)
-        rows = whole.inputs.shape[1]
+        undivided = one.batch(3, step)
+        rows = undivided.inputs.shape[1]
         shares = [several.batch(3, step, (host, 2)) for host in (0, 1)]
         assert {share.inputs.shape[:2] for share in shares} == {(2, -(-rows // 8) * 2)}
-        for name, array in whole._asdict().items():
+        for name, array in undivided._asdict().items():
             if array is None:
                 continue
             parts = [getattr(share, name) for share in shares]

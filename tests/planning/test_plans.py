@@ -132,8 +132,8 @@ def test_stored_tables_are_state():
     """Every device has those of `compose_share` below 1; a bias of the words is no table."""
     tied = {"output.name": "softmax", "output.table.name": "tied", "output.table.bias": True}
     configs = [small("cnn", **tied, compose_share=share) for share in (1.0, 0.5)]
-    whole, sparse = (plan_of(config, 122, 1) for config in configs)
-    assert sparse.state_bytes - whole.state_bytes == 4 * 122 * 32 + 4  # and a count
+    dense, sparse = (plan_of(config, 122, 1) for config in configs)
+    assert sparse.state_bytes - dense.state_bytes == 4 * 122 * 32 + 4  # and a count
 
 
 def test_what_a_device_holds_and_gathers():

@@ -274,12 +274,12 @@ def test_a_flipped_bit_anywhere(tmp_path):
     expected, bits = read()[:2], random.Random(0)
 
     def read_with(path, at, bit, refused):
-        whole = path.read_bytes()
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        content = path.read_bytes()
+        path.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
         with refused:
-            found = read()[:2]
-            assert jax.tree.all(jax.tree.map(np.array_equal, found, expected)), path
-        path.write_bytes(whole)
+            items_read = read()[:2]
+            assert jax.tree.all(jax.tree.map(np.array_equal, items_read, expected)), path
+        path.write_bytes(content)
 
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     for path in bits.choices(files, k=12):

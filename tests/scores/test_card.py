@@ -49,8 +49,9 @@ def test_characters_are_those_of_the_text(text):
     written = "".join(f"{line}\n" for line in lines)
     count = len(written), len(written.encode())
     assert lengths_of(UNITS.encode_lines(lines), UNITS) == count
-    known = not any(word not in WORDS.words for line in text for word in line)
-    assert lengths_of(WORDS.encode_lines(lines), WORDS) == (count if known else (None, None))
+    in_vocabulary = not any(word not in WORDS.words for line in text for word in line)
+    expected = count if in_vocabulary else (None, None)
+    assert lengths_of(WORDS.encode_lines(lines), WORDS) == expected
 
 
 def test_no_characters():
@@ -135,7 +136,7 @@ def test_scores_that_are_not_finite():
     run = Run(None, {}, without_last(WORDS, 1), vocabulary=WORDS)
     run = run.with_parts(config={"dtype": "bfloat16"}, step=40)
     ids = np.array([0, 5, 1, 2, 3], np.int32)
-    job = Evaluation(Path(), run, ids, None, 0.0, 1.0, None, None, None)
+    job = Evaluation(Path(), run, ids, None, 0.0, 1.0, *[None] * 4)
     with refuses("2 of 4", "token 2", "step 40", "bfloat16"):
         job.with_uniform(np.array([1, np.inf, np.inf, np.nan, np.inf], np.float32))
     finite = np.array([1, np.inf, 2, np.nan, 3], np.float32)

@@ -127,9 +127,9 @@ def test_bytes_that_cross_eight_devices(quick_command, config, tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(held))
     done = quick_command("-c", CROSSING, tmp_path / "config.json", name)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [one["kind"] for one in found["crossing"]] == ["all-reduce"]
-    assert found["crossing"][0]["bytes"] == 4 * (found["parameters"] + 3)
+    printed = json.loads(done.stdout)
+    assert [one["kind"] for one in printed["crossing"]] == ["all-reduce"]
+    assert printed["crossing"][0]["bytes"] == 4 * (printed["parameters"] + 3)
 
 
 @compiles

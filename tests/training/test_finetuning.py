@@ -103,17 +103,17 @@ def vectors(model, params, vocabulary):
     def bands(model):
         return {"input": model.input.bands(), "output": model.output.bands()}
 
-    known = {"params": params, "lexicon": lexicon(vocabulary, model.lexicon_spec())}
-    found = {}
-    for group, made in jax.jit(lambda known: model.apply(known, method=bands))(known).items():
+    variables = {"params": params, "lexicon": lexicon(vocabulary, model.lexicon_spec())}
+    by_group = {}
+    for group, made in jax.jit(lambda known: model.apply(known, method=bands))(variables).items():
         rows = [b.table if b.projection is None else b.table @ b.projection for b in made]
         biases = [np.zeros(len(b.table)) if b.bias is None else b.bias for b in made]
         words = np.concatenate(
             [np.concatenate([r, b[:, None]], axis=1) for r, b in zip(rows, biases, strict=True)]
         )
         which = [i for i, b in enumerate(made) for _ in b.table]
-        found[group] = {word: (words[i], which[i]) for i, word in enumerate(vocabulary.words)}
-    return found
+        by_group[group] = {word: (words[i], which[i]) for i, word in enumerate(vocabulary.words)}
+    return by_group
 
 
 def test_ids_keep_their_vectors(tmp_path):
@@ -149,7 +149,7 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
     """Vectors and biases by word, at input and output; new words, and those that changed bands,
     are as in a fresh model.
     """
-    (config, old_words), (own, new_words) = (
+    (config, old_words), (new_config, new_words) = (
         in_clusters(
             config_of(name, clusters_for(tmp_path, words, i) if name == "clusters" else ""), words
         )
@@ -157,11 +157,11 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
     )
     saved_run(tmp_path / "run", config, old_words)
     run = Run.open(tmp_path / "run")
-    model, fresh, params = started(own | {"init_from": str(tmp_path / "run")}, new_words)
-    told = capsys.readouterr().out
+    model, fresh, params = started(new_config | {"init_from": str(tmp_path / "run")}, new_words)
+    printed = capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, params["body"], run.params["body"])
     if name == "groc":
-        assert "all word vectors are composed" in told
+        assert "all word vectors are composed" in printed
         jax.tree.map(np.testing.assert_array_equal, params, run.params)
         return
     both = set(OLD.words) & set(NEW.words)
@@ -170,13 +170,13 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
         rf"init_from +{tmp_path / 'run'} after 5 updates: vectors of (\d+) of 25 words carried"
         r" over; 8 new words and (\d+) that moved to another band start at random"
     )
-    carried, apart = map(int, re.search(says, told).groups())
+    carried, apart = map(int, re.search(says, printed).groups())
     assert carried + apart == 17 and (name in BANDED or not apart)
     if name == "composed":  # two tables have rows of words; the rest serves all words
         kept = []
-        for given, words in (run.params, OLD), (params, NEW):
+        for tree, words in (run.params, OLD), (params, NEW):
             rows = np.array([words.index[word] for word in sorted(both)])
-            tables = given["input"].pop("table"), given["output"]["table"].pop("corrections")
+            tables = tree["input"].pop("table"), tree["output"]["table"].pop("corrections")
             kept.append([np.asarray(table)[rows] for table in tables])
         jax.tree.map(np.testing.assert_array_equal, (kept[1], params), (kept[0], run.params))
         return

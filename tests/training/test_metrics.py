@@ -49,12 +49,12 @@ def test_an_interval(trained, monkeypatch):
     interval.add(update | {"nll": 1.5, "tokens": 4.0}, 2)
     interval.waited += 2.0
     interval.leave_out(30.0)
-    found = interval.close()
-    assert (found["data_wait"], found["words_per_second"]) == (0.25, 3 / 8)
-    assert (found["step_seconds"], found["compile_seconds"]) == (4, 30)
+    rates = interval.close()
+    assert (rates["data_wait"], rates["words_per_second"]) == (0.25, 3 / 8)
+    assert (rates["step_seconds"], rates["compile_seconds"]) == (4, 30)
     assert (interval.waited, interval.compiled) == (0, 0)
-    assert found["nll"] == pytest.approx((2 * 3 + 1.5 * 4) / 3)
-    assert "utilisation" not in found  # of a CPU
+    assert rates["nll"] == pytest.approx((2 * 3 + 1.5 * 4) / 3)
+    assert "utilisation" not in rates  # of a CPU
     interval.add(update, 0)
     assert not {"nll", "perplexity", "words_per_second"} & interval.close().keys()  # no word ended
     shares = [line["train/data_wait"] for line in metrics(trained) if "train/data_wait" in line]
