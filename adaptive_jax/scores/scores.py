@@ -103,7 +103,6 @@ class Scores(NamedTuple):
             of_known = np.sum(nll[known], dtype=np.float64)
             others = perplexity(float(of_known / vocabulary.count_words(ids[known])))
         characters, size = lengths_of(ids, vocabulary)
-        text_words = text_words_of(ids, vocabulary)
         return {
             "nll": mean,
             "perplexity": perplexity(mean),
@@ -116,9 +115,7 @@ class Scores(NamedTuple):
             "bytes": size,
             "bits_per_character": None if characters is None else bits / characters,
             "bits_per_byte": None if size is None else bits / size,
-            "text_words": text_words,
-            "perplexity_per_text_word": text_words and perplexity(total / text_words),
-        }
+        } | text_words_of(ids, total, vocabulary)
 
 
 def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
@@ -139,15 +136,16 @@ def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int
     return characters, size
 
 
-def text_words_of(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
-    """White-space words and ends of lines in a tokenizer's ids, int32 `[tokens]`; None of others,
-    whose perplexity is per word.
+def text_words_of(ids: np.ndarray, nll: float, vocabulary: Vocabulary) -> dict:
+    """White-space words and ends of lines in a tokenizer's ids, int32 `[tokens]`, as `text_words`,
+    and their perplexity; {} of others, whose perplexity is per word.
     """
     if vocabulary.unit != "token" or not vocabulary.spells:
-        return None
+        return {}
     line_end, spellings = vocabulary.index.get(EOS, -1), vocabulary.utf8
     text = b"".join(b"\n" if i == line_end else spellings[i] for i in ids.tolist())
-    return len(text.split()) + text.count(b"\n")
+    words = len(text.split()) + text.count(b"\n")
+    return {"text_words": words, "perplexity_per_text_word": perplexity(nll / max(1, words))}
 
 
 @functools.lru_cache(maxsize=1)

@@ -47,7 +47,8 @@ def with_text(config: dict, begun: dict | None) -> dict:
         for key in _open_keys(config):
             rows.put(config, key, at(begun, key))
         return config
-    if {"data.threshold", "data.codes"} <= {*_open_keys(config)} and not data["limit"]:
+    fixed = data["limit"] or data["words"]
+    if {"data.threshold", "data.codes"} <= {*_open_keys(config)} and not fixed:
         if data["corpus"] == "ids" or data["tokenizer"]:
             lines.append("words        the ids of the tokenizer, the most frequent first")
         else:

@@ -94,7 +94,9 @@ def test_text_to_ids_and_back(kind, directory, config, tmp_path, own_cache):
     assert lines.decode(ids) == (text if kind == "bytes" else text.replace("\n  ", "\n "))
     spelt = b"".join(b"\n" if i == again.eos else again.utf8[i] for i in ids).decode()
     assert [line.lstrip() for line in spelt.split("\n")] == [s.lstrip() for s in text.split("\n")]
-    assert text_words_of(ids, again) == len(text.split()) + len(LINES)
+    words = len(text.split()) + len(LINES)
+    of_words = {"text_words": words, "perplexity_per_text_word": pytest.approx(np.exp(2))}
+    assert text_words_of(ids, 2.0 * words, again) == of_words
     if kind == "bytes":
         assert lengths_of(ids, again) == (len(text), len(text.encode()))
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.files import replacing
 from tests import refuses
@@ -23,6 +24,24 @@ def test_impossible_limits_are_named(limit):
     """`<eos>` and `<unk>` alone would be no vocabulary."""
     with refuses(f"data.limit={limit}"):
         Vocabulary.build(COUNTS, limit=limit)
+
+
+def test_words_from_outside(tmp_path, own_cache):
+    """A lexicon fixes the words: those of the text that it lacks are <unk>, those that the text
+    lacks are there with count 0.
+    """
+    (tmp_path / "words.txt").write_text("cat\nhat\ndog\n")
+    for split, text in ("train", "the cat\nthe hat cat\n"), ("valid", "dog\n"), ("test", "the\n"):
+        (tmp_path / f"{split}.txt").write_text(text)
+    data = {"corpus": "text_files", "path": str(tmp_path), "words": str(tmp_path / "words.txt")}
+    vocabulary = load(data).vocabulary
+    assert as_dict(vocabulary) == {"<eos>": 2, "<unk>": 2, "cat": 2, "hat": 1, "dog": 0}
+    assert vocabulary.words[-1] == "dog"
+    with refuses("data.words", "data.limit"):
+        load(data | {"limit": 4})
+    (tmp_path / "words.txt").write_text("cat\nhot dog\n")
+    with refuses("line", "2", "one", "word"):
+        load(data)
 
 
 def test_lines_become_ids():

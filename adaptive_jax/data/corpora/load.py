@@ -34,7 +34,7 @@ from adaptive_jax.data.vocabulary.on_disk import (
     write_with_checksums,
 )
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model
-from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
+from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut, read_words
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import replacing
 
@@ -52,6 +52,8 @@ class Settings(NamedTuple):
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
         become `<unk>`.
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
+    words: path of a file with the words of the vocabulary, one a line, such as a recogniser's
+        lexicon; others become `<unk>`. Empty: those of the train split.
     codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word
         units, see docs/rows.md.
     tokeniser: "none" for text whose words are separated by spaces; "marks" separates words and
@@ -70,6 +72,7 @@ class Settings(NamedTuple):
     path: str = ""
     threshold: PositiveInt = 1
     limit: NonNegativeInt = 0
+    words: str = ""
     codes: NonNegativeInt = 0
     tokeniser: Annotated[str, Option(among=TOKENISERS)] = "none"
     lower: bool = False
@@ -166,8 +169,13 @@ def checked_settings(data: Mapping) -> Settings:
             f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not"
             f" {settings.threshold} and {settings.limit}: sub-word units can spell every word"
         )
+    if settings.words and (settings.threshold, settings.limit, settings.codes) != (1, 0, 0):
+        raise InputError(
+            f"data.words={settings.words!r} fixes the words: leave data.threshold=1, data.limit=0"
+            " and data.codes=0"
+        )
     ids = settings.corpus == "ids"
-    of_words = ("threshold", "limit", "codes", "tokeniser", "lower")
+    of_words = ("threshold", "limit", "words", "codes", "tokeniser", "lower")
     unused = of_words if ids or settings.tokenizer else ("eos",)
     for key in unused if ids else (*unused, "ids_dtype"):
         value, default = getattr(settings, key), Settings._field_defaults[key]
@@ -285,6 +293,8 @@ class PreparedText:
             path = self._all_words.parents[1] / f"tokenizer-{name}" / "vocabulary.txt"
             counts = lambda: self.count_words("train")
             return self._once(path, lambda: Tokenizer.build(counts(), model, *numbers))
+        if settings.words:
+            return self._words().only(read_words(settings.words))
         if not settings.codes:
             return self._words().cut(settings.threshold, settings.limit)
 

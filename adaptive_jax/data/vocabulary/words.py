@@ -80,6 +80,15 @@ class Vocabulary:
         counts[UNKNOWN] = counts.get(UNKNOWN, 0) + int(self.counts[folded].sum())
         return Vocabulary.build(counts)
 
+    def only(self, words: Iterable[str]) -> "Vocabulary":
+        """Returns the vocabulary of these words, `<eos>` and `<unk>`, into which it folds all
+        others. Those that it lacks have count 0.
+        """
+        counts = dict.fromkeys([*words, EOS, UNKNOWN], 0)
+        for word, count in zip(self.words, self.counts.tolist(), strict=True):
+            counts[word if word in counts else UNKNOWN] += count
+        return Vocabulary.build(counts, threshold=0)
+
     def with_words(self, words: Iterable[str]) -> "Vocabulary":
         """Returns this vocabulary with those of `words` that it lacks behind its own, in their
         order, each with count 0.
@@ -265,19 +274,8 @@ def read_counts(path: str | os.PathLike) -> dict[str, int]:
     Raises:
         InputError: anything else, with the number of the line.
     """
-    try:
-        lines = path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise InputError(
-            f"cannot read the vocabulary {path}: {error.strerror}; use the path of one"
-        ) from error
-    except UnicodeDecodeError as error:
-        number = error.object.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}, line {number}: not UTF-8; save the vocabulary as UTF-8"
-        ) from error
     counts: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         word, _, count = line.rpartition(" ")
         wrong = ""
         if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
@@ -288,6 +286,31 @@ def read_counts(path: str | os.PathLike) -> dict[str, int]:
             raise InputError(f"{path}, line {number}: {wrong}")
         counts[word] = int(count)
     return counts
+
+
+def read_words(path: str | os.PathLike) -> list[str]:
+    """The words of a file, one a line. Raises InputError: anything else, with the line's number."""
+    words = []
+    for number, line in enumerate(_lines(path), start=1):
+        if len(line.split()) != 1:
+            raise InputError(f"{path}, line {number}: {line[:60]!r} must be one word")
+        words += line.split()
+    return words
+
+
+def _lines(path):
+    """The lines of a file of words."""
+    try:
+        return path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise InputError(
+            f"cannot read the vocabulary {path}: {error.strerror}; use the path of one"
+        ) from error
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}, line {number}: not UTF-8; save the vocabulary as UTF-8"
+        ) from error
 
 
 def pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
