@@ -85,12 +85,13 @@ def _rename_keys(config):
     """Gives a config of an earlier version the keys of this one, in place.
 
     The keys of a composed table's CNN stood among those of the table. The embedded corpus itself
-    separated its words. There was no data.tokenizer. `data.cache`, a directory of the machine, is
-    left out: programs would be run from there.
+    separated its words. There were no data.tokenizer and data.words. `data.cache`, a directory of
+    the machine, is left out: programs would be run from there.
     """
     table, data = at(config, "output.table"), at(config, "data")
     data.pop("cache", None)
-    data.setdefault("tokenizer", "")
+    for key in ("tokenizer", "words"):
+        data.setdefault(key, "")
     if (data.get("corpus"), data.get("tokeniser")) == ("embedded", "none"):
         data |= {"tokeniser": "marks", "lower": True}
     if table.get("name") == "composed" and "cnn" not in table:

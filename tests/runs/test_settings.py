@@ -18,14 +18,16 @@ from tests import refuses
 
 def test_a_run_of_an_earlier_version_opens(tmp_path):
     """Keys of a composed table's CNN stood among those of the table, the config named a cache, and
-    it knew no tokenizer.
+    it knew no tokenizer and no list of words.
     Without their renaming the run would be refused, and with that cache programs of the one who
     made the run would be loaded.
     """
     config = complete({"output.table.name": "composed", "output.table.cnn.length": 9})
     table = config["output"]["table"]
     old = {key: value for key, value in table.items() if key != "cnn"} | table["cnn"]
-    data = {key: value for key, value in config["data"].items() if key != "tokenizer"}
+    data = {
+        key: value for key, value in config["data"].items() if key not in ("tokenizer", "words")
+    }
     old = {"output": config["output"] | {"table": old}, "data": data | {"cache": "/x"}}
     write_json(tmp_path / "config.json", config | old)
     assert read_config(tmp_path) == config
