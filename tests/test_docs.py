@@ -33,7 +33,7 @@ from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from configs import quickstart
 from tests import refuses, test_contracts
-from tests.pages import PAGES, blocks, python_blocks, reads_quickstart
+from tests.pages import PAGES, ROOT, blocks, python_blocks, reads_quickstart
 
 NEEDS = {"adaptive_jax report": "matplotlib"}  # programs that run where this is installed
 OWN_PAGES = {
@@ -434,12 +434,20 @@ def test_a_layer_is_added(monkeypatch):
 
 
 def test_the_reference_is_whole():
-    """It has every name that the package exports."""
+    """It has every name that the package exports, each with a link to where it is defined: read
+    as a file, the page was directives alone.
+    """
     named = re.findall(
         r"^\.\. auto(?:class|function|exception):: (\w+)", PAGES["docs/api.md"], re.MULTILINE
     )
     assert len(named) == len(set(named))
     assert set(named) >= set(adaptive_jax.__all__)
+    links = dict(
+        re.findall(r"\[`(?:[a-z_]+\.)*(\w+)`\]\(\.\./([\w/]+\.py)\)", PAGES["docs/api.md"])
+    )
+    assert links.keys() >= set(named)
+    for name in named:
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / links[name]).read_text(), re.MULTILINE)
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():

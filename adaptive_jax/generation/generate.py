@@ -339,7 +339,8 @@ class Writer:
         if begun:
             state = DecodeState(decoder, tokens, options, SPELLINGS)
             self._beginnings = spellings(state, begun, self._banned)
-        self._shown = lines.decode(lines.encode(prompt.rpartition("\n")[2]))
+        last = prompt if self.state.line_end < 0 else prompt.rpartition("\n")[2]
+        self._shown = lines.decode(lines.encode(last))
         self._spaced = prompt.endswith(" ")
 
     def continuations(self) -> list[Continuation]:

@@ -14,7 +14,7 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import absolute, names_in, path_of, replacing
+from adaptive_jax.files import absolute, in_bucket, names_in, path_of, replacing
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
@@ -135,7 +135,8 @@ def with_own_files(config: dict, workdir: Path | None, other_words: bool = False
 
     config: see `at_clusters`, or as `read_config` returns it.
     other_words: words that the run does not know are asked for, and its copy of the lexicon lacks
-        them: keep the path of the lexicon if there still is one.
+        them: keep the path of the lexicon if there still is one on a disk. A bucket is not asked:
+        anybody may have written the config.
 
     Raises:
         InputError: the copy is missing.
@@ -143,7 +144,9 @@ def with_own_files(config: dict, workdir: Path | None, other_words: bool = False
     result = config | {"output": config["output"] | {"clusters": ""}}
     if workdir is None or not (workdir / "config.json").exists():
         return result
-    if (lexicon := lexicon_of(config)) and not (other_words and path_of(lexicon).exists()):
+    lexicon = lexicon_of(config)
+    local = other_words and not in_bucket(lexicon) and path_of(lexicon).exists()
+    if lexicon and not local:
         path = workdir / "lexicon.jsonl"
         if not path.exists():
             raise InputError(

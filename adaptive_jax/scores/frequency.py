@@ -97,14 +97,16 @@ class Bin(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As the papers label bins, by the largest frequency: "10", "1K", "1M+"; "new" for
-        words that training lacks. A number that has more than three digits is whole.
+        """Frequencies in the bin: "1-10", "101-1K", then from the edge of the bin before, "1K-10K",
+        "1M+"; "new" for words that training lacks. A number that has more than three digits is
+        whole.
         """
         if self.most == 0:
             return "new"
-        edge = self.least - 1 if self.most is None else self.most
-        rounded = edge != float(f"{edge:.3g}")
-        return (f"{edge:,}" if rounded else short(edge)) + "+" * (self.most is None)
+        least = _edge(self.least if self.least < 1_000 else self.least - 1)
+        if self.most is None:
+            return f"{least}+"
+        return least if self.least == self.most else f"{least}-{_edge(self.most)}"
 
 
 def short(number: int) -> str:
@@ -113,6 +115,10 @@ def short(number: int) -> str:
         if number >= 0.9995 * unit and number >= 1_000:  # 3 digits of less would round up to it
             return f"{number / unit:.3g}{letter}"
     return str(number)
+
+
+def _edge(number):
+    return short(number) if number == float(f"{number:.3g}") else f"{number:,}"
 
 
 def check_edges(edges: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ of the last feed-forward layer.
 
 import functools
 import json
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from jax import lax
 
 from adaptive_jax.config.options import Option
 from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.corpora.cached import checksum
 from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.files import in_bucket, new_directory
 from adaptive_jax.runs.identity import digest, of_scores
@@ -35,6 +37,7 @@ from adaptive_jax.scores.scoring import Evaluation, Progress, scores
 with of_extra("train"):
     import filelock
 
+logger = logging.getLogger(__name__)
 # Queries for each pass over the datastore; queries, and entries, of one matrix product
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
 TEMPERATURE = "T, which divides squared distances; several are all tried"
@@ -151,16 +154,22 @@ def _read(folder, about):
     """Returns the datastore in a folder; None if there is none of this description."""
     try:
         stored = json.loads((folder / "about.json").read_text())
-        shape = stored.pop("entries"), stored.pop("features")
+        shape, sums = (stored.pop("entries"), stored.pop("features")), stored.pop("checksums")
         if stored != about:
             return None
-        return Datastore(
+        store = Datastore(
             np.memmap(folder / "keys", np.float16, "r", shape=shape),
             np.memmap(folder / "words", np.int32, "r", shape=shape[:1]),
             np.fromfile(folder / "origin", np.float32),
         )
     except (FileNotFoundError, ValueError, KeyError):  # of files that are damaged, too
         return None
+    for name, array in store._asdict().items():
+        if checksum(array) != sums[name]:
+            text = "%s is damaged: its checksum differs, so that the datastore is made again"
+            logger.warning(text, folder / name)
+            return None
+    return store
 
 
 def _write(folder, about, scored, ids):
@@ -182,7 +191,11 @@ def _write(folder, about, scored, ids):
             words.write(np.ascontiguousarray(ids[part.at], np.int32))
             entries += len(states)
     origin.tofile(folder / "origin")
-    write_json(folder / "about.json", about | {"entries": entries, "features": len(origin)})
+    kinds = {"keys": np.float16, "words": np.int32, "origin": np.float32}
+    files = {name: np.memmap(folder / name, kind, "r") for name, kind in kinds.items()}
+    sums = {name: checksum(array) for name, array in files.items()}
+    sizes = {"entries": entries, "features": len(origin)}
+    write_json(folder / "about.json", about | sizes | {"checksums": sums})
 
 
 def log_probs(

@@ -16,7 +16,7 @@ from adaptive_jax.data.vocabulary.clusters import in_order
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import path_of
+from adaptive_jax.files import in_bucket, path_of
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.runs.identity import differences
@@ -64,18 +64,23 @@ def check_origin(config: Mapping, workdir: Path) -> None:
 
 
 def config_of_origin(init_from: str, workdir: Path) -> dict:
-    """The config of a run that starts from another one and states none: that of the other one, with
-    its copy of the lexicon where the file is gone. A run that has begun has its own.
+    """The config of a run that starts from another one and states none: that of the other one, but
+    for what it logs; of a run that has begun, its own. Either may be anybody's, so that nothing is
+    fetched for it: its copy of the lexicon takes the place of one in a bucket.
 
     Raises:
         InputError: no run there, or a damaged config.
     """
-    if begun := begun_config(workdir):
-        return begun
-    config = _config_of(init_from)
-    source = with_own_files(config, path_of(init_from), other_words=True)["input"]
+    begun = begun_config(workdir)
+    config, place = (begun, workdir) if begun else (_config_of(init_from), path_of(init_from))
+    config |= {"input": with_own_files(config, place, other_words=True)["input"]}
+    if in_bucket(clusters := config["output"]["clusters"]):
+        logger.warning("output.clusters=%s is left out: name the file by a flag", clusters)
+        config["output"] |= {"clusters": ""}
+    if begun:
+        return config
     start = {key: getattr(General, key) for key in ("init_from", "init_checkpoint", "init_words")}
-    return config | {"input": source} | start
+    return config | start | {"metrics": {}}
 
 
 def _config_of(init_from):

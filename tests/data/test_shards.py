@@ -2,6 +2,7 @@
 errors say.
 """
 
+import gzip
 import hashlib
 import lzma
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.config.cache import VARIABLE
-from adaptive_jax.data.corpora import known, shards
+from adaptive_jax.data.corpora import known, line_files, shards
 from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora import text as text_module
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.text import Chunk, Text, local_texts
 from adaptive_jax.data.vocabulary.subwords import Subwords
@@ -211,6 +214,42 @@ def test_an_end_of_sentence_of_its_own(tmp_path, monkeypatch):
         shards.Shards.make(Text((tmp_path / "more.txt",)), tmp_path / "lower", lower=True)
 
 
+@pytest.mark.parametrize("line", [b"word " * 2_000_000, b"w" * 10_000_000])
+def test_an_endless_line_is_not_held(line, tmp_path, monkeypatch):
+    """A packed file of some kB that unpacks to a line without end took all memory, in scores and
+    in own text. Training, which cuts lines, reads it if it has words.
+    """
+    monkeypatch.setattr(text_module, "LINE", 100_000)
+    monkeypatch.setattr(line_files, "LINE", 100_000)
+    path = tmp_path / "text.txt.gz"
+    path.write_bytes(gzip.compress(line, 1))
+    for read in Text((path,)).lines, line_files.TextFiles([path]).__iter__:
+        tracemalloc.start()
+        try:
+            with refuses("text.txt.gz", "line 1", "a line of", "100,000"):
+                list(read())
+            assert tracemalloc.get_traced_memory()[1] < 8e6
+        finally:
+            tracemalloc.stop()
+    if b" " in line:
+        made = shards.Shards.make(Text((path,)), tmp_path / "made")
+        assert made.counts() == {"word": 2_000_000, "<eos>": 1}
+
+
+def test_an_endless_word_is_not_held(tmp_path, monkeypatch):
+    """Of a line that may be held whole; words up to the limit are text."""
+    monkeypatch.setattr(text_module, "WORD", 10)
+    path = tmp_path / "text.txt"
+    for word, fits in ("0123456789", True), ("0123456789a", False):
+        path.write_text(f"some words\nand {word} {word} more\n")
+        for read in Text((path,)).lines, line_files.TextFiles([path]).__iter__:
+            if fits:
+                assert len(list(read())) == 2
+                continue
+            with refuses("text.txt", "line 2", "word", "10"):
+                list(read())
+
+
 def test_a_process_that_is_killed():
     """An error in one line, not a wait without end."""
     with refuses("killed"), shards._processes() as submit:
@@ -236,6 +275,7 @@ def test_a_script_without_a_guard(text, tmp_path):
 SCRIPT = """
 import logging, sys
 from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora import text as text_module
 from adaptive_jax.data.corpora import shards
 shards.PIECE = 64
 if __name__ == "__main__":
@@ -394,6 +434,9 @@ def test_two_copies_of_a_split(own_text, tmp_path):
         local_texts(own_text, SPLITS)
     with refuses("wiki.test.raw"):
         local_texts(own_text, SPLITS, known.CORPORA["wikitext2_raw"].patterns)
+    (tmp_path / "mine.tar.gz").touch()
+    with refuses("mine.tar.gz", "is an archive: unpack it", "test.txt"):
+        local_texts(tmp_path / "mine.tar.gz", ("test",))
     for needed, names in ((), "train.txt, valid.txt, test.txt"), (("test",), "test.txt"):
         with refuses("nowhere", names):
             local_texts(tmp_path / "nowhere", needed)

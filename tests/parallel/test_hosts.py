@@ -306,7 +306,7 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     two = json.loads(path.read_text())
     assert two.pop("nll") == pytest.approx(one["nll"], rel=1e-6)
     assert two.pop("perplexity") == pytest.approx(one["perplexity"], rel=1e-5)
-    rounded = {"seconds", "date", "bins", "bits_per_character"}
+    rounded = {"seconds", "date", "bins", "bits_per_character", "bits_per_byte"}
     assert two.keys() | {"nll", "perplexity"} == one.keys()
     assert all(
         two[key] == value

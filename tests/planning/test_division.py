@@ -14,7 +14,7 @@ from adaptive_jax.planning.plan import (
 )
 from tests import refuses
 from tests.test_configs import CONFIGS
-from tests.toys import plan_of
+from tests.toys import TEXT, plan_of
 
 DEVICES = 1, 2, 3, 4, 8, 12, 16, 24, 32, 64
 
@@ -48,10 +48,12 @@ def test_a_plan_with_idle_devices():
     plan = plan_of(config, 10_000, 8)
     assert (plan.devices, plan.present, plan.rows_per_device) == (5, 8, 4)
     says = "20 rows an update use 5 of 8 devices; all work with tokens_per_update=1680"
-    assert f"devices      {says}" in describe(plan).splitlines()
-    assert "all work" not in describe(plan_of(config | {"tokens_per_update": 1680}, 10_000, 8))
+    assert f"devices      {says}" in describe(plan, TEXT).splitlines()
+    assert "all work" not in describe(
+        plan_of(config | {"tokens_per_update": 1680}, 10_000, 8), TEXT
+    )
     even = "even         1, 2, 4, 5, 10 or 20 device(s) share the 20 rows of an update evenly"
-    assert describe(plan, even=True).splitlines()[-1] == even
+    assert describe(plan, TEXT, even=True).splitlines()[-1] == even
     shared = plan_of(config | {"fsdp": 5}, 10_000, 8)
     assert shared.fsdp == 5 and shared.state_bytes < 0.3 * plan.state_bytes
     with refuses("fsdp=8", "5 of 8", "20 rows", "1 or 5"):

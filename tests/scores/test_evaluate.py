@@ -77,6 +77,12 @@ def test_words_that_the_model_does_not_know(
         == (result["unknown"], result["unseen"])
         == (unknown, unseen)
     )
+    words, known = [*line.split(), "<eos>"], Run.of(folding).vocabulary.index
+    others = [word in known and word != "<unk>" for word in words]
+    nll = np.load((folding / "eval" / out.splitlines()[-1].split("/")[-1]).with_suffix(".npy"))
+    expected = None if all(others) else pytest.approx(np.exp(nll[others].mean()))
+    assert result["known_perplexity"] == expected
+    assert (", without <unk> " in out) == (expected is not None)
     warnings = [
         record.getMessage() for record in caplog.records if record.name.startswith("adaptive_jax")
     ]

@@ -102,8 +102,10 @@ def test_an_evaluation(asked):
     assert (store / "keys").stat().st_size == 2 * entries * features and features == 32
 
 
-def test_a_datastore_of_other_parameters_is_made_anew(asked, config, tmp_path):
-    """Of another checkpoint or damaged, it is replaced; another text has one of its own."""
+def test_a_datastore_of_other_parameters_is_made_anew(asked, config, tmp_path, caplog):
+    """Of another checkpoint or damaged, it is replaced; another text has one of its own. Words in
+    reverse gave another perplexity in silence, and an origin that was cut short a traceback.
+    """
 
     def digest():
         return json.loads((asked.workdir / "eval" / "datastore" / "about.json").read_text())[
@@ -119,6 +121,15 @@ def test_a_datastore_of_other_parameters_is_made_anew(asked, config, tmp_path):
     about = asked.workdir / "eval" / "datastore" / "about.json"
     about.write_text(about.read_text()[:-9])
     assert asked(**given)["nll"] == first and digest() == before
+    for name, change in (
+        ("words", lambda content: content[::-1]),
+        ("origin", lambda content: content[:-4]),
+        ("keys", lambda content: content[:999] + bytes([content[999] ^ 1]) + content[1000:]),
+    ):
+        path = about.with_name(name)
+        path.write_bytes(change(path.read_bytes()))
+        assert asked(**given)["nll"] == first
+        assert f"{path} is damaged" in caplog.text
     shutil.copy(Path(config()["data"]["path"]) / "test.txt", tmp_path / "train.txt")
     assert asked(datastore=str(tmp_path), **given)["nll"] != first
     assert digest() == before and len(list((asked.workdir / "eval").glob("datastore*"))) == 2

@@ -1,6 +1,7 @@
 """Lines of text from files, tables and standard input, one at a time."""
 
 import csv
+import functools
 import os
 import stat
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from adaptive_jax.data.corpora.text import encoding_fault
+from adaptive_jax.data.corpora.text import LINE, line_fault
 from adaptive_jax.errors import InputError, check_known, one_line
 from adaptive_jax.files import path_of, unpacked
 
@@ -45,7 +46,7 @@ class TextFiles:
 
     Raises:
         InputError: a file that cannot be opened; while reading: one that is damaged, not UTF-8, or
-            has a NUL byte.
+            has a NUL byte, or a line or a word that is too long to be held.
     """
 
     def __init__(self, names: Sequence[str] = ()):
@@ -108,7 +109,7 @@ def _open(name):
 def _unpacked(name, file):
     """The lines of a file in bytes, decompressed as its name says."""
     try:
-        yield from unpacked(file, str(name))
+        yield from iter(functools.partial(unpacked(file, str(name)).readline, LINE + 1), b"")
     except InputError:
         raise
     except Exception as error:  # each format has its own: zlib.error, LZMAError, BadZipFile …
@@ -118,6 +119,6 @@ def _unpacked(name, file):
 
 
 def _decoded(line, encoding, place):
-    if fault := encoding_fault(line):
+    if fault := line_fault(line):
         raise InputError(f"{place}: {fault}")
     return line.decode(encoding)

@@ -16,6 +16,7 @@ from adaptive_jax.config.options import NonNegativeInt, Option, PositiveInt, che
 from adaptive_jax.data.corpora import token_files
 from adaptive_jax.data.corpora.cached import (
     bar,
+    checksum,
     damaged,
     home_of,
     make_once,
@@ -278,7 +279,9 @@ class PreparedText:
     def _once(self, path, build):
         """The vocabulary of a file, built if the file is missing or without its checksums."""
         make_once(checksums_of(path), lambda: write_with_checksums(build(), path))
-        return read_with_checksums(path, f"remove {path.parent} to have it made again")
+        return read_with_checksums(
+            path, f"remove {path.parent}, and the same command makes it again"
+        )
 
     def _learnt_from(self, vocabulary):
         """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if
@@ -303,6 +306,7 @@ class PreparedText:
             with bar(f"encoding {split}") as show:
                 words, unseen = shards.encode(vocabulary, path, learnt_from or (), show)
             numbers_of_text = {"words": words, "unseen": None if learnt_from is None else unseen}
+            numbers_of_text["checksum"] = checksum(read_ids(path, len(vocabulary)))
             with replacing(numbers) as file:  # last, so that the ids exist wherever this file does
                 file.write(json.dumps(numbers_of_text).encode())
 
@@ -312,7 +316,7 @@ class PreparedText:
             words, unseen = numbers_of_split["words"], numbers_of_split["unseen"]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise damaged(numbers, error) from error
-        return read_ids(path, len(vocabulary)), words, unseen
+        return read_ids(path, len(vocabulary), numbers_of_split.get("checksum")), words, unseen
 
 
 def _local_texts(corpus: str, path: str, needed: Collection[str]) -> Mapping[str, Text]:

@@ -29,6 +29,9 @@ SPLIT = "split"  # the directory of a cache that holds parts of files,
 COPIES = re.compile("[0-9a-f]{16}")  # those of each in a directory with such a name
 JSON = re.compile(r"\.jsonl?(\.(gz|xz|bz2|zip))?$", re.IGNORECASE)
 CHUNK = 1 << 20
+# Bytes of a word, and of a line where one is held whole, at most: a small packed file may unpack to
+# an endless one
+WORD, LINE = 1 << 23, 1 << 27
 
 
 class Chunk(NamedTuple):
@@ -54,12 +57,21 @@ def check_eos(ends: int, lines: int, place: Path) -> None:
         )
 
 
+def line_fault(data: bytes) -> str:
+    """Why a line, or the first `LINE + 1` bytes of one, is not text; "" if it is."""
+    if len(data) > LINE:
+        return f"a line of more than {LINE:,} bytes; put a sentence or a paragraph on each"
+    if len(data) > WORD and re.search(rb"(?<!\S)\S{%d}" % (WORD + 1), data):
+        return f"a word of more than {WORD:,} bytes; use text, words separated by spaces"
+    return encoding_fault(data)
+
+
 def encoding_fault(data: bytes) -> str:
     """Returns why bytes are not text in UTF-8; "" if they are."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
-        return "not UTF-8; convert the file to UTF-8"
+        return "not UTF-8; convert it, Latin-1 as by `iconv -f WINDOWS-1252 -t UTF-8`"
     if b"\0" in data:
         return "a NUL byte, which text never has; repair the file, or convert it to UTF-8"
     return ""
@@ -121,11 +133,11 @@ class Text(NamedTuple):
         """Yields the lines, each with its line feed. The end of a file ends its last line.
 
         Raises:
-            InputError: as `chunks`; a line that is not UTF-8, by file and number.
+            InputError: as `chunks`; a line that is not UTF-8, or too long, by file and number.
         """
         for name, chunks in itertools.groupby(self.chunks(), lambda chunk: chunk.name):
             for number, line in enumerate(_split_lines(chunk.data for chunk in chunks), start=1):
-                if wrong := encoding_fault(line):
+                if wrong := line_fault(line):
                     raise InputError(f"{name}, line {number}: {wrong}")
                 yield line
 
@@ -138,6 +150,8 @@ def _split_lines(parts):
             *lines, rest = rest.split(b"\n")
             for line in lines:
                 yield bytes(line) + b"\n"
+        if len(rest) > LINE:
+            break
     if rest:
         yield bytes(rest) + b"\n"
 
@@ -199,6 +213,8 @@ def local_texts(
         if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
             cure = "it held copies of a file that was split: train again to make them, or " + cure
         fault = "is not a directory" if place.exists() else "does not exist"
+        if place.is_file() and place.name.endswith(ARCHIVES):
+            fault = "is an archive: unpack it"
         raise InputError(f"data.path={place} {fault}; {cure}")
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):

@@ -112,7 +112,7 @@ class Files(NamedTuple):
         ids, stat = self.ids(path), path.stat()
         about = (str(path.resolve()), stat.st_size, stat.st_mtime_ns, str(ids.dtype))
         name = hashlib.sha256(repr((*about, self.vocabulary_size)).encode()).hexdigest()[:16]
-        file = cache / "ids" / f"{name}.npy"
+        file = cache / "ids" / f"{name}.npz"  # a .zip has checksums
 
         def count():
             try:
@@ -124,12 +124,12 @@ class Files(NamedTuple):
                     " data.ids_dtype changes for .bin files"
                 ) from None
             with replacing(file) as stream:
-                np.save(stream, counts)
+                np.savez(stream, counts=counts)
 
         make_once(file, count)
         try:
-            return np.load(file)
-        except (OSError, ValueError, EOFError) as error:
+            return np.load(file)["counts"]
+        except Exception as error:  # a damaged archive makes zipfile and NumPy fail in many ways
             raise damaged(file, error) from error
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from adaptive_jax.config.keys import allow_flag
+from adaptive_jax.data.corpora.cached import checksum
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import names_in
 from adaptive_jax.runs.checkpoints import recorded
@@ -78,7 +79,11 @@ class RunReport:
     def _load(self, suffix):
         try:
             content = np.load(io.BytesIO(self.path.with_suffix(suffix).read_bytes()))
-            return dict(content) if suffix == ".npz" else content
+            if suffix == ".npz":  # an archive, with checksums of its own
+                return dict(content)
+            if self.result.get("checksum") not in (None, checksum(content)):
+                raise ValueError(f"the checksum of {suffix} differs")
+            return content
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             command = _command(self.workdir, self.result["settings"])
             raise InputError(
@@ -135,6 +140,7 @@ class RunReport:
             else f"{settings['window']}, context {settings['context']}",
             "validation_perplexity": None if valid is None else perplexity(valid),
             "perplexity": result["perplexity"],
+            "bits_per_character": result["bits_per_character"],
             "published_validation_perplexity": paper["validation"],
             "published_perplexity": paper[split],
             "changed_keys": ", ".join(changed) or None,
