@@ -173,13 +173,13 @@ def test_figures_of_each_kind_have_labels_in_their_places():
     """
     pytest.importorskip("matplotlib")
     lines = [Line("wikitext2", f"row_{number}") for number in range(24)]
-    found = [(line, NUMBERS) for line in lines]
+    rows_and_numbers = [(line, NUMBERS) for line in lines]
     both = NUMBERS | {"test": {"0": 110.0, "far": 310.0}}
     texts = [(line._replace(target=t), both) for line in lines[:2] for t in ("", "far")]
     work = Table("By work", {}, operations=True)
     once = NUMBERS | {"losses": NUMBERS["losses"] | {"validation": [[2, 4.8158]]}}
     drawn = [
-        tables.figure_of(Table("Plain", {}), found, "cpu"),
+        tables.figure_of(Table("Plain", {}), rows_and_numbers, "cpu"),
         tables.figure_of(work, texts, "cpu"),
         tables.figure_of(Table("Evaluated once", {}), [(lines[0], once)], "cpu"),
     ]

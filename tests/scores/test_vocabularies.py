@@ -26,6 +26,7 @@ from adaptive_jax.scores.scoring import (
 )
 from tests import refuses
 from tests.random_runs import quiet, random_run
+from tests.scores.test_scoring import read_result
 from tests.training.test_finetuning import saved_run
 
 CNN = {
@@ -187,7 +188,7 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
             f"; seen words 70.0% of perplexity {seen['perplexity']:,.2f}; unseen words 30.0% of"
             " perplexity" in line
         )
-        assert json.loads(Path(path).read_text()) == json.loads(
+        assert read_result(Path(path)) == json.loads(
             json.dumps(result | {"unigram_perplexity": None})
         )
     assert results[looked_up]["open"]["unseen"]["perplexity"] == pytest.approx(124 / 0.01)
