@@ -27,6 +27,7 @@ NEEDS = {
     "gcs": "workdirs on gs:// need",
     "figures": "figures need",
     "export": "exported models need",
+    "tokenizer": "runs with data.tokenizer need",
 }
 
 

@@ -1,5 +1,5 @@
 """The figures of Dauphin et al. 2017 as tables: activations, linear and bilinear layers, context,
-and operations.
+operations, and weight normalisation and clipping.
 
 Scaled down, WikiText-2 stands for WikiText-103, and single sentences of the Penn Treebank for
 Billion Word. Networks that are compared have as many parameters: a layer without gates has 1.41
@@ -25,6 +25,13 @@ CPU = one_cycle(steps=2_000, every=500, tokens=1_024, warmup=100)
 DEPTHS = (2, 2), (1, 3), (4, 2), (2, 3), (8, 2), (4, 3), (8, 3), (4, 5), (8, 5)  # and kernels
 # The tokens that a prediction sees, itself among them, by row
 CONTEXTS = {f"{layers}_layers_of_{kernel}": layers * (kernel - 1) + 1 for layers, kernel in DEPTHS}
+# What Figure 6 leaves out, and the rates of which the paper chose the best for each
+ABLATIONS = {
+    "both": {},
+    "no_clipping": {"optimizer.clip_norm": None, "divergence": "skip"},
+    "no_weight_norm": {"body.weight_norm": False},
+}
+RATES = 1.0, 0.1, 0.01
 # What a network of a size, which has these blocks, changes
 Variant = Callable[[str, tuple], dict]
 
@@ -48,6 +55,11 @@ def _activation(name: str) -> Variant:
 def _context(layers: int, kernel: int) -> Variant:
     """With a depth and a kernel."""
     return lambda size, _: {"body.blocks": ((layers, kernel, UNITS[size]),)}
+
+
+def _ablation(changes: Mapping[str, object], rate: float) -> Variant:
+    """Without a part, at a rate."""
+    return lambda *_: changes | {"optimizer.learning_rate": rate}
 
 
 def _output(name: str) -> Variant:
@@ -105,5 +117,10 @@ TABLES = {
         "Linear and bilinear layers, Figure 5",
         ("billion_word",),
         {n: _activation(n) for n in ("glu", "bilinear", "linear")},
+    ),
+    "gcnn_figure_6": lambda: _table(
+        "Weight normalisation and clipping, Figure 6",
+        ("billion_word",),
+        {f"{n}_{rate:g}": _ablation(c, rate) for n, c in ABLATIONS.items() for rate in RATES},
     ),
 }

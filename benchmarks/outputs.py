@@ -50,6 +50,7 @@ from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.softmax import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning.cutoffs import Workload, equal_products
+from benchmarks import figures
 from benchmarks.timing import exact_products, machine, timed, torch_device, torch_memory, write_json
 
 
@@ -357,30 +358,21 @@ def growth(settings) -> list[dict]:
     for peer, each in times.items():
         print(f"{peer}: {', '.join(each)} times the time of banded at {words[0]:,} words")
     if settings.plot:
-        plot(rows, Path(settings.plot), f"{tokens:,} tokens, d {WIDTH}")
+        place = machine().split(",")[0]
+        title = f"Output layer, loss and gradient: {place}, {tokens:,} tokens, d {WIDTH}"
+        drawn = [
+            {
+                "vocabulary": row["vocabulary"],
+                "peer": LABELS.get(row["peer"], row["peer"]),
+                "times_smallest": row["times_smallest"],
+                "megabytes": row["peak_bytes"] / 1e6,
+            }
+            for row in rows
+            if row["peak_bytes"] is not None
+        ]
+        figure = {"kind": "growth", "title": title, "rows": drawn}
+        figures.write(Path(settings.plot).with_suffix(".json"), figure)
     return rows
-
-
-def plot(rows: list[dict], path: Path, about: str) -> None:
-    """Draws time and memory against vocabulary size, a line for each peer."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((11, 4.2), layout="constrained")
-    time_axes, memory_axes = figure.subplots(1, 2)
-    for peer in dict.fromkeys(row["peer"] for row in rows if row["peak_bytes"] is not None):
-        own, label = [row for row in rows if row["peer"] == peer], LABELS.get(peer, peer)
-        words = [row["vocabulary"] for row in own]
-        time_axes.plot(words, [row["times_smallest"] for row in own], "o-", label=label)
-        memory_axes.plot(words, [row["peak_bytes"] / 1e6 for row in own], "o-")
-    unit = f"time (1: adaptive_jax at {rows[0]['vocabulary']:,} words)"
-    for axes, ylabel in (time_axes, unit), (memory_axes, "memory, MB"):
-        axes.set(xscale="log", yscale="log", xlabel="words in the vocabulary", ylabel=ylabel)
-        axes.grid(alpha=0.3)
-    handles = time_axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
-    title = f"Output layer, loss and gradient: {machine().split(',')[0]}, {about}"
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=110)
 
 
 def check(settings) -> None:
@@ -409,7 +401,9 @@ if __name__ == "__main__":
     flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
     flags.DEFINE_list("vocabularies", VOCABULARIES, "Of the size growth, in words.")
     flags.DEFINE_integer("tokens", 2048, "Of the size growth.")
-    flags.DEFINE_string("plot", None, "File for a plot of the size growth, .png.")
+    flags.DEFINE_string(
+        "plot", None, "File for a plot of the size growth, .png; its numbers go to .json."
+    )
     flags.DEFINE_list("skip", [], "Peers to leave out, of all but banded.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     commands.run(lambda: main(flags.FLAGS))

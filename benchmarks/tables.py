@@ -35,6 +35,7 @@ from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores.evaluate import evaluate
 from adaptive_jax.scores.scores import perplexity
 from adaptive_jax.training.loop import train
+from benchmarks import figures
 from benchmarks.groc_tables import FAR, NEAR, TARGETS
 from benchmarks.lines import CORPORA, TUNED_EPOCHS, WORDS, Line, Table, config_of
 from benchmarks.paper_tables import TABLES
@@ -221,44 +222,36 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def plot(table: Table, found: list[tuple[Line, dict]], size: str, path: Path) -> None:
-    """Draws curves of validation loss, or of training loss where one evaluation is all there is, by
-    updates or operations, and test perplexity against the time of an epoch or the context, for each
-    corpus; the legend beside them names the rows of both.
+def figure_of(table: Table, found: list[tuple[Line, dict]], size: str) -> dict:
+    """The numbers of the table's figure, see `benchmarks.figures.table`: test perplexities, and
+    validation losses by updates or operations, or training losses where one evaluation is all
+    there is. Losses are a run's, whatever it was scored on.
     """
-    from matplotlib.figure import Figure
-
-    shown = {}
+    rows, drawn = [], set()
     for line, numbers in found:
-        elsewhere = line.context or line.cache or line.share is not None
-        if not elsewhere and line.target in ("", line.corpus):
-            shown.setdefault(line.corpus, []).append((line, numbers))
-    figure = Figure((13, 4.2 * len(shown)), layout="constrained")
-    pairs = figure.subplots(len(shown), 2, squeeze=False)
-    for (corpus, lines), (left, right) in zip(shown.items(), pairs, strict=True):
-        several = any(len(numbers["losses"]["validation"]) > 1 for _, numbers in lines)
-        split = "validation" if several else "training"
-        for number, (line, numbers) in enumerate(lines):
-            # Ten colours; further rows take them again, with other dashes and markers.
-            again, colour = divmod(number, 10)
-            dashes, marker = ("-", "--", ":")[again % 3], "os^"[again % 3]
-            steps, losses = zip(*numbers["losses"][split], strict=True)
-            scale = numbers["operations"] / 1e12 if table.operations else 1
-            left.plot(
-                [scale * step for step in steps], losses, color=f"C{colour}", linestyle=dashes
-            )
-            at = table.contexts.get(line.row, numbers["epoch"])
-            test = numbers["test"][line.scored]
-            right.plot(at, test, marker, color=f"C{colour}", linestyle=dashes, label=line.row)
-        title = f"{corpus}, {size} size, one run of each row"
-        by = "TFLOP of training" if table.operations else "updates"
-        across = "tokens of context" if table.contexts else "seconds an epoch"
-        left.set(xlabel=by, ylabel=f"{split} loss, nats a word", title=title)
-        right.set(xlabel=across, ylabel="test perplexity", xmargin=0.1, ymargin=0.1)
-        right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
-        for axes in (left, right):
-            axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
+        scale = numbers["operations"] / 1e12 if table.operations else 1
+        losses = numbers["losses"]
+        split = "validation" if len(losses["validation"]) > 1 else "training"
+        name = cells(line, numbers).split("|")[1].strip().replace("`", "")
+        rows.append(
+            {
+                "corpus": line.target or line.corpus,
+                "row": name.replace(f", {line.target}", "", 1) if line.target else name,
+                "value": numbers["test"][line.scored],
+                "paper": line.paper.test,
+                "losses": []
+                if line.run in drawn
+                else [(scale * step, loss) for step, loss in losses[split]],
+            }
+        )
+        drawn.add(line.run)
+    return {
+        "kind": "table",
+        "title": f"{table.title}, {size} size",
+        "measure": "test perplexity",
+        "by": "TFLOP of training" if table.operations else "updates",
+        "rows": rows,
+    }
 
 
 def write_section(path: Path, text: str) -> None:
@@ -297,11 +290,10 @@ def main(name: str, settings) -> None:
     if left := len(whole) - len(lines):
         print(f"{left} rows need vectors of GloVe and are left out: pass --glove=FILE")
     found = [(line, numbers_of(name, line, settings)) for line in lines]
-    text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
+    text, path = section(name, size, found), RESULTS.with_name(f"{name}_{size}.json")
     print(text)
-    if any(len(numbers["losses"]["training"]) > 1 for _, numbers in found):  # not of times alone
-        plot(TABLES[name](), found, size, image)
-        text += f"\n![losses, and perplexity]({image.name})\n"
+    figures.write(path, figure_of(TABLES[name](), found, size))
+    text += f"\n![test perplexity, ours and published, and losses]({path.stem}.png)\n"
     write_section(RESULTS, text)
 
 

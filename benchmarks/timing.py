@@ -80,10 +80,8 @@ def write_json(file: str | None, numbers: object) -> None:
 def machine() -> str:
     """The device and the versions of Python and JAX, in a line."""
     device, python = jax.devices()[0], platform.python_version()
-    return (
-        f"{device.platform} {device.device_kind}, {platform.machine()}, python {python}, jax"
-        f" {jax.__version__}"
-    )
+    kind = " ".join(dict.fromkeys([device.platform, device.device_kind]))  # "cpu" of a CPU
+    return f"{kind}, {platform.machine()}, python {python}, jax {jax.__version__}"
 
 
 def first_line(error: Exception) -> str:

@@ -184,30 +184,6 @@ def flags(settings):
 
 
 @pytest.fixture(scope="session")
-def start():
-    """`start("train.py", *flags, devices=8)`: the script in a process of its own, on simulated
-    CPU devices.
-    """
-
-    def start(*arguments, devices=1, **options):
-        environment = os.environ | {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}",
-        }
-        return subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **options,
-        )
-
-    return start
-
-
-@pytest.fixture(scope="session")
 def free_port():
     """`free_port()`: a port on loopback that nobody uses."""
 
@@ -299,6 +275,11 @@ class Fork:
             self.returncode = int((self.directory / "status").read_text())
         return self.returncode
 
+    @property
+    def pid(self):
+        """The number of its process."""
+        return int((self.directory / "pid").read_text())
+
     def communicate(self, timeout=300):
         """What it printed, once it has ended."""
         end = time.monotonic() + timeout
@@ -310,23 +291,36 @@ class Fork:
 
     def send_signal(self, number):
         """Sends it a signal."""
-        os.kill(int((self.directory / "pid").read_text()), number)
+        os.kill(self.pid, number)
 
     def kill(self):
         """Kills it, if it runs."""
         (self.directory / "kill").touch()
 
 
+@pytest.fixture(scope="session")
+def start(forked, server):
+    """`start("train.py", *flags, devices=8)`: the script, which runs on while the test does."""
+
+    def start(*arguments, **how):
+        fork = Fork(forked(*arguments, apart=True, **how))
+        assert server.stdout.readline()  # nothing: it has begun
+        while not (fork.directory / "pid").exists():
+            time.sleep(0.001)
+        return fork
+
+    return start
+
+
 @pytest.fixture
-def start_hosts(forked, server, free_port):
+def start_hosts(start, free_port):
     """`start_hosts("train.py", *flags, devices=2)`: the script as two processes, killed at the
     end of the test; each has its number for {host} in the arguments.
     """
     started = []
 
     def begin(*arguments, **how):
-        started.append(Fork(forked(*arguments, apart=True, **how)))
-        assert server.stdout.readline()  # nothing: it has begun
+        started.append(start(*arguments, **how))
         return started[-1]
 
     def start_hosts(*arguments, devices=1):

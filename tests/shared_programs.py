@@ -2,6 +2,7 @@
 in a test goes there.
 """
 
+import contextlib
 import functools
 
 import jax
@@ -59,9 +60,9 @@ def first_states(make, shapes_of):
     return initial_state
 
 
-@pytest.fixture(scope="session", autouse=True)
-def traced_once():
-    """Runs and decoders of this process that do the same share one program."""
+@contextlib.contextmanager
+def sharing():
+    """Within it, runs and decoders of this process that do the same share one program."""
     decoders = {}
     begin = decoding.Decoder.__init__
 
@@ -80,4 +81,11 @@ def traced_once():
         for name in "_composer", "make_scorer", "initial_carry":  # which forget all but the last 8
             made = getattr(scoring, name)
             patch.setattr(scoring, name, functools.cache(made.__wrapped__))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traced_once():
+    """See `sharing`."""
+    with sharing():
         yield

@@ -42,16 +42,16 @@ def test_the_first_difference_has_a_name(name, array, says):
     """A last bit, a shape, a type, a NaN, a line of text: without this, a restructuring that
     changes a number would pass.
     """
-    told = difference(RUN, RUN | {name: array})
-    assert told.startswith(f"{name}: ") and says in told
+    line = difference(RUN, RUN | {name: array})
+    assert line.startswith(f"{name}: ") and says in line
 
 
 def test_the_first_of_several_and_their_number():
     """In the order of the run, not of the size; arrays that are missing count."""
     new = {name: array for name, array in RUN.items() if name != "score: line 0"}
     new |= {"train: update 1 nll": np.array(4.5001), KERNEL: RUN[KERNEL] + 100}
-    told = difference(RUN, new)
-    assert told.startswith("train: update 1 nll: by 0.0001") and "3 of 4 arrays differ" in told
+    line = difference(RUN, new)
+    assert line.startswith("train: update 1 nll: by 0.0001") and "3 of 4 arrays differ" in line
 
 
 def test_a_tolerance_is_of_the_largest_entry():

@@ -6,10 +6,13 @@ a quickstart of two updates. The others take minutes or a corpus: they go throug
 their flags, in tests/test_readme.py.
 """
 
+import ast
 import gzip
 import importlib
 import importlib.util
+import inspect
 import json
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -30,10 +33,12 @@ from adaptive_jax import linear_cross_entropy
 from adaptive_jax.config.keys import complete
 from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.scores.evaluate import Request, evaluate
+from adaptive_jax.scores.surprisal import ScoredLine
+from adaptive_jax.text.load import LoadedModel
 from adaptive_jax.training.loop import train
 from configs import quickstart
 from tests import refuses, test_contracts
-from tests.pages import PAGES, blocks, python_blocks, reads_quickstart
+from tests.pages import PAGES, ROOT, blocks, python_blocks, reads_quickstart
 
 NEEDS = {"adaptive_jax report": "matplotlib"}  # programs that run where this is installed
 OWN_PAGES = {
@@ -283,8 +288,8 @@ def test_the_loss_for_models_of_any_kind():
         "haiku", reason="haiku is not installed: pip install dm-haiku"
     )
     pages = "README.md", "docs/adopting.md", "docs/losses.md"
-    found = [block for page in pages for block in python_blocks(PAGES[page])]
-    code = "\n".join(block for block in found if "linear_" in block)
+    blocks = [block for page in pages for block in python_blocks(PAGES[page])]
+    code = "\n".join(block for block in blocks if "linear_" in block)
     exec(code.replace("151_936", "211"), names)  # the vocabulary is the examples' only cost
     tokens, targets = np.array([[1, 210, 3]]), np.array([[210, 3, 0]])
     key = jax.random.key(0)
@@ -434,12 +439,48 @@ def test_a_layer_is_added(monkeypatch):
 
 
 def test_the_reference_is_whole():
-    """It has every name that the package exports."""
+    """It has every name that the package exports, each with a link to where it is defined: read
+    as a file, the page was directives alone.
+    """
     named = re.findall(
         r"^\.\. auto(?:class|function|exception):: (\w+)", PAGES["docs/api.md"], re.MULTILINE
     )
     assert len(named) == len(set(named))
     assert set(named) >= set(adaptive_jax.__all__)
+    links = dict(
+        re.findall(r"\[`(?:[a-z_]+\.)*(\w+)`\]\(\.\./([\w/]+\.py)\)", PAGES["docs/api.md"])
+    )
+    assert links.keys() >= set(named)
+    for name in named:
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / links[name]).read_text(), re.MULTILINE)
+
+
+# What the names of code in prose stand for
+OBJECTS = {
+    "model": LoadedModel,
+    "line": ScoredLine,
+    "softmax": adaptive_jax.Softmax,
+    "body": adaptive_jax.Transformer,
+}
+
+
+def test_code_in_prose_is_of_what_there_is():
+    """Names of the package are found, and calls fit what they call: docs/text.md gave `top_k` what
+    it did not take, since blocks alone ran.
+    """
+    names = calls = 0
+    for page in PAGES.keys() - {"docs/torch.md"}:  # whose names are those of torch
+        prose = re.sub(r"```.*?```|^    .*?$", "", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+        for name in re.findall(r"`(adaptive_jax(?:\.\w+)+)[`(]", prose):
+            pkgutil.resolve_name(name)
+            names += 1
+        pattern = rf"`({'|'.join(OBJECTS)})\.(\w+)\(([^`]*)\)`"
+        for thing, method, arguments in re.findall(pattern, prose):
+            call = ast.parse(f"f({arguments})", mode="eval").body
+            keywords = {keyword.arg: None for keyword in call.keywords}
+            inspect.signature(getattr(OBJECTS[thing], method)).bind(None, *call.args, **keywords)
+            calls += 1
+    assert names > 5 and calls > 9
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():

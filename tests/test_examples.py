@@ -4,6 +4,7 @@ tune.py finds a rate, next_item.py learns which item comes next.
 
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
@@ -60,17 +61,27 @@ def test_the_minimal_example_is_one_short_file():
     assert len(PATH.read_text().splitlines()) <= 150
 
 
-def test_tuning_draws_trains_and_goes_on(quick_command, flags, tmp_path, monkeypatch, capsys):
+def test_tuning_draws_trains_and_resumes(in_process, flags, tmp_path, monkeypatch, capsys):
     """The same command adds trials of other draws; each stands with its perplexity, the best one
     first, and with the flags that repeat it. A trial that diverges is left out.
     """
     tune = imported(ROOT / "examples" / "tune.py")
-    monkeypatch.setattr(tune.subprocess, "run", lambda command: quick_command(*command[1:]))
+    run = lambda command: in_process(Path(command[1]).name, *command[2:])
+    monkeypatch.setattr(tune.subprocess, "run", run)
     config, _, *settings = flags("", steps=2, evaluate_every=2, checkpoint_every=2)
-    given = ["tune.py", f"--workdir={tmp_path / 'tune'}", "--hours=1e-4", "--tokens", "512", "1024"]
+    flags_of_tune = [
+        "tune.py",
+        f"--workdir={tmp_path / 'tune'}",
+        "--hours=1e-4",
+        "--tokens",
+        "512",
+        "1024",
+    ]
     lines = []
     for rates in ("0.01", "0.3"), ("0.01", "0.3"), ("1e30", "1e31"):
-        monkeypatch.setattr("sys.argv", [*given, "--rates", *rates, "--", config, *settings])
+        monkeypatch.setattr(
+            "sys.argv", [*flags_of_tune, "--rates", *rates, "--", config, *settings]
+        )
         tune.main()
         lines.append(capsys.readouterr().out.splitlines())
     assert [len(each) for each in lines] == [1, 2, 2] and lines[2] == lines[1]
@@ -79,8 +90,8 @@ def test_tuning_draws_trains_and_goes_on(quick_command, flags, tmp_path, monkeyp
     with pytest.raises(SystemExit, match="all 3 trials failed"):
         tune.main()  # it tried for ever
     line = r"validation perplexity +([\d.]+) .*/\d  --config.optimizer.learning_rate=([\d.]+)"
-    found = [re.match(line, each).groups() for each in lines[1]]
-    assert float(found[0][0]) < float(found[1][0]) and found[0][1] != found[1][1]
+    trials = [re.match(line, each).groups() for each in lines[1]]
+    assert float(trials[0][0]) < float(trials[1][0]) and trials[0][1] != trials[1][1]
 
 
 def test_the_next_item_is_learned(monkeypatch, capsys):
@@ -96,9 +107,9 @@ def test_the_next_item_is_learned(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["next_item.py", "--items=144", "--updates=400"])
     next_item.main()
     printed = capsys.readouterr().out
-    found = re.findall(
+    lines = re.findall(
         r"^(\w+).* ([\d.]+) nats an item   recall@10 ([\d.]+)", printed, re.MULTILINE
     )
-    nats, recall = ({name: float(row[i]) for name, *row in found} for i in (0, 1))
+    nats, recall = ({name: float(row[i]) for name, *row in lines} for i in (0, 1))
     assert nats["the"] < nats["model"] < nats["popularity"] - 0.5
     assert 2 * recall["popularity"] < recall["model"] < recall["the"] + 0.1

@@ -60,19 +60,19 @@ MODULES = {
 
 def imported(path):
     """Modules of this project that a file imports anywhere in it, without the package's name."""
-    found = set()
+    modules = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "adaptive_jax":
             inner = node.module.removeprefix("adaptive_jax").lstrip(".")
             names = [f"{inner}.{alias.name}".lstrip(".") for alias in node.names]
-            found |= {name if name in MODULES else inner for name in names}
+            modules |= {name if name in MODULES else inner for name in names}
         elif isinstance(node, ast.Import):
-            found |= {
+            modules |= {
                 alias.name.removeprefix("adaptive_jax.")
                 for alias in node.names
                 if "adaptive_jax." in alias.name
             }
-    return found & MODULES.keys()
+    return modules & MODULES.keys()
 
 
 def room_of(name):

@@ -113,8 +113,8 @@ def test_a_run_in_clusters(config, tmp_path):
     shutil.move(file, moved := tmp_path / "moved.txt")
     train(config(steps=5, **last), tmp_path / "stopped")
     train(config(steps=6, **last | {"output.clusters": str(moved)}), tmp_path / "stopped")
-    own = config(**{"input.cutoffs": (40, 80)})
-    assert_close(*(state_of(tmp_path / name, own) for name in ("stopped", "whole")), 0)
+    config_of_bands = config(**{"input.cutoffs": (40, 80)})
+    assert_close(*(state_of(tmp_path / name, config_of_bands) for name in ("stopped", "whole")), 0)
     export(tmp_path / "whole", tmp_path / "exported")
     found = [
         evaluate(tmp_path / name, Request("test")) for name in ("whole", "stopped", "exported")

@@ -28,19 +28,19 @@ def programs(words):
 
 def arguments_of(script):
     """What pages give to a script, each once, but for commands that tests/test_docs.py runs."""
-    given = [words for _, words in PYTHON if words[1] == script and not reads_quickstart(words)]
-    lines = {tuple(words[2:]) for words in given}
+    commands = [words for _, words in PYTHON if words[1] == script and not reads_quickstart(words)]
+    lines = {tuple(words[2:]) for words in commands}
     return sorted(line for line in lines if "FILE" not in str(line))
 
 
 def keys():
     """Every key of every config, such as "body.layers"."""
     groups = ALL_GROUPS
-    found = {*groups, *(f"{group}.name" for group in NAMES)}
+    names = {*groups, *(f"{group}.name" for group in NAMES)}
     for group in groups:
         for name in home(group) if group in NAMES else [None]:
-            found |= {f"{group}.{key}".lstrip(".") for key in keys_of(group, name)}
-    return found
+            names |= {f"{group}.{key}".lstrip(".") for key in keys_of(group, name)}
+    return names
 
 
 def test_the_first_lines_are_the_two_commands():

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.sparse import parts_of
 
@@ -43,6 +44,46 @@ class NoBody(nn.Module):
     def __call__(self, vectors, carry=(), batch=None, *, train=False):
         """The vectors."""
         return vectors, carry
+
+
+class HashedNGrams(Lookup):
+    """Words, and the pairs and triples of words that end with each, hashed into a table.
+
+    Attributes:
+        reach: earlier tokens that it says it reads.
+        reads: those that it reads.
+        rows: of the table.
+    """
+
+    reach: int = 2
+    reads: int = 2
+    rows: int = 32
+
+    def setup(self):
+        """Makes the tables."""
+        super().setup()
+        init = nn.initializers.normal(1.0)
+        self.ngrams = self.param("ngrams", init, (self.rows, self.features), jnp.float32)
+
+    def __call__(self, tokens, batch=None, *, train=False, earlier=None):
+        """Token ids `[rows, time]` after `earlier [rows, reach]` to vectors `[rows, time,
+        features]`.
+        """
+        vectors = super().__call__(tokens, batch, train=train)
+        before = jnp.zeros((len(tokens), 0), jnp.int32) if earlier is None else earlier
+        missing = jnp.full((len(tokens), self.reads), -1, jnp.int32)
+        row = jnp.concatenate([missing, before, tokens], axis=1)
+        code = tokens
+        for n in range(1, self.reads + 1):
+            begin = row.shape[1] - tokens.shape[1] - n
+            other = row[:, begin : begin + tokens.shape[1]]
+            inside = other >= 0
+            if batch is not None and batch.segment_ids is not None:
+                segments = jnp.pad(batch.segment_ids, ((0, 0), (n, 0)))[:, :-n]
+                inside &= segments == batch.segment_ids
+            code = 31 * code + other
+            vectors += jnp.where(inside[..., None], self.ngrams[code % self.rows], 0)
+        return vectors
 
 
 class Recurrent(nn.Module):
@@ -124,6 +165,33 @@ def halving(learning_rate: float = 0.01, *, flip: bool = False, share: float = 0
     return optax.GradientTransformation(init, update)
 
 
+TEXT = {"corpus": "text_files", "codes": 0}  # of the group `data`, for a plan's lines
+
+
 def plan_of(config, vocabulary_size, devices=1, **options):
     """The plan of a config's update for so many words."""
     return make_plan(config, parts_of(config, vocabulary_size), devices, **options)
+
+
+def misplaced_labels(figure):
+    """Texts of a matplotlib figure that overlap others or stand outside it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        texts += axes.legend_.get_texts() if axes.legend_ else []
+        for axis in axes.xaxis, axes.yaxis:
+            texts += [tick.label1 for tick in axis._update_ticks()]  # those that are drawn
+    texts = [text for text in texts if text.get_text().strip()]
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
+    right, top = figure.bbox.width + 1, figure.bbox.height + 1
+    outside = [t for t, b in boxes if b.x0 < -1 or b.y0 < -1 or b.x1 > right or b.y1 > top]
+    return outside + [
+        (one, two)
+        for i, (one, box) in enumerate(boxes)
+        for two, other in boxes[:i]
+        if box.overlaps(other)
+    ]

@@ -347,9 +347,9 @@ RUNS = [
     *damaged(
         EVAL,
         "run/checkpoints",
-        (NOTHING, "no checkpoint yet"),
+        (NOTHING, "no checkpoint yet", "checkpoint_every"),
         (b"x", "no checkpoint yet"),
-        (DIRECTORY, "saved none yet"),
+        (DIRECTORY, "saved none yet: wait", "checkpoint_every"),
     ),
     *damaged(
         EVAL,

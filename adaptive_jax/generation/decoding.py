@@ -63,12 +63,12 @@ class Decoder:
         self._sizes, self._bands = self._softmax()
         self.num_clusters = sum(map(len, self._sizes[1:]))
         one, longer, two = (
-            jax.tree.map(jnp.shape, jax.eval_shape(functools.partial(run.model.body.cache, *size)))
+            jax.tree.map(jnp.shape, jax.eval_shape(functools.partial(run.model.cache, *size)))
             for size in ((2, 1), (2, 2), (3, 1))
         )
         self.limited = one != longer
         replicated = sharding.replicated(run.mesh)
-        self._cache = jax.jit(run.model.body.cache, static_argnums=(0, 1), out_shardings=replicated)
+        self._cache = jax.jit(run.model.cache, static_argnums=(0, 1), out_shardings=replicated)
         self._take = _taking(one, two)
 
     def cache(self, rows: int, length: int) -> object:

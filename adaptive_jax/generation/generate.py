@@ -24,6 +24,7 @@ NO_NUMBER = (
 )
 # Words of WikiText that join those beside them, as in "1 @,@ 500"
 NUMBER_MARKS = "@,@", "@.@", "@-@"
+INCOMPLETE = *NUMBER_MARKS, "\ufffd"  # the last one: bytes of a character
 
 MOST_UNITS = 20  # sub-words of a word on average; a text with as many ends
 SPELLINGS = 16  # of an unfinished word, that are followed at once
@@ -339,8 +340,8 @@ class Writer:
         if begun:
             state = DecodeState(decoder, tokens, options, SPELLINGS)
             self._beginnings = spellings(state, begun, self._banned)
-        self._shown = lines.decode(lines.encode(prompt.rpartition("\n")[2]))
-        self._spaced = prompt.endswith(" ")
+        self._shown = lines.decode(lines.encode(prompt)).rpartition("\n")[2]
+        self._spaced = prompt.endswith(" ") and not begun
 
     def continuations(self) -> list[Continuation]:
         """The texts that the options ask for: all samples, or the best of a beam search, the
@@ -420,7 +421,7 @@ class Writer:
             if not vocabulary.ends_word[token]:
                 continue
             text = self._lines.decode(line)
-            if text.endswith(NUMBER_MARKS) and token != line_end:
+            if text.endswith(INCOMPLETE) and token != line_end:
                 continue  # the next word may join what stands before it
             if text.startswith(shown) or token == line_end:
                 yield _beyond(shown, text)

@@ -76,7 +76,7 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
     variables = {"params": params, "lexicon": lexicon, "tables": _tables(model, params, lexicon)}
     leaves, structure = jax.tree.flatten_with_path(variables)
     arrays = {keystr(path, simple=True, separator="."): np.asarray(a) for path, a in leaves}
-    carry, carried = jax.tree.flatten(jax.eval_shape(lambda: model.body.initial_carry(shape.rows)))
+    carry, carried = jax.tree.flatten(jax.eval_shape(lambda: model.initial_carry(shape.rows)))
     narrow = getattr(model.body, "dtype", jnp.float32) != jnp.float32
 
     def score(stored, carry, inputs, targets):

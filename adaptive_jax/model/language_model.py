@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,18 @@ METHODS = {
 }
 
 
+class Remembered(NamedTuple):
+    """The carry of a model whose input reads earlier tokens, beside the body's.
+
+    Attributes:
+        earlier: int32 `[rows, reach]`, the tokens before the next one; -1 where there is none.
+        body: the body's carry.
+    """
+
+    earlier: jax.Array
+    body: object
+
+
 class LanguageModel(nn.Module):
     """A next-word model: an input, a body and an output.
 
@@ -94,9 +107,12 @@ class LanguageModel(nn.Module):
         known: bool `[rows, time]`; where False, the body reads a vector of zeros instead of the
             input's. None: all True.
         """
-        vectors = self.input(batch.inputs, batch, train=train)
+        tokens = batch.inputs if known is None else jnp.where(known, batch.inputs, -1)
+        arguments, before, body_carry = self._remembered(tokens, carry, batch.reset)
+        vectors = self.input(batch.inputs, batch, train=train, **arguments)
         vectors = vectors if known is None else jnp.where(known[..., None], vectors, 0)
-        return self.body(vectors, carry, batch, train=train)
+        hidden, after = self.body(vectors, body_carry, batch, train=train)
+        return hidden, after if before is None else Remembered(before, after)
 
     def vectors(self, tokens: jax.Array) -> jax.Array:
         """Input vectors `[rows, time, features]` of tokens `[rows, time]`, as the body reads
@@ -104,11 +120,47 @@ class LanguageModel(nn.Module):
         """
         return self.input(tokens)
 
+    def initial_carry(self, rows: int) -> object:
+        """The carry of rows that begin, which other rows continue; () if the body carries
+        nothing.
+        """
+        carry = self.body.initial_carry(rows)
+        return self._with_earlier(rows, carry) if jax.tree.leaves(carry) else carry
+
+    def cache(self, rows: int, length: int) -> object:
+        """The carry of rows before their first token, for `step`; see the body's `cache`."""
+        return self._with_earlier(rows, self.body.cache(rows, length))
+
+    def _with_earlier(self, rows, carry):
+        reach = self.reach
+        return Remembered(jnp.full((rows, reach), -1, jnp.int32), carry) if reach else carry
+
+    @property
+    def reach(self) -> int:
+        """Earlier tokens that the input reads, beside the one that it is given."""
+        return getattr(self.input, "reach", 0)
+
+    def _remembered(self, tokens, carry, reset=None):
+        """Arguments of an input that remembers, the tokens before the next ones, and the body's
+        carry.
+        """
+        if not self.reach:
+            return {}, None, carry
+        if not isinstance(carry, Remembered):
+            return {"earlier": jnp.full((len(tokens), self.reach), -1)}, None, carry
+        earlier = carry.earlier
+        if reset is not None:
+            earlier = jnp.where(reset[:, None], -1, earlier)
+        after = jnp.concatenate([earlier, tokens], axis=1)[:, tokens.shape[1] :]
+        return {"earlier": earlier}, after, carry.body
+
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry;
-        `body.cache` makes the first.
+        `cache` makes the first.
         """
-        return self.body(self.vectors(tokens), carry)
+        arguments, before, body_carry = self._remembered(tokens, carry)
+        hidden, after = self.body(self.input(tokens, **arguments), body_carry)
+        return hidden, after if before is None else Remembered(before, after)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """See `Softmax.nll`."""

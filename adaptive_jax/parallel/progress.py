@@ -16,6 +16,9 @@ with of_extra("train"):
     from rich.text import Text
 
 
+WIDE = 100  # columns of a terminal with room for a bar beside the loss and the words a second
+
+
 def clock(seconds: float) -> str:
     """Hours, minutes and seconds: 107.4 is "0:01:47"."""
     return str(datetime.timedelta(seconds=int(seconds)))
@@ -26,7 +29,8 @@ class Bar:
 
     Args:
         total, done: steps in all, and at the beginning.
-        parts: the text, the most important first; a narrow terminal cuts the last ones.
+        parts: the text, the most important first; a narrow terminal leaves out the bar, and cuts
+            the last ones.
         console: where to draw; by default stderr. Nothing is drawn where that is no terminal, or
             with `shown=False`.
         limit: seconds from now after which the steps end, whatever is left; None: no limit.
@@ -50,7 +54,7 @@ class Bar:
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what the others leave
         self.progress = Progress(
             TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            BarColumn(20),
+            *([BarColumn(20)] if self.console.width >= WIDE else []),
             TextColumn("{task.description}", markup=False, table_column=rest),
             _TimeLeft(limit),
             console=self.console,

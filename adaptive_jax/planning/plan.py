@@ -1,7 +1,7 @@
 """The plan of a config, before anything runs: parameters, division of an update over devices, work.
 
     plan = make_plan(config, parts_of(config, 267_735), devices=8, memory=int(80e9))
-    print(describe(plan))
+    print(describe(plan, config["data"]))
 
 Nothing is compiled: `adaptive_jax.training.compiled` knows the memory of a whole update.
 """
@@ -231,9 +231,10 @@ def rows_to_score(config: Mapping, window: int) -> int:
     return max(1, (config["tokens_per_device"] or TOKENS) // window)
 
 
-def describe(plan: Plan, even: bool = False) -> str:
+def describe(plan: Plan, data: Mapping, even: bool = False) -> str:
     """The plan in a few lines.
 
+    data: the group of the config, which says what the vocabulary holds.
     even: also the numbers of devices that share an update without idle devices or empty rows.
     """
     parameters, rows = plan.parameters, plan.rows_per_update
@@ -241,15 +242,16 @@ def describe(plan: Plan, even: bool = False) -> str:
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
     empty = plan.division.empty_rows
     filled = f", {empty} of them empty" if empty else ""
+    units = "units" if data["codes"] else "ids" if data["corpus"] == "ids" else "words"
     beside = "" if plan.composes == "none" else ", beside composing words"
     lines = {
         "parameters": f"{_short(parameters['total'])}  ({parts})",
-        "vocabulary": f"{plan.vocabulary_size:,} words",
+        "vocabulary": f"{plan.vocabulary_size:,} {units}",
         "update": f"{plan.tokens_per_update:,} tokens = {plan.accumulation} x"
         f" {plan.rows_per_device} rows x {plan.devices} device(s){filled}{shared}",
         "work": f"{plan.flops_per_token / 1e6:,.1f} MFLOP a token to train,"
-        f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update{beside}",
-        "state": f"{plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer",
+        f" {_large(plan.flops_per_token * plan.tokens_per_update, 'TG')}FLOP an update{beside}",
+        "state": f"{_large(plan.state_bytes, 'GM')}B a device: parameters and optimizer",
     }
     if plan.devices < plan.present:
         tokens = plan.tokens_per_update // rows * rows_for_all(rows, plan.present)
@@ -269,6 +271,13 @@ def describe(plan: Plan, even: bool = False) -> str:
         counts = one_of(divisors(rows, max(MOST, plan.present)))
         lines["even"] = f"{counts} device(s) share the {rows} rows of an update evenly"
     return "\n".join(f"{name:<13}{text}" for name, text in lines.items())
+
+
+def _large(number, prefixes):
+    """95.30 T; with the second prefix where the first would leave one digit or none."""
+    size = {"T": 1e12, "G": 1e9, "M": 1e6}
+    prefix = prefixes[number < 0.1 * size[prefixes[0]]]
+    return f"{number / size[prefix]:,.2f} {prefix}"
 
 
 def _short(number):

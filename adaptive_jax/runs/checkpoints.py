@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 CHECKSUMS, LOSS = "checksums.sha256", "metrics/metrics"
 METADATA, COMMITTED = "_CHECKPOINT_METADATA", "commit_success.txt"  # of Orbax
+WAIT = "wait for the first, which a lower checkpoint_every brings earlier"
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -124,7 +125,7 @@ class Checkpoints:
         self.directory = absolute(workdir / "checkpoints")
         if read_only and not self.directory.exists():  # is_dir takes a refusal of a bucket for no
             raise InputError(
-                f"{self.directory} does not exist: train.py has saved no checkpoint yet"
+                f"{self.directory} does not exist; train.py has saved no checkpoint yet: {WAIT}"
             )
         if not read_only:  # `save` raises what cannot be written
             logging.getLogger("asyncio").setLevel(logging.CRITICAL)
@@ -258,7 +259,7 @@ class Checkpoints:
             steps = f"it has steps {', '.join(map(str, saved))}; or use best or latest"
             raise InputError(
                 f"{self.directory} holds no checkpoint {name!r}: "
-                + (steps if saved else "train.py has saved none yet")
+                + (steps if saved else f"train.py has saved none yet: {WAIT}")
             )
         return step
 

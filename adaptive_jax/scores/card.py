@@ -1,12 +1,11 @@
-"""Parts of a result besides perplexity: bits a character, perplexity by frequency, published
-numbers, versions; and the lines that say so.
+"""Parts of a result besides its sums: perplexity by frequency, published numbers, versions; and the
+lines that say so.
 """
 
 import contextlib
 import datetime
 import importlib.metadata
 import json
-import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.runs.settings import PUBLISHED
 from adaptive_jax.scores.frequency import Words, in_bins
-from adaptive_jax.scores.scores import Scores
+from adaptive_jax.scores.scores import Scores, perplexity_text
 
 PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
 
@@ -30,18 +29,12 @@ def metadata(vocabulary: Vocabulary, words: Words, nll: np.ndarray, edges: Seque
         edges: of bins, see `in_bins`.
 
     Returns:
-        `date`, UTC; `characters` and `bits_per_character`, see `count_characters`; `bins`, see
-        `by_bin`; the `vocabulary`'s size, its `unit` ("word" or "token", which losses are per) and
-        its `fingerprint`, which differs when a word, a count or the order differs; `versions` of
-        python, of packages and of the device.
+        `date`, UTC; `bins`, see `by_bin`; the `vocabulary`'s size, its `unit` ("word" or "token",
+        which losses are per) and its `fingerprint`, which differs when a word, a count or the order
+        differs; `versions` of python, of packages and of the device.
     """
-    counts = ~np.isnan(nll)
-    characters = count_characters(words.ids[counts], vocabulary)
-    bits = float(np.sum(nll[counts], dtype=np.float64)) / math.log(2)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        "characters": characters,
-        "bits_per_character": None if characters is None else bits / characters,
         "bins": by_bin(words, nll, edges),
         "vocabulary": {
             "size": len(vocabulary),
@@ -50,29 +43,6 @@ def metadata(vocabulary: Vocabulary, words: Words, nll: np.ndarray, edges: Seque
         },
         "versions": _versions(),
     }
-
-
-def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
-    """Characters of a text as the model reads it: those of its words, a space between two words,
-    and the end of each line.
-
-    ids: int32 `[tokens]`.
-
-    Returns:
-        None if a word is `<unk>`, whose characters are unknown, or if ids are a tokenizer's.
-    """
-    if not len(ids) or vocabulary.unit == "token" or vocabulary.unk_rate(ids):
-        return None
-    # The last unit of a word ends with a mark, which is no character of the text.
-    marks = 0 if vocabulary.ends_word.all() else 1
-    lengths = np.array(
-        [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in vocabulary.utf8]
-    )
-    lengths -= marks * vocabulary.ends_word
-    lengths[vocabulary.eos] = 1
-    words, is_eos = vocabulary.ends_word[ids], ids == vocabulary.eos
-    spaces = np.sum(words[:-1] & ~is_eos[:-1] & ~is_eos[1:])
-    return int(np.sum(lengths[ids]) + spaces)
 
 
 def by_bin(words: Words, nll: np.ndarray, edges: Sequence[int]) -> list[dict]:
@@ -112,15 +82,19 @@ def published(workdir: Path, split: str) -> dict | None:
 def lines(result: Mapping) -> Iterator[str]:
     """Yields the printed lines of a result after its first one."""
     bins = [
-        f"{_label(part)} {part['perplexity']:,.2f} ({part['share']:.1%})" for part in result["bins"]
+        f"{_label(part)} {perplexity_text(part['perplexity'])} ({part['share']:.1%})"
+        for part in result["bins"]
     ]
     if bins:
         yield f"perplexity by frequency in training: {', '.join(bins)}"
     if result["bits_per_character"] is not None:
         yield (
-            f"{result['bits_per_character']:.4f} bits a character over {result['characters']:,}"
-            " characters"
+            f"{result['bits_per_character']:.4f} bits a character, {result['bits_per_byte']:.4f} a"
+            f" byte, over {result['characters']:,} characters"
         )
+    if words := result.get("text_words"):
+        text = perplexity_text(result["perplexity_per_text_word"])
+        yield f"perplexity {text} a word of the text, over {words:,} words"
     if paper := result.get("published"):
         changed = f"; this run changes {', '.join(paper['changed'])}" if paper["changed"] else ""
         yield (

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.corpora.load import count_prepared, count_words
-from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 
@@ -97,14 +96,16 @@ class Bin(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As the papers label bins, by the largest frequency: "10", "1K", "1M+"; "new" for
-        words that training lacks. A number that has more than three digits is whole.
+        """Frequencies in the bin: "1-10", "101-1K", then from the edge of the bin before, "1K-10K",
+        "1M+"; "new" for words that training lacks. A number that has more than three digits is
+        whole.
         """
         if self.most == 0:
             return "new"
-        edge = self.least - 1 if self.most is None else self.most
-        rounded = edge != float(f"{edge:.3g}")
-        return (f"{edge:,}" if rounded else short(edge)) + "+" * (self.most is None)
+        least = _edge(self.least if self.least < 1_000 else self.least - 1)
+        if self.most is None:
+            return f"{least}+"
+        return least if self.least == self.most else f"{least}-{_edge(self.most)}"
 
 
 def short(number: int) -> str:
@@ -113,6 +114,10 @@ def short(number: int) -> str:
         if number >= 0.9995 * unit and number >= 1_000:  # 3 digits of less would round up to it
             return f"{number / unit:.3g}{letter}"
     return str(number)
+
+
+def _edge(number):
+    return short(number) if number == float(f"{number:.3g}") else f"{number:,}"
 
 
 def check_edges(edges: Sequence[int]) -> None:
@@ -139,14 +144,14 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
     ids = np.asarray(ids)
     ends, spellings = np.flatnonzero(vocabulary.ends_word[ids]), vocabulary.utf8
     eos_count = int(vocabulary.counts[vocabulary.eos])
-    if not isinstance(vocabulary, Subwords):
+    if not vocabulary.mark:
         hashes = np.fromiter(map(zlib.crc32, spellings), np.uint32)
         if UNKNOWN in vocabulary.index:
             hashes[vocabulary.index[UNKNOWN]] = 0
         counts = vocabulary.counts
         has_counts = len(np.unique(counts[counts > 0])) > 1  # those of a list are all 1
         return Words(ids, ends, hashes[ids], eos_count, counts[ids] if has_counts else None)
-    frequencies, mark = _training_counts(data, other), MARK.encode()
+    frequencies, mark = _training_counts(data, other), vocabulary.mark
 
     def spelled():
         start = 0

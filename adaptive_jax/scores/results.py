@@ -17,6 +17,7 @@ from adaptive_jax.parallel import hosts
 from adaptive_jax.runs.identity import digest
 from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores import card
+from adaptive_jax.scores.scores import perplexity_text
 
 logger = logging.getLogger(__name__)
 READ_ONLY = errno.EACCES, errno.EPERM, errno.EROFS
@@ -31,13 +32,15 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     """
     for line in result.get("grid", ()):
         tried = {key: value for key, value in line.items() if key not in MEASURED}
-        hosts.log0(f"perplexity {line['perplexity']:10,.2f}  {', '.join(_labels(tried))}")
+        hosts.log0(
+            f"perplexity {perplexity_text(line['perplexity']):>10}  {', '.join(_labels(tried))}"
+        )
     if "open" in result:
         words = f"<unk> {result['unknown']:.1%}"
         for name, part in result["open"].items():
             words += f"; {name} words {part['share']:.1%}"
             if part["perplexity"] is not None:
-                words += f" of perplexity {part['perplexity']:,.2f}"
+                words += f" of perplexity {perplexity_text(part['perplexity'])}"
     unigram, method = result["unigram_perplexity"], result["settings"]["method"]
     known = result["known_perplexity"]
     unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
@@ -45,10 +48,10 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
         rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
         context = rows if settings.rows > 1 else "each token after all before it"
     parts = [
-        f"{result['split']}: perplexity {result['perplexity']:,.2f} ({result['nll']:.4f} nats a"
-        f" {unit}) over {result['words']:,} {unit}s"
-        + (f", without <unk> {known:,.2f}" if known is not None else "")
-        + (f", unigram perplexity {unigram:,.2f}" if math.isfinite(unigram) else ""),
+        f"{result['split']}: perplexity {perplexity_text(result['perplexity'])}"
+        f" ({result['nll']:.4f} nats a {unit}) over {result['words']:,} {unit}s"
+        + (f", without <unk> {perplexity_text(known)}" if known is not None else "")
+        + (f", unigram perplexity {perplexity_text(unigram)}" if math.isfinite(unigram) else ""),
         *([words] if words else []),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"
         f" {context}",

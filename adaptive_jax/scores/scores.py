@@ -1,12 +1,13 @@
 """Scores of tokens: one table, its sums, and its groups."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 
 
 class Scores(NamedTuple):
@@ -88,16 +89,21 @@ class Scores(NamedTuple):
             Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
             `unigram_perplexity`, the perplexity by the words' counts alone, `unknown`, the share
             of words that are `<unk>`, and `known_perplexity`, that of the others, None where none
-            is `<unk>`.
+            is `<unk>`; and `characters`, `bytes`, `bits_per_character` and `bits_per_byte`, see
+            `lengths_of`; of a tokenizer's ids `text_words`, see `text_words_of`, and
+            `perplexity_per_text_word`.
         """
         ids, nll, *_ = self.counted()
         words = vocabulary.count_words(ids)
-        mean = float(np.sum(nll, dtype=np.float64) / words)
+        total = float(np.sum(nll, dtype=np.float64))
+        mean, bits = total / words if words else math.inf, total / math.log(2)
         unknown, others = vocabulary.unk_rate(ids), None
         if 0 < unknown < 1:
             known = ids != vocabulary.index[UNKNOWN]
-            total = np.sum(nll[known], dtype=np.float64)
-            others = perplexity(float(total / vocabulary.count_words(ids[known])))
+            of_known = np.sum(nll[known], dtype=np.float64)
+            others = perplexity(float(of_known / vocabulary.count_words(ids[known])))
+        characters, size = lengths_of(ids, vocabulary)
+        text_words = text_words_of(ids, vocabulary)
         return {
             "nll": mean,
             "perplexity": perplexity(mean),
@@ -106,7 +112,62 @@ class Scores(NamedTuple):
             "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
             "unknown": unknown,
             "known_perplexity": others,
+            "characters": characters,
+            "bytes": size,
+            "bits_per_character": None if characters is None else bits / characters,
+            "bits_per_byte": None if size is None else bits / size,
+            "text_words": text_words,
+            "perplexity_per_text_word": text_words and perplexity(total / text_words),
         }
+
+
+def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
+    """Characters and UTF-8 bytes of a text as the model reads it: those of its words, a space
+    between two words, and the end of each line.
+
+    ids: int32 `[tokens]`.
+
+    Returns:
+        None if a word is `<unk>`, whose characters are unknown, or of ids without a tokenizer.
+    """
+    tokens = vocabulary.unit == "token"
+    if not len(ids) or (tokens and not vocabulary.spells) or vocabulary.unk_rate(ids):
+        return None, None
+    words, is_eos = vocabulary.ends_word[ids], ids == vocabulary.eos
+    spaces = 0 if tokens else np.sum(words[:-1] & ~is_eos[:-1] & ~is_eos[1:])
+    characters, size = (int(np.sum(lengths[ids]) + spaces) for lengths in _lengths(vocabulary))
+    return characters, size
+
+
+def text_words_of(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
+    """White-space words and ends of lines in a tokenizer's ids, int32 `[tokens]`; None of others,
+    whose perplexity is per word.
+    """
+    if vocabulary.unit != "token" or not vocabulary.spells:
+        return None
+    line_end, spellings = vocabulary.index.get(EOS, -1), vocabulary.utf8
+    text = b"".join(b"\n" if i == line_end else spellings[i] for i in ids.tolist())
+    return len(text.split()) + text.count(b"\n")
+
+
+@functools.lru_cache(maxsize=1)
+def _lengths(vocabulary):
+    """Characters and bytes of each token, `[V]`. The last unit of a word ends with a mark, which
+    is no character of the text; `<eos>` is the end of a line.
+    """
+    spellings, mark = vocabulary.utf8, vocabulary.mark
+    characters = [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in spellings]
+    lengths = np.array([characters, [len(letters) for letters in spellings]])
+    lengths -= np.array([[bool(mark)], [len(mark)]]) * vocabulary.ends_word
+    lengths[:, vocabulary.eos] = 1
+    return lengths
+
+
+def perplexity_text(value: float, digits: int = 2) -> str:
+    """1,234.56; from a million on a power of ten, 1.2e+24."""
+    if math.isinf(value):
+        return "above 1e+304"
+    return f"{value:,.{digits}f}" if value < 1e6 else f"{value:.1e}"
 
 
 def perplexity(nll: float) -> float:

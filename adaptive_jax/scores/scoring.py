@@ -151,15 +151,16 @@ def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
     """The settings, as layout "streams" where a body that carries its state gives the same numbers
     so.
 
-    That is a gated convolution whose receptive field the context covers: whatever else a row shows
-    it, a hidden state depends on the last inputs alone. No other body has such a field. The state
-    of an LSTM depends on all that it has read. That of a token in a transformer depends on where
-    the row begins, by attention to all of it and, unless positions are relative, by the token's
-    position in it; so keys and values of one window are not those of the next.
+    That is a gated convolution whose receptive field, and what its input remembers, the context
+    covers: whatever else a row shows it, a hidden state depends on the last inputs alone. No other
+    body has such a field. The state of an LSTM depends on all that it has read. That of a token in
+    a transformer depends on where the row begins, by attention to all of it and, unless positions
+    are relative, by the token's position in it; so keys and values of one window are not those of
+    the next.
 
     tokens: of the split.
     """
-    reach = getattr(model.body, "receptive_field", math.inf) - 1
+    reach = getattr(model.body, "receptive_field", math.inf) - 1 + model.reach
     if (
         not settings.context > 0
         or settings.context < reach
@@ -385,7 +386,7 @@ def _mass_of_new(model, variables, hidden, trained_words):
 def initial_carry(model: LanguageModel, mesh: Mesh, rows: int) -> Callable:
     """Returns a function that makes the body's state of so many rows before the first token."""
     by_rows = NamedSharding(mesh, sharding.batch_spec(0))
-    return jax.jit(functools.partial(model.body.initial_carry, rows), out_shardings=by_rows)
+    return jax.jit(functools.partial(model.initial_carry, rows), out_shardings=by_rows)
 
 
 def first_carry(run: Run, layout: str, rows: int) -> object:

@@ -27,7 +27,6 @@ from adaptive_jax.data.batches.windows import (
 from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.places import places, word_numbers
-from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import sharding
@@ -136,7 +135,7 @@ class LineScorer:
                 f"context_from='previous' does not fit this run, whose {unit} saw nothing before"
                 f" them (break_mode={break_mode}): use 'none'"
             )
-        if config.rank_and_entropy and isinstance(lines.vocabulary, Subwords):
+        if config.rank_and_entropy and lines.vocabulary.mark:
             raise InputError(
                 "rank and entropy are of words, and this run has units of sub-words: leave them out"
             )
@@ -204,6 +203,9 @@ class LineScorer:
                     f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
+        if self.lines.vocabulary.unit == "token":
+            spells = self.lines.vocabulary.utf8
+            words = [spells[i].decode(errors="replace").strip() for i in ids]
         read = self.lines.units_within(ids, before)
         words = words[self.lines.vocabulary.ends_word[ids[:read]].sum() :]
         return Line(source, words, ids, read, before)
@@ -301,8 +303,9 @@ class LineScorer:
         counts = ~np.isnan(scores.nll)
         ids, nll, ranks, entropies, _ = scores.take(counts)
         words = tuple(itertools.compress(line.words, counts))
-        if not isinstance(vocabulary, Subwords):
-            unseen = np.array([word not in vocabulary.index for word in words], bool)
+        if not vocabulary.mark:
+            by_name = vocabulary.unit == "word"  # tokens are all known
+            unseen = np.array([by_name and word not in vocabulary.index for word in words], bool)
             frequencies = np.where(unseen, 0, vocabulary.counts[ids])
         _, *source = line.source
         return ScoredLine(

@@ -5,7 +5,6 @@ lacks.
 import logging
 
 from adaptive_jax.data.corpora.corpus import Corpus
-from adaptive_jax.data.vocabulary.subwords import Subwords
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ def describe_words(corpus: Corpus, split: str) -> str:
     shares = f"unseen {vocabulary.unit}s {'not known' if unseen is None else f'{unseen:.1%}'}"
     if vocabulary.unit == "word":
         shares = f"<unk> {unknown:.1%}, {shares}"
-    if not isinstance(vocabulary, Subwords) and (unseen or 0.0) > MANY:
+    if not vocabulary.mark and (unseen or 0.0) > MANY:
         message = (
             "%s split: %s: its perplexity says little about the text; prepare it as the train split"
             " was, or train with a lower data.threshold or with data.codes"

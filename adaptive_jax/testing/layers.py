@@ -16,20 +16,27 @@ RTOL, ATOL = 1e-4, 2e-5
 
 
 def check_input(layer: Any, variables: Any = None, *, own_rows: bool = True) -> None:
-    """Checks that an input reads the rows of its own table, and that words it reads learn.
+    """Checks that an input reads the rows of its own table and as many earlier tokens as it says,
+    and that words it reads learn.
 
     Args:
-        layer: a linen module with `vocabulary_size`, `features` and `bands()`.
+        layer: a linen module with `vocabulary_size`, `features`, `bands()`, and, if it remembers
+            tokens, their number `reach`; see docs/adding_a_layer.md.
         variables: of the layer; None: fresh ones.
         own_rows: False for words that share parameters, such as those of their letters.
 
     Raises:
-        AssertionError: a vector that is not the row of `bands()`, or not of `features`; a word read
-            that has no gradient, or with `own_rows` another word that has one.
+        AssertionError: a vector that is not the row of `bands()`, or not of `features`, where no
+            token comes before; a word read that has no gradient, or with `own_rows` another word
+            that has one; a vector that depends on another segment, on later tokens, or on tokens
+            further back than `reach`.
     """
     words = jnp.arange(layer.vocabulary_size)
-    variables = _variables(layer, variables, words)
+    reach = getattr(layer, "reach", 0)
+    variables = _variables(layer, variables, words[:, None])
+    _check_reach(layer, variables, reach)
     tokens = jnp.stack([words[::2], words[::2][::-1]])
+    tokens = tokens.reshape(-1, 1) if reach else tokens  # each stands alone
 
     @jax.jit
     def results(variables):
@@ -47,6 +54,35 @@ def check_input(layer: Any, variables: Any = None, *, own_rows: bool = True) -> 
     _close(vectors, table[np.asarray(tokens)], "vectors are not the rows of bands()")
     learns = np.flatnonzero(slopes).tolist() if own_rows else words[::2].tolist()
     _equal(learns, words[::2].tolist(), "words with a gradient")
+
+
+def _check_reach(layer, variables, reach):
+    """Checks which tokens a vector depends on."""
+    tokens = jax.random.randint(jax.random.key(4), (ROWS, TIME), 0, layer.vocabulary_size)
+    numbers, segments = jnp.zeros_like(tokens), jnp.tile(jnp.array([SEGMENTS]), (ROWS, 1))
+    batch = Batch(tokens, numbers, numbers, jnp.arange(ROWS), segments)
+    columns = [np.flatnonzero(np.equal(SEGMENTS, number)) for number in {*SEGMENTS} - {0}]
+    begins = 1, TIME // 2
+
+    @jax.jit
+    def results(variables):
+        def part(begin):
+            before = jnp.pad(tokens[:, :begin], ((0, 0), (reach, 0)), constant_values=-1)
+            before = {"earlier": before[:, begin:]} if reach else {}
+            return layer.apply(variables, tokens[:, begin:], **before)
+
+        alone = [layer.apply(variables, tokens[:, segment]) for segment in columns]
+        sentences = layer.apply(variables, tokens, batch)
+        inside = [sentences[:, segment] for segment in columns]
+        first = layer.apply(variables, tokens[:, : TIME // 2])
+        return layer.apply(variables, tokens), [*map(part, begins)], first, inside, alone
+
+    vectors, parts, first, inside, alone = results(variables)
+    for begin, rest in zip(begins, parts, strict=True):
+        _close(rest, vectors[:, begin:], f"vectors depend on more than {reach} earlier tokens")
+    _close(first, vectors[:, : TIME // 2], "vectors depend on later tokens")
+    for segment, expected in zip(inside, alone, strict=True):
+        _close(segment, expected, "vectors depend on tokens of another segment")
 
 
 def check_body(layer: Any, variables: Any = None) -> None:

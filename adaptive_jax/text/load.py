@@ -110,8 +110,8 @@ class LoadedModel:
                 what = f"is {'several units' if length > 1 else vocabulary_text} of this run"
                 raise InputError(f"{word[:60]!r} {what}, and so has no vector: leave it out")
         variables = {"params": self.run.params, "lexicon": self.run.lexicon, "tables": self.tables}
-        vectors = self.run.model.apply(variables, ids[None], method="vectors")
-        return np.asarray(vectors[0], np.float32)
+        vectors = self.run.model.apply(variables, ids[:, None], method="vectors")
+        return np.asarray(vectors[:, 0], np.float32)
 
     def generate(self, prompt: str = "", **options: object) -> str:
         """Text that the model writes after a prompt, with the space between them; of several

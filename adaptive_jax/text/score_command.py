@@ -126,12 +126,10 @@ def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
     """The columns to print of each word: those of --columns, or all that there are; none where a
     line of text is a line.
     """
-    from adaptive_jax.data.vocabulary.subwords import Subwords
-
     if not flags.words and flags.columns is None and flags.by == "line":
         return ()
     names, those = NAMES, ""
-    if isinstance(vocabulary, Subwords):
+    if vocabulary.mark:
         names, those = WITHOUT_WORDS, "sub-word units, which this run has"
     elif flags.by == "word":
         names, those = BY_WORD, "sums over several words, which --by=word prints"

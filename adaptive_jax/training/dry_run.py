@@ -71,14 +71,16 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
         devices, plan, program = compiled.compile_for(target, config, parts)
         counted = compiled.counts(devices, program)
         written = plan._asdict() | {"target": counted}
-        hosts.log0(f"{describe(plan, even=True)}\n{compiled.describe(devices, counted)}")
+        hosts.log0(
+            f"{describe(plan, config['data'], even=True)}\n{compiled.describe(devices, counted)}"
+        )
     else:
         memory = accelerators.memory()
         plan = make_plan(config, parts, jax.device_count(), memory, jax.process_count())
         if memory:  # a CPU may plan for other devices
             check_memory(plan, memory)
         written = plan._asdict()
-        hosts.log0(f"{describe(plan, even=True)}\n{TARGET}")
+        hosts.log0(f"{describe(plan, config['data'], even=True)}\n{TARGET}")
         if memory and not config["tokens_per_device"]:
             hosts.log0(CHOSEN)
     if hosts.first() and not (workdir / "config.json").exists():  # a run that has begun has its own
@@ -146,7 +148,7 @@ def check_config(config: Mapping, devices: int | None) -> Parts:
     model = parts.model
     if (
         config["batches"]["layout"] == "streams"
-        and jax.eval_shape(lambda: model.body.initial_carry(1)) == ()
+        and jax.eval_shape(lambda: model.initial_carry(1)) == ()
     ):
         raise InputError(
             "batches.layout='streams' needs a body that carries its state on, and"
@@ -179,7 +181,7 @@ def _trace(model, length):
     batch = Batch(tokens, tokens, jax.ShapeDtypeStruct((1, length), jnp.float32), row)
 
     def hidden(variables, batch, key):
-        carry, rngs = model.body.initial_carry(1), {"dropout": key}
+        carry, rngs = model.initial_carry(1), {"dropout": key}
         return model.apply(variables, batch, carry, train=True, rngs=rngs, method="hidden")
 
     jax.eval_shape(hidden, variable_shapes(model), batch, jax.random.key(0))

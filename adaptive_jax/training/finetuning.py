@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from adaptive_jax.config.keys import General
 from adaptive_jax.data.vocabulary.clusters import in_order
-from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import in_bucket, path_of
@@ -74,9 +73,10 @@ def config_of_origin(init_from: str, workdir: Path) -> dict:
     begun = begun_config(workdir)
     config, place = (begun, workdir) if begun else (_config_of(init_from), path_of(init_from))
     config |= {"input": with_own_files(config, place, other_words=True)["input"]}
-    if in_bucket(clusters := config["output"]["clusters"]):
-        logger.warning("output.clusters=%s is left out: name the file by a flag", clusters)
-        config["output"] |= {"clusters": ""}
+    for group, key in ("output", "clusters"), ("data", "tokenizer"):
+        if in_bucket(path := config[group][key]):
+            logger.warning("%s.%s=%s is left out: name the file by a flag", group, key, path)
+            config[group] |= {key: ""}
     if begun:
         return config
     start = {key: getattr(General, key) for key in ("init_from", "init_checkpoint", "init_words")}
@@ -162,10 +162,10 @@ def finetuned(
     """
     run = Run.open(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)
-    ids = {entry: i for i, entry in enumerate(_entries(run.vocabulary))}
+    ids = {entry: i for i, entry in enumerate(run.vocabulary.names)}
     if type(run.vocabulary) is not type(vocabulary):  # a sub-word or an id is not a word
         ids = {}
-    old_ids = np.array([ids.get(entry, -1) for entry in _entries(vocabulary)])
+    old_ids = np.array([ids.get(entry, -1) for entry in vocabulary.names])
     arrays = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
     old, new = map(traverse_util.flatten_dict, arrays)
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
@@ -198,11 +198,6 @@ def finetuned(
     return state._replace(
         params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params)
     )
-
-
-def _entries(vocabulary):
-    """Entries by which two vocabularies of a kind compare: ids, or words."""
-    return vocabulary.ids.tolist() if isinstance(vocabulary, TokenIds) else vocabulary.words
 
 
 def _first_word(arrays, path):

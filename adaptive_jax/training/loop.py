@@ -108,7 +108,7 @@ def train(
     plan, _ = plan_update(config, parts, jax.devices(), memory)
     check_memory(plan, memory or accelerators.installed(plan.devices // jax.process_count()))
     mesh = sharding.device_mesh(plan.fsdp, count=plan.devices)
-    hosts.log0(describe(plan))
+    hosts.log0(describe(plan, config["data"]))
     sizes = plan.rows_per_update, plan.accumulation, plan.devices
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
     hosts.log0(f"rows         {batches}")
@@ -335,7 +335,10 @@ class Training:
         result = Scores(ids, nll).summary(vocabulary)
         if not math.isfinite(result["nll"]):
             raise Diverged(step, f"validation loss {result['nll']}")
-        losses = {key: result[key] for key in ("nll", "perplexity")}
+        keys = ["nll", "perplexity"]
+        if result["tokens"] > result["words"] and result["characters"]:  # of sub-words
+            keys += ["bits_per_character", "bits_per_byte"]
+        losses = {key: result[key] for key in keys}
         # One at the end of a start that its steps or hours limited is not one of the run.
         extra = {} if any(validates(job.config, step, False)) else {"extra": 1}
         self.metrics.write(step, "validation", losses | extra)

@@ -14,21 +14,26 @@ from adaptive_jax.config.keys import allow_flag
 from adaptive_jax.files import naming
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.parallel.progress import Bar, clock
-from adaptive_jax.scores.scores import perplexity
+from adaptive_jax.scores.scores import perplexity, perplexity_text
 from adaptive_jax.training.writers import open_writers, recorded
 
 # How the terminal shows the metrics that people watch, the most important first; the files hold all
 # of them.
 SHOWN = {
     "nll": "loss {:.3f}",
-    "perplexity": "perplexity {:,.1f}",
+    "perplexity": "perplexity {}",
+    "bits_per_character": "{:.3f} bits a character",
+    "token_nll": "{:.3f} nats a token",
     "words_per_second": "{:,.0f} {unit}s/s",
+    "tokens_per_second": "{:,.0f} tokens/s",
     "skipped": "{:,.0f} skipped",
     "learning_rate": "lr {:.3g}",
     "data_wait": "waiting for data {:.0%}",
     "compile_seconds": "{:.0f} s of compiling before",
 }
 # Below this the terminal leaves the metric out
+LONG_WORD = 20  # tokens; texts of longer words have no spaces, and losses are shown by token
+OF_WORDS = "nll", "perplexity", "words_per_second"
 SHOWN_FROM = {"data_wait": 0.01, "skipped": 1, "compile_seconds": 1}
 
 
@@ -67,11 +72,18 @@ class Interval:
         """The metrics of the interval; the next one starts."""
         seconds = time.perf_counter() - self.start
         words = sharding.sum_over_hosts(self.words)
-        nll = self.nll / words if words else math.inf  # one word may be longer than a batch
-        metrics = {
-            "nll": nll,
-            "perplexity": perplexity(nll),
-            "words_per_second": words / seconds,
+        metrics = {}
+        if words:  # one may be longer than a batch
+            nll = self.nll / words
+            metrics = {
+                "nll": nll,
+                "perplexity": perplexity(nll),
+                "words_per_second": words / seconds,
+            }
+        if words * LONG_WORD < self.tokens:
+            metrics["token_nll"] = self.nll / self.tokens
+            metrics["tokens_per_second"] = self.tokens / seconds
+        metrics |= {
             "step_seconds": seconds / self.updates,
             "data_wait": self.waited / seconds,
             "learning_rate": float(self.last["learning_rate"]),
@@ -144,10 +156,16 @@ class Metrics:
         with naming(self.workdir):
             for writer in self.writers:
                 writer.write(step, {f"{group}/{name}": value for name, value in metrics.items()})
+        left_out = OF_WORDS if "token_nll" in metrics else ()
+        texts = dict(metrics)
+        if "perplexity" in texts:
+            texts["perplexity"] = perplexity_text(texts["perplexity"], digits=1)
         parts = [
-            form.format(metrics[name], unit=self.unit)
+            form.format(texts[name], unit=self.unit)
             for name, form in SHOWN.items()
-            if name in metrics and not metrics[name] < SHOWN_FROM.get(name, -math.inf)
+            if name in metrics
+            and name not in left_out
+            and not metrics[name] < SHOWN_FROM.get(name, -math.inf)
         ]
         if group == "train" and self.bar.shown:
             self.bar.show(parts=parts)
@@ -170,7 +188,7 @@ class Metrics:
         if self.losses:
             at = min(self.losses, key=self.losses.__getitem__)
             value = perplexity(self.losses[at])
-            best = f"; best validation perplexity {value:,.2f} at update {at:,}"
+            best = f"; best validation perplexity {perplexity_text(value)} at update {at:,}"
         hosts.log0(f"{reason}: {step:,} updates{took}{best}")
         run = f"--workdir={shlex.quote(str(self.workdir))}{self.allow}"
         hosts.log0(f"evaluate:  python -m adaptive_jax evaluate {run} --split=test")

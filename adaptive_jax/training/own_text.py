@@ -48,7 +48,7 @@ def with_text(config: dict, begun: dict | None) -> dict:
             rows.put(config, key, at(begun, key))
         return config
     if {"data.threshold", "data.codes"} <= {*_open_keys(config)} and not data["limit"]:
-        if data["corpus"] == "ids":
+        if data["corpus"] == "ids" or data["tokenizer"]:
             lines.append("words        the ids of the tokenizer, the most frequent first")
         else:
             held_out = count_words(data, "validation")

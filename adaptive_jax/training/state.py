@@ -141,7 +141,5 @@ def _first(model, optimizer, params, rows):
     carry = ()
     if rows is not None:
         microbatches, count = rows
-        carry = jax.tree.map(
-            lambda a: jnp.stack([a] * microbatches), model.body.initial_carry(count)
-        )
+        carry = jax.tree.map(lambda a: jnp.stack([a] * microbatches), model.initial_carry(count))
     return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), carry)

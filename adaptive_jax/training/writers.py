@@ -17,7 +17,7 @@ from pathlib import Path
 
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import in_bucket, replacing
-from adaptive_jax.runs.settings import to_json
+from adaptive_jax.runs.settings import as_json, to_json
 
 NAME = "metrics.jsonl"
 PROJECT = "adaptive_jax"  # in Weights & Biases
@@ -77,7 +77,7 @@ def open_writers(workdir: Path, before: list[dict], config: Mapping) -> list:
     resumed = (workdir / NAME).exists()
     writers = [JsonLines(workdir, before)]
     if settings["tensorboard"]:
-        writers.append(TensorBoard(workdir, resumed, before))
+        writers.append(TensorBoard(workdir, resumed, before, config))
     if settings["wandb"]:
         writers.append(WeightsAndBiases(workdir, config))
     return writers
@@ -119,7 +119,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """TensorBoard's event files in the workdir.
+    """TensorBoard's event files in the workdir: curves of the metrics, and the config as text.
 
     tensorboardX's SummaryWriter writes in a thread, which a full disk ends; after that it would
     wait for the thread for ever. This one writes at once.
@@ -129,17 +129,21 @@ class TensorBoard:
         again in place of the old ones.
     """
 
-    def __init__(self, workdir: Path, resumed: bool, before: list[dict]):
+    def __init__(self, workdir: Path, resumed: bool, before: list[dict], config: Mapping):
         # Imports torch where there is one, which takes seconds.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.summary import text
 
         self.event, self.summary, self.flushed = Event, Summary, 0.0
         self.file = EventsWriter(f"{workdir}/events")
         if resumed:  # TensorBoard drops what earlier files have from this step on
             start = SessionLog(status=SessionLog.START)
             self.file.write_event(Event(wall_time=time.time(), step=1, session_log=start))
+        # Four spaces are code in Markdown, which TensorBoard shows.
+        lines = "".join(f"    {key}: {value}\n" for key, value in as_json(config).items())
+        self.file.write_event(Event(wall_time=time.time(), summary=text("config", lines)))
         for line in before:
             self.write(line["step"], {key: value for key, value in line.items() if key != "step"})
 

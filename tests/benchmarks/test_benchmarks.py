@@ -51,7 +51,7 @@ def test_more_outputs_are_peers():
     assert all(0 < loss < math.inf for loss in losses.values()), losses
 
 
-def flags(**given):
+def flags(**changes):
     """The flags of the size `growth`, tiny."""
     return SimpleNamespace(
         **{
@@ -63,7 +63,7 @@ def flags(**given):
             "json": None,
             "plot": None,
         }
-        | given
+        | changes
     )
 
 

@@ -17,12 +17,12 @@ from tests import refuses
 from tests.pages import ROOT
 
 
-def settings(out, **given):
+def settings(out, **changes):
     """The flags of `benchmarks.gpu`."""
     return SimpleNamespace(
         **{"out": str(out), "data": None, "results": None, "variants": None, "minutes": 5.0}
         | {"steps": ["0"], "tiny": True}
-        | given
+        | changes
     )
 
 
@@ -151,8 +151,8 @@ def test_a_row_is_trained_and_scored(text, tmp_path, capfd, monkeypatch):
     """With --data, in one variant: four updates of a small model, then its test perplexity."""
     monkeypatch.setenv("HOME", str(tmp_path))  # whose ~/.cache gets the text
     (tmp_path / "ptb").symlink_to(text)
-    given = {"data": str(tmp_path), "variants": "awd_sm", "steps": ["2"]}
-    gpu.main(settings(tmp_path / "out", **given))
+    changes = {"data": str(tmp_path), "variants": "awd_sm", "steps": ["2"]}
+    gpu.main(settings(tmp_path / "out", **changes))
     [part] = json.loads((tmp_path / "out/gpu.json").read_text())["parts"].values()
     assert part["ended"] == "ok", part["printed"]
     table = (tmp_path / "out/gpu.md").read_text()

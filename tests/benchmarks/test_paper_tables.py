@@ -4,6 +4,8 @@ finished rows are kept.
 
 import importlib.util
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +13,12 @@ import pytest
 from adaptive_jax.config.rows import Paper, Row
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.plan import divide_update
-from benchmarks import tables
+from benchmarks import figures, tables
 from benchmarks.lines import Line, Table, config_of
 from benchmarks.paper_tables import TABLES
 from configs import quickstart
 from tests import refuses
+from tests.toys import misplaced_labels
 
 NUMBERS = {
     "test": {"0": 119.96, "480": 110.04},
@@ -33,14 +36,17 @@ def test_every_row_can_be_built(name):
     """At every size; the schedule of a size is as long as the run. An adaptive softmax has bands:
     with one it would be the full softmax that it is compared with.
     """
-    table = TABLES[name]()
+    table, built = TABLES[name](), set()
     for size, lines in table.lines.items():
         assert lines and len(set(lines)) == len(lines)
         for line in {line.run: line for line in lines}.values():
             config = config_of(table, line, size)
-            if not line.clusters:
-                build(config, config["data"]["vocabulary_size"])
             output, input_ = config["output"], config["input"]
+            words = config["data"]["vocabulary_size"]
+            layers = repr([input_, config["body"], output, words])
+            if not line.clusters and layers not in built:
+                build(config, words)
+                built.add(layers)
             if output["name"] == "adaptive":
                 shared = input_.get("cutoffs") if output["table"]["name"] == "tied" else ()
                 assert output["table"].get("cutoffs") or shared, line.run
@@ -119,9 +125,9 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     monkeypatch.setitem(TABLES, "tiny", lambda: table)
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
     (tmp_path / "RESULTS.md").write_text("# Results\n")
-    given = {"glove": "", "lexicon": "", "workdir": tmp_path / "runs"}
+    places = {"glove": "", "lexicon": "", "workdir": tmp_path / "runs"}
     texts = [f"wikitext2={text}", f"wikitext2_raw={text}"]
-    flags = SimpleNamespace(size="cpu", corpora=texts, only="wikitext2-tiny", **given)
+    flags = SimpleNamespace(size="cpu", corpora=texts, only="wikitext2-tiny", **places)
     tables.main("tiny", flags)
     numbers = json.loads(
         (tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json").read_text()
@@ -161,30 +167,35 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
         tables.main("tiny", SimpleNamespace(**vars(flags) | {"corpora": ["wikitext2"]}))
 
 
-def test_figures(monkeypatch, tmp_path):
-    """No two rows of a corpus look alike; their names stand in a legend beside the curves, and
-    the title says the size and how many runs there are.
+def test_figures_of_each_kind_have_labels_in_their_places():
+    """The old plotter repeated colours, and labels overlapped or stood outside. Every figure of
+    RESULTS.md has its numbers beside it.
     """
-    figures = pytest.importorskip("matplotlib.figure")
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    drawn, rows = [], [f"row_{number}" for number in range(24)]
-    lines = [Line("wikitext2", row) for row in rows]
+    pytest.importorskip("matplotlib")
+    lines = [Line("wikitext2", f"row_{number}") for number in range(24)]
     found = [(line, NUMBERS) for line in lines]
-    tables.plot(Table("Plain", {}), found, "cpu", tmp_path / "figure.png")
-    left, right = drawn[0].axes
-    assert left.get_title() == "wikitext2, cpu size, one run of each row"
-    assert len({(line.get_color(), line.get_linestyle()) for line in left.get_lines()}) == 24
-    assert len({(line.get_color(), line.get_marker()) for line in right.get_lines()}) == 24
-    assert [text.get_text() for text in right.get_legend().get_texts()] == rows
-    assert not left.get_legend() and not left.texts and not right.texts
-    other = Table("By work and context", {}, operations=True, contexts={"row_0": 7})
-    tables.plot(other, found[:1], "cpu", tmp_path / "figure.png")
+    both = NUMBERS | {"test": {"0": 110.0, "far": 310.0}}
+    texts = [(line._replace(target=t), both) for line in lines[:2] for t in ("", "far")]
+    work = Table("By work", {}, operations=True)
     once = NUMBERS | {"losses": NUMBERS["losses"] | {"validation": [[2, 4.8158]]}}
-    tables.plot(Table("Evaluated once", {}), [(lines[0], once)], "cpu", tmp_path / "figure.png")
-    left, _ = drawn[2].axes
-    assert left.get_ylabel() == "training loss, nats a word"
-    assert list(left.get_lines()[0].get_ydata()) == [9.1, 5.0]
-    left, right = drawn[1].axes
-    assert list(left.get_lines()[0].get_xdata()) == [3.0, 6.0]  # TFLOP after updates 1 and 2
-    assert (left.get_xlabel(), right.get_xlabel()) == ("TFLOP of training", "tokens of context")
-    assert list(right.get_lines()[0].get_xdata()) == [7]
+    drawn = [
+        tables.figure_of(Table("Plain", {}), found, "cpu"),
+        tables.figure_of(work, texts, "cpu"),
+        tables.figure_of(Table("Evaluated once", {}), [(lines[0], once)], "cpu"),
+    ]
+    assert drawn[1]["by"] == "TFLOP of training"
+    assert [row["losses"][:1] for row in drawn[1]["rows"]][::2] == [[(3.0, 9.0)]] * 2
+    assert [row["corpus"] for row in drawn[1]["rows"]] == ["wikitext2", "far"] * 2
+    assert drawn[2]["rows"][0]["losses"] == [(1, 9.1), (2, 5.0)]
+    results = Path(figures.__file__).with_name("RESULTS.md").read_text()
+    names = re.findall(r"!\[.*?\]\((\w+)\.png\)", results)
+    files = [Path(figures.__file__).with_name(f"{name}.json") for name in names]
+    assert len(files) == 21 and all(file.exists() for file in files)
+    some = "thesis_4_3_cpu", "groc_5_cpu", "groc_10_cpu", "vocabulary_growth_cpu"
+    drawn += [json.loads(file.read_text()) for file in files if file.stem in some]
+    for numbers in drawn:
+        figure = getattr(figures, numbers["kind"])(numbers)
+        assert not misplaced_labels(figure), numbers["title"]
+        for axes in figure.axes:
+            looks = {(line.get_color(), line.get_marker()) for line in axes.get_lines()}
+            assert len(looks) == len(axes.get_lines())

@@ -16,8 +16,8 @@ def test_both_peers_make_the_same_update(capsys):
     ids = jnp.array([5, 0, 5, 31])
     for optimizer in row_sparse.OPTIMIZERS.values():
         table = jnp.ones((32, 4))
-        given = optimizer, table, optimizer.init(table), ids
-        ours, theirs = row_sparse.row_sparse(*given)[0], row_sparse.dense(*given)[0]
+        arguments = optimizer, table, optimizer.init(table), ids
+        ours, theirs = row_sparse.row_sparse(*arguments)[0], row_sparse.dense(*arguments)[0]
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
         assert (ours != table).any(axis=1).sum() == 3
     row_sparse.measure(rows=5_000, width=8, count=64, repeats=1)

@@ -161,7 +161,7 @@ def test_initial_weights_keep_the_variance():
 
     def mean_squares(key):
         keep = jax.random.bernoulli(jax.random.key(1), 0.75, (4, 32, 128)) / 0.75
-        found = {}
+        squares = {}
         for name, activation in ACTIVATIONS.items():
             x = jax.random.normal(jax.random.key(2), (4, 32, 128)) * (
                 1.0 if name in ("bilinear", "relu", "linear") else 0.1
@@ -171,8 +171,8 @@ def test_initial_weights_keep_the_variance():
             layer = Convolution(3, activation.maps * 128, variance * 0.75, jnp.float32, normed)
             maps, _ = layer.init_with_output(key, x * keep, jnp.zeros((4, 2, 128)))
             y = activation.function(*jnp.split(maps, activation.maps, axis=-1))[:, 2:]
-            found[name] = jnp.mean(y**2) / jnp.mean(x**2)
-        return found
+            squares[name] = jnp.mean(y**2) / jnp.mean(x**2)
+        return squares
 
     for name, ratio in jax.jit(mean_squares)(jax.random.key(0)).items():
         assert 0.9 < ratio < 1.1, (name, ratio)

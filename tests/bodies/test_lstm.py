@@ -64,8 +64,8 @@ def plain(x, weights, state, starts=None):
 
 
 def with_gradients(layer):
-    def both(*given):
-        result = layer(*given)
+    def both(*arguments):
+        result = layer(*arguments)
         return pulled(result), result
 
     return jax.value_and_grad(both, argnums=(0, 1, 2), has_aux=True)
@@ -104,13 +104,13 @@ def test_matrices_in_other_layouts_give_the_same_numbers(monkeypatch, changes, e
     """States and gradients are those of whole matrices, whether rows of zeros fill the matrix of a
     step, or its columns are cut into blocks and those over all steps are transposed.
     """
-    given = a_layer()
-    (_, whole), exact = jax.jit(with_gradients(functools.partial(lstm, starts=STARTS)))(*given)
+    arguments = a_layer()
+    (_, whole), exact = jax.jit(with_gradients(functools.partial(lstm, starts=STARTS)))(*arguments)
     for name, value in changes.items():
         monkeypatch.setattr(step_products, name, value)
-    other = jax.jit(with_gradients(functools.partial(lstm, starts=STARTS))).lower(*given)
+    other = jax.jit(with_gradients(functools.partial(lstm, starts=STARTS))).lower(*arguments)
     assert all(each in other.as_text() for each in expected)
-    (_, ours), gradients = other.compile()(*given)
+    (_, ours), gradients = other.compile()(*arguments)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6),
         (ours, gradients),

@@ -66,13 +66,13 @@ def equations(jaxpr):
 
 def loops(jaxpr):
     """The loops over blocks, forward and backward."""
-    found = [
+    scans = [
         each
         for each in equations(jaxpr)
         if each.primitive.name == "scan" and each.params["length"] == LAYERS
     ]
-    assert [each.params["reverse"] for each in found] == [False, True]
-    return found
+    assert [each.params["reverse"] for each in scans] == [False, True]
+    return scans
 
 
 def inputs(loop):
@@ -176,8 +176,8 @@ def test_auto_is_by_device():
         assert policy("auto") is policy("elementwise")
     wide, narrow = jnp.float32, jnp.bfloat16
     for gpu, dtype, unroll in (False, wide, 1), (False, narrow, LAYERS), (True, narrow, LAYERS):
-        found = loops(gradient_program(Transformer, gpu, dtype=dtype)[0])
-        assert [each.params["unroll"] for each in found] == [unroll] * 2
+        scans = loops(gradient_program(Transformer, gpu, dtype=dtype)[0])
+        assert [each.params["unroll"] for each in scans] == [unroll] * 2
     body = Transformer(FEATURES, LAYERS, 8, 4 * FEATURES)
     with on_gpu():  # a forward pass keeps nothing
         read = jax.make_jaxpr(lambda x: body.init_with_output(jax.random.key(0), x)[0])(
@@ -211,8 +211,8 @@ def test_unrolled_blocks_are_those_of_a_loop(monkeypatch, module, body):
         monkeypatch.setattr(module, "unrolled", lambda x, train, unroll=unroll: unroll)
         anew = functools.partial(loss)  # traced again
         program = jax.make_jaxpr(anew)(params).jaxpr
-        found = [each for each in equations(program) if each.primitive.name == "scan"]
-        assert [each.params["unroll"] for each in found] == [3 if unroll else 1]
+        scans = [each for each in equations(program) if each.primitive.name == "scan"]
+        assert [each.params["unroll"] for each in scans] == [3 if unroll else 1]
         made.append(jax.jit(jax.value_and_grad(anew))(params))
     for ours, looped in zip(*map(jax.tree.leaves, made), strict=True):
         np.testing.assert_allclose(ours, looped, rtol=0.02, atol=0.02 * np.abs(looped).max())

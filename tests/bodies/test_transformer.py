@@ -85,8 +85,8 @@ def slow(params, x, final_norm, positions):
 def test_learned_positions():
     """Parameters may be NumPy's, as those read from a file; a position beyond the table is NaN."""
     table = np.arange(8, dtype="f").reshape(4, 2)
-    found = LearnedPositions(4, 2).apply({"params": {"table": table}}, np.array([3, 0, 4]))
-    np.testing.assert_array_equal(found, [[6, 7], [0, 1], [np.nan, np.nan]])
+    vectors = LearnedPositions(4, 2).apply({"params": {"table": table}}, np.array([3, 0, 4]))
+    np.testing.assert_array_equal(vectors, [[6, 7], [0, 1], [np.nan, np.nan]])
 
 
 def test_positions_of_many_rows():

@@ -122,16 +122,15 @@ def test_an_epoch_loses_and_repeats_no_token(text, choice, length, seed, microba
         check_inputs(batch, before, starts, lengths)
         assert len(batch.targets) == microbatches and batch.targets.size <= rows * length
         assert batch.row_ids.ravel().tolist() == list(range(batch.row_ids.size))
-        whole = undivided.batch(seed, step)
-        assert_same(*((x for x in (y.ravel() for y in z if y is not None)) for z in (whole, batch)))
+        full = undivided.batch(seed, step)
+        assert_same(*((x for x in (y.ravel() for y in z if y is not None)) for z in (full, batch)))
         shares = [batches.batch(seed, step, (host, hosts)) for host in range(hosts)]
         assert_same(
             (np.concatenate(x, axis=1) for x in zip(*shares, strict=True) if x[0] is not None),
             (x for x in batch if x is not None),
         )
         read += [
-            row[weights > 0]
-            for row, weights in zip(whole.targets[0], whole.weights[0], strict=True)
+            row[weights > 0] for row, weights in zip(full.targets[0], full.weights[0], strict=True)
         ]
     assert len(read) % count == 0
     for epoch in range(0, len(read), count):

@@ -57,8 +57,8 @@ def test_files_of_vectors(name, write, tmp_path):
     """
     text = "the 1 2 3\nÉté 4 5 6\nnew york 7 8 9\ncat 7 8 -9e-1\n\n"
     words = ("The", "the", "dog", "cat", "Été")
-    for given in text, f"4 3\n{text}", f"\ufeff{text}":
-        write(tmp_path / name, given.encode())
+    for content in text, f"4 3\n{text}", f"\ufeff{text}":
+        write(tmp_path / name, content.encode())
         ids, vectors, lower = read_vectors(tmp_path / name, words)
         assert ids.tolist() == [0, 1, 3, 4] and lower == 1 and vectors.dtype == np.float32
         np.testing.assert_allclose(vectors, [[1, 2, 3], [1, 2, 3], [7, 8, -0.9], [4, 5, 6]])
@@ -130,8 +130,11 @@ def test_weights_are_log_counts():
     """Counts move the centres of 0, 1 and of 9, 10, and so decide whom 5 belongs to."""
     points = np.array([[0.0], [1.0], [5.0], [9.0], [10.0]])
     for counts, side in ([1_000, 1, 2, 1_000, 1], 4), ([1, 1_000, 2, 1, 1_000], 0):
-        found = clustering.run_way("weighted_kmeans", points, np.array(counts), 2, 0)
-        assert found[2] == found[side] and found[0] == found[1] != found[3] == found[4]
+        clusters = clustering.run_way("weighted_kmeans", points, np.array(counts), 2, 0)
+        assert (
+            clusters[2] == clusters[side]
+            and clusters[0] == clusters[1] != clusters[3] == clusters[4]
+        )
 
 
 def test_scikit_learn_is_optional(monkeypatch):

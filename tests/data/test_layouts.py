@@ -35,8 +35,8 @@ def test_four_ways_to_break_text():
     text, expected = "ab.c..def.", ("ab.c.|.def.", "ab.c.|.def.", "ab.c.|def.", "ab.|c.|.|def.")
     for mode, parts in zip(BREAK_MODES, expected, strict=True):
         starts, lengths = examples(split(text), EOS, mode, 5)
-        found = [text[s : s + n] for s, n in zip(starts, lengths, strict=True)]
-        assert "|".join(found) == parts and starts.dtype == lengths.dtype == np.int32
+        pieces = [text[s : s + n] for s, n in zip(starts, lengths, strict=True)]
+        assert "|".join(pieces) == parts and starts.dtype == lengths.dtype == np.int32
 
 
 def slow_examples(ids, mode, longest):

@@ -331,5 +331,5 @@ def test_coverage_of_table_1(corpus, shares, real_wordnet):
             for kind in ("relations", "definitions")
         }
         counted = len(words) / (len(words) + (form == "code"))
-        found = coverage(lexicon(vocabulary, spec)).values()
-        assert [round(100 * share * counted, 2) for share in found] == expected
+        coverages = coverage(lexicon(vocabulary, spec)).values()
+        assert [round(100 * share * counted, 2) for share in coverages] == expected

@@ -386,8 +386,10 @@ def test_tokenisers(tmp_path):
     for split in "train", "valid", "test":
         shutil.copy(tmp_path / "text.txt", tmp_path / "text" / f"{split}.txt")
     settings = {}, {"lower": True}, {"tokeniser": "moses"}
-    found = {load("text_files", tmp_path / "text", **how).vocabulary.words for how in settings}
-    assert len(found) == len(settings)
+    vocabularies = {
+        load("text_files", tmp_path / "text", **how).vocabulary.words for how in settings
+    }
+    assert len(vocabularies) == len(settings)
 
 
 NAMES = {
@@ -432,6 +434,9 @@ def test_two_copies_of_a_split(own_text, tmp_path):
         local_texts(own_text, SPLITS)
     with refuses("wiki.test.raw"):
         local_texts(own_text, SPLITS, known.CORPORA["wikitext2_raw"].patterns)
+    (tmp_path / "mine.tar.gz").touch()
+    with refuses("mine.tar.gz", "is an archive: unpack it", "test.txt"):
+        local_texts(tmp_path / "mine.tar.gz", ("test",))
     for needed, names in ((), "train.txt, valid.txt, test.txt"), (("test",), "test.txt"):
         with refuses("nowhere", names):
             local_texts(tmp_path / "nowhere", needed)

@@ -107,9 +107,9 @@ def test_europarl_is_divided_at_random(served, tmp_path, monkeypatch, own_cache)
     files = {f"{address}/europarl.tgz": file_of(folder / "europarl.tgz")}
     entry = dataclasses.replace(known.CORPORA["europarl"], files=files)
     monkeypatch.setitem(known.CORPORA, "europarl", entry)
-    found = [{split: read("europarl", tmp_path / run, split) for split in LINES} for run in "ab"]
-    assert found[0] == found[1]
-    drawn = {split: [line.decode() for line in texts] for split, texts in found[0].items()}
+    runs = [{split: read("europarl", tmp_path / run, split) for split in LINES} for run in "ab"]
+    assert runs[0] == runs[1]
+    drawn = {split: [line.decode() for line in texts] for split, texts in runs[0].items()}
     assert sorted(itertools.chain(*drawn.values())) == sorted(lines)
     assert drawn["train"] != sorted(drawn["train"], key=lines.index)  # shuffled
     assert all(10 <= len(drawn[split]) <= 30 for split in ("validation", "test"))

@@ -139,9 +139,9 @@ def check_frequencies(words, expected):
 def test_draws_have_the_frequencies_of_all_words(name, banned, power):
     """4,000 draws of a row against the distribution of all words, at three temperatures."""
     hidden, values = jnp.tile(softmax(name)[2][3:4], (DRAWS, 1)), dense(name, banned)[3]
-    found = drawing(name, banned)(hidden, 0, power)
-    check_frequencies(np.asarray(found.id), chances(values, power))
-    np.testing.assert_allclose(found.log_prob, values[found.id], rtol=1e-5, atol=1e-6)
+    draws = drawing(name, banned)(hidden, 0, power)
+    check_frequencies(np.asarray(draws.id), chances(values, power))
+    np.testing.assert_allclose(draws.log_prob, values[draws.id], rtol=1e-5, atol=1e-6)
 
 
 def test_draws_of_many_words():
@@ -151,15 +151,20 @@ def test_draws_of_many_words():
     values = np.log(np.linspace(1.0, 2.0, 1_100))
     keys = jax.random.split(jax.random.key(1), DRAWS)
     log_probs = jnp.tile(jnp.float32(values - np.log(np.exp(values).sum())), (DRAWS, 1))
-    found = jax.jit(draw)(log_probs, keys, jnp.float32(2))
-    check_frequencies(np.asarray(found.id), chances(values, 2.0))
+    draws = jax.jit(draw)(log_probs, keys, jnp.float32(2))
+    check_frequencies(np.asarray(draws.id), chances(values, 2.0))
 
 
 def test_a_tiny_share_is_the_most_probable_word():
     """On a flat distribution too, where draws among all would hardly ever find it."""
-    best = top_k(NextToken(jnp.zeros((2, 20_000))), 20_000)
-    keys = jax.random.split(jax.random.key(0), 2)
-    assert draw_among(best, keys, jnp.float32(1), jnp.float32(1e-9)).id.tolist() == [0, 0]
+
+    @jax.jit
+    def drawn(log_probs):
+        keys = jax.random.split(jax.random.key(0), 2)
+        best = top_k(NextToken(log_probs), 20_000)
+        return draw_among(best, keys, jnp.float32(1), jnp.float32(1e-9))
+
+    assert drawn(jnp.zeros((2, 20_000))).id.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("k", [9, 100])
@@ -174,6 +179,6 @@ def test_draws_among_the_best_have_their_frequencies(k):
 
     best = np.where(np.argsort(np.argsort(-values, kind="stable")) < k, values, -np.inf)
     for power, top_p in (1.0, 1.0), (0.5, 0.6), (2.0, 0.9):
-        found = drawn(hidden, 1, power, top_p)
-        check_frequencies(np.asarray(found.id), chances(best, power, top_p))
-        np.testing.assert_allclose(found.log_prob, values[found.id], rtol=1e-5)
+        draws = drawn(hidden, 1, power, top_p)
+        check_frequencies(np.asarray(draws.id), chances(best, power, top_p))
+        np.testing.assert_allclose(draws.log_prob, values[draws.id], rtol=1e-5)

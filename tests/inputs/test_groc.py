@@ -106,11 +106,11 @@ def test_vectors_are_those_of_the_plain_one(grounded, monkeypatch):
     surfaces that were read before.
     """
     monkeypatch.setattr(GroC, "on_cpu", GroC.on_cpu._replace(most=3))
-    model, params, given = grounded()
+    model, params, entries = grounded()
     expected, some = plain(params, model), jnp.array([3, 0, 9, 3])
 
     def all_ways(params):
-        variables = {"params": params, "lexicon": given}
+        variables = {"params": params, "lexicon": entries}
         whole = model.apply(variables, method="bands")[0].table
         every, made = jnp.arange(len(VOCABULARY)), {"mutable": ["tables"]}
         read = model.apply(variables, every, method="read", **made)[1]
@@ -127,7 +127,7 @@ def test_gradients_are_those_of_every_letter_of_every_chunk(grounded, monkeypatc
     """Short words by themselves, chunks and products kept change no gradient, whether all words
     are composed or some.
     """
-    model, params, given = grounded(form="code")
+    model, params, entries = grounded(form="code")
     some = jnp.array([3, 0, 9, 3, 5])
     pulls = (
         jax.random.normal(jax.random.key(1), (len(VOCABULARY), 5)),
@@ -135,7 +135,7 @@ def test_gradients_are_those_of_every_letter_of_every_chunk(grounded, monkeypatc
     )
 
     def value(params):
-        variables = {"params": params, "lexicon": given}
+        variables = {"params": params, "lexicon": entries}
         whole = model.apply(variables, method="bands")[0].table
         alone = model.apply(variables, some) if model.on_cpu.short else whole[some]
         return jnp.vdot(whole, pulls[0]) + jnp.vdot(alone, pulls[1]), alone - whole[some]
@@ -163,24 +163,24 @@ def test_parameters_do_not_depend_on_the_vocabulary(grounded):
     shapes = jax.eval_shape(wider.init, jax.random.key(0), jnp.zeros(1, jnp.int32))["params"]
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
     for layer, words in (model, VOCABULARY), (wider, other):
-        given = {"params": params, "lexicon": lexicon(words, layer.lexicon_spec)}
-        [vector] = jax.jit(layer.apply)(given, jnp.array([words.index["naïve"]]))
+        variables = {"params": params, "lexicon": lexicon(words, layer.lexicon_spec)}
+        [vector] = jax.jit(layer.apply)(variables, jnp.array([words.index["naïve"]]))
         np.testing.assert_allclose(vector, plain_surface(params, "naïve", model), atol=2e-5)
 
 
 def test_map_of_few_bits(grounded):
     """In bfloat16, gradients of the map and its bias are summed in float32 and not rounded."""
-    model, params, given = grounded(dtype=jnp.bfloat16)
+    model, params, entries = grounded(dtype=jnp.bfloat16)
     tokens = jnp.arange(len(VOCABULARY))
     pulls = jax.random.normal(jax.random.key(1), (len(tokens), 5), jnp.bfloat16)
 
     def total(params):
-        vectors = model.apply({"params": params, "lexicon": given}, tokens)
+        vectors = model.apply({"params": params, "lexicon": entries}, tokens)
         return jnp.sum(pulls.astype(jnp.float32) * vectors.astype(jnp.float32))
 
-    found = jax.jit(jax.grad(total))(params)
-    np.testing.assert_allclose(found["map_bias"], np.sum(pulls, axis=0, dtype="f"), rtol=1e-5)
-    assert (found["map"] != found["map"].astype(jnp.bfloat16)).mean() > 0.9
+    gradient = jax.jit(jax.grad(total))(params)
+    np.testing.assert_allclose(gradient["map_bias"], np.sum(pulls, axis=0, dtype="f"), rtol=1e-5)
+    assert (gradient["map"] != gradient["map"].astype(jnp.bfloat16)).mean() > 0.9
 
 
 def test_init():
@@ -197,8 +197,9 @@ def test_init():
 
 def test_what_it_needs_is_asked_for(grounded):
     """Without a lexicon one line says what `apply` needs."""
-    model, params, given = grounded()
+    model, params, entries = grounded()
     with refuses("GroC", "relations"):
         model.apply(
-            {"params": params, "lexicon": {"spelling": given["spelling"]}}, jnp.zeros(1, jnp.int32)
+            {"params": params, "lexicon": {"spelling": entries["spelling"]}},
+            jnp.zeros(1, jnp.int32),
         )

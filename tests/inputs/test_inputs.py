@@ -16,6 +16,7 @@ from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
+from tests.toys import random_params
 
 WORDS = 267_735
 INPUTS = {
@@ -104,7 +105,7 @@ def test_each_word_once_is_every_token_in_every_band(way, dtype, cutoffs, monkey
     tokens = np.asarray([*tokens, *every], np.int32)
     params = jax.jit(model.init)(jax.random.key(0), tokens[:1])
     pull = jnp.asarray(rng.standard_normal((5, 24, 8)), dtype)
-    found = jax.jit(lambda *a: way(model.apply, *a))(params, tokens, pull)
+    results = jax.jit(lambda *a: way(model.apply, *a))(params, tokens, pull)
     slow = functools.partial(dense, dtype=dtype)
     want = jax.jit(lambda *a: alone(slow, *a))(params, tokens, pull)
     far = 1e-5 if dtype == "float32" else 0.05
@@ -113,7 +114,7 @@ def test_each_word_once_is_every_token_in_every_band(way, dtype, cutoffs, monkey
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         np.testing.assert_allclose(a, b, atol=far * np.nanmax(abs(b)), rtol=0)
 
-    jax.tree.map(check, found, want)
+    jax.tree.map(check, results, want)
 
 
 def test_a_word_that_fills_the_batch():
@@ -129,22 +130,23 @@ def test_a_word_that_fills_the_batch():
         (CharacterCNN, cnn, []),
         (GroC, cnn | {"relations": 0, "definition": 0}, []),
     ):
-        found = []
+        gradients = []
         for dtype in (jnp.float32, jnp.bfloat16, *more):
             model = layer(len(words), 4, dtype=dtype, **fields)
             given = {"lexicon": lexicon(words, getattr(model, "lexicon_spec", {}))}
-            params = model.init(jax.random.key(0), tokens[:, :1])["params"]
+            shapes = jax.eval_shape(model.init, jax.random.key(0), tokens[:, :1])
+            params = random_params(shapes["params"])
 
             def total(params, model=model, given=given):
                 vectors = model.apply({"params": params} | given, tokens)
                 return 20 * jnp.sum(vectors.astype(jnp.float32))
 
-            found.append(jax.jit(jax.grad(total))(params))
-        for few in found[1:]:
+            gradients.append(jax.jit(jax.grad(total))(params))
+        for few in gradients[1:]:
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, atol=0.03 * np.abs(b).max() + 1e-6),
                 few,
-                found[0],
+                gradients[0],
             )
 
 
@@ -157,8 +159,8 @@ def test_projections_of_few_bits():
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)
     ones = jax.tree.map(lambda a: jnp.ones(a.shape, jnp.bfloat16), params)
     gradient = jax.jit(jax.grad(lambda p: model.apply(p, tokens).astype("float32").sum()))(ones)
-    found = gradient["params"]["projection_1"].astype("float32")
-    np.testing.assert_allclose(found, 2_999, rtol=0.01)
+    of_projection = gradient["params"]["projection_1"].astype("float32")
+    np.testing.assert_allclose(of_projection, 2_999, rtol=0.01)
 
 
 def test_biases_of_few_bits():
@@ -166,11 +168,11 @@ def test_biases_of_few_bits():
     words = Vocabulary.build({f"w{n}": 1 for n in range(60)})
     model = CharacterCNN(len(words), 4, width=4, filters=((1, 3),), length=5, dtype=jnp.bfloat16)
     tokens, given = jnp.arange(len(words)), {"lexicon": lexicon(words, model.lexicon_spec)}
-    params = model.init(jax.random.key(0), tokens[:1])["params"]
+    params = random_params(jax.eval_shape(model.init, jax.random.key(0), tokens[:1])["params"])
     pulls = jax.random.normal(jax.random.key(1), (len(words), 4), jnp.bfloat16).astype(jnp.float32)
 
     def total(params):
         return jnp.sum(pulls * model.apply({"params": params} | given, tokens).astype(jnp.float32))
 
-    found = jax.jit(jax.grad(total))(params)["projection_bias"]
-    np.testing.assert_allclose(found, np.sum(pulls, axis=0), rtol=1e-5)
+    of_bias = jax.jit(jax.grad(total))(params)["projection_bias"]
+    np.testing.assert_allclose(of_bias, np.sum(pulls, axis=0), rtol=1e-5)

@@ -16,13 +16,14 @@ from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.outputs.sampled import Sampled
 from adaptive_jax.outputs.tables import OwnTable
 from tests import refuses
+from tests.toys import random_params
 
 VOCABULARY = Vocabulary.build({"the": 5, "cat": 3, "sat": 2, "<eos>": 4, "<unk>": 1})
 SMALL = {"width": 4, "filters": ((1, 3), (2, 2)), "length": 6, "strides": (1, 1)}
 TOKENS = jnp.array([[0, 3, 1], [4, 0, 2]])
 
 
-@pytest.fixture(params=[CharacterCNN, GroC])
+@pytest.fixture(scope="module", params=[CharacterCNN, GroC])
 def composed(request, tmp_path_factory):
     """`(class, its fields, variables)` of an input that reads the lexicon."""
     fields = SMALL
@@ -31,8 +32,9 @@ def composed(request, tmp_path_factory):
         path.write_text('{"word": "cat", "relations": ["the"], "definition": "the cat sat"}\n')
         fields = SMALL | {"lexicon": str(path), "relations": 2, "definition": 3}
     layer = request.param(len(VOCABULARY), 8, **fields)
-    variables = layer.init(jax.random.key(0), TOKENS)
-    assert list(variables) == ["params"]
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), TOKENS)
+    assert list(shapes) == ["params"]
+    variables = {"params": random_params(shapes["params"])}
     return request.param, fields, variables | {"lexicon": lexicon(VOCABULARY, layer.lexicon_spec)}
 
 
@@ -46,10 +48,13 @@ def test_no_lexicon_is_made_up(composed):
             {"params": variables["params"]}, TOKENS, mutable=True
         )
     sampled = Sampled(OwnTable(5, 8), 2, "unigram")
-    made = sampled.init(jax.random.key(0), jnp.ones((2, 8)), jnp.zeros(2, int), method="loss")
-    assert list(made) == ["params"]
+    arguments = jnp.ones((2, 8)), jnp.zeros(2, int)
+    shapes = jax.eval_shape(
+        lambda key: sampled.init(key, *arguments, method="loss"), jax.random.key(0)
+    )
+    assert list(shapes) == ["params"]
     with refuses("needs", "counts"):
-        sampled.apply(made, jnp.ones((2, 8)), jnp.zeros(2, int), method="nll")
+        jax.eval_shape(lambda params: sampled.apply(params, *arguments, method="nll"), shapes)
 
 
 def mapped(layer):
@@ -79,8 +84,8 @@ def test_inside_flax_transforms(composed, transform):
             return scanned(step)(self, (), tokens)[1]
 
     given = {name: {"words": inner} for name, inner in variables.items()}
-    expected = layer(len(VOCABULARY), 8, **fields).apply(variables, TOKENS)
-    np.testing.assert_allclose(Model().apply(given, TOKENS), expected, atol=1e-6)
+    expected = jax.jit(layer(len(VOCABULARY), 8, **fields).apply)(variables, TOKENS)
+    np.testing.assert_allclose(jax.jit(Model().apply)(given, TOKENS), expected, atol=1e-6)
     shapes = jax.eval_shape(Model().init, jax.random.key(0), TOKENS)
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, {"params": given["params"]})
 
@@ -96,16 +101,22 @@ def test_inside_flax_transforms(composed, transform):
 def test_a_lexicon_of_other_settings(fields, names):
     """It would be read as this one, or fail deep inside."""
     layer = CharacterCNN(5, 8, **SMALL)
-    params = layer.init(jax.random.key(0), TOKENS)["params"]
+    params = jax.eval_shape(layer.init, jax.random.key(0), TOKENS)["params"]
     size = fields.get("vocabulary_size", 5)
     words = Vocabulary(VOCABULARY.words[:size], VOCABULARY.counts[:size])
     given = lexicon(
         words, CharacterCNN(**{"vocabulary_size": 5, "features": 8} | SMALL | fields).lexicon_spec
     )
+
+    def vectors(lexicon):
+        return jax.eval_shape(
+            lambda p: layer.apply({"params": p, "lexicon": lexicon}, TOKENS), params
+        )
+
     with refuses(*names):
-        layer.apply({"params": params, "lexicon": given}, TOKENS)
+        vectors(given)
     with refuses("spelling lengths", "nothing"):
-        layer.apply({"params": params, "lexicon": {"spelling": {}}}, TOKENS)
+        vectors({"spelling": {}})
 
 
 def test_a_masked_id_that_does_not_exist(composed):
@@ -113,16 +124,17 @@ def test_a_masked_id_that_does_not_exist(composed):
     layer, fields, variables = composed
     makers = [(layer(len(VOCABULARY), 8, **fields), variables)]
     lookup = Lookup(len(VOCABULARY), 8, width=4)
-    makers.append((lookup, lookup.init(jax.random.key(0), TOKENS)))
+    shapes = jax.eval_shape(lookup.init, jax.random.key(0), TOKENS)
+    makers.append((lookup, random_params(shapes)))
     for model, given in makers:
 
         def total(params, tokens, model=model, given=given):
             vectors = model.apply(given | {"params": params}, tokens)
-            known = (tokens >= 0) & (tokens < len(VOCABULARY))
-            return jnp.where(known[..., None], vectors, 0).sum()
+            in_vocabulary = (tokens >= 0) & (tokens < len(VOCABULARY))
+            return jnp.where(in_vocabulary[..., None], vectors, 0).sum()
 
         gradient = jax.jit(jax.grad(total))
-        found, expected = (
+        masked, expected = (
             gradient(given["params"], jnp.array(tokens)) for tokens in ([0, -1, 2, 9], [0, 2])
         )
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), masked, expected)

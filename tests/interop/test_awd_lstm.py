@@ -109,8 +109,10 @@ def test_model_lstm(case, dropped, tmp_path):
             arrays[f"win{window}/logits"].reshape(-1, 4, 37),
         )
         expected = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-        found, carry = log_probs(ours[tokens.T], carry)
-        np.testing.assert_allclose(found[..., ours], expected.swapaxes(0, 1), rtol=2e-5, atol=2e-5)
+        log_prob, carry = log_probs(ours[tokens.T], carry)
+        np.testing.assert_allclose(
+            log_prob[..., ours], expected.swapaxes(0, 1), rtol=2e-5, atol=2e-5
+        )
 
 
 def test_model_pt(tmp_path, capsys):

@@ -6,7 +6,6 @@ import ast
 import functools
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ import adaptive_jax
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.tokenise import MARKS
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
-from adaptive_jax.errors import InputError
 from adaptive_jax.files import write_checksums
 from adaptive_jax.interop.export import Shape, export
 from adaptive_jax.model.composition import Compose
@@ -35,6 +33,7 @@ from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.report.runs import read_runs
 from adaptive_jax.training.finetuning import check_fits, check_origin
 from adaptive_jax.training.loop import train
+from tests import refuses
 from tests.pages import PAGES, python_blocks
 
 pytest.importorskip("safetensors")
@@ -184,8 +183,8 @@ def test_examples_give_the_log_probabilities_of_this_package(untrained, changes)
             module = example(f"{package}_scorer")
             params, config, words = module.load(folder)
             assert list(words) == list(run.vocabulary.words)
-            found = module.log_probs(params, config, ids.tolist())
-            np.testing.assert_allclose(np.asarray(found), ours, atol=2e-5)
+            theirs = module.log_probs(params, config, ids.tolist())
+            np.testing.assert_allclose(np.asarray(theirs), ours, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -240,14 +239,14 @@ def test_programs_score_as_this_package(untrained, quick_command, tmp_path, name
     carries = name != "transformer"
     lengths, bits = (20, 9, 1) if carries else (9, 4, 1), np.random.default_rng(2)
     texts = [bits.integers(0, 122, length).tolist() for length in lengths]
-    found = module.log_probs(program, arrays, about, texts)
+    log_probs = module.log_probs(program, arrays, about, texts)
     ids = np.zeros((3, max(lengths)), np.int32)
     for row, text in zip(ids, texts, strict=True):
         row[: len(text)] = text
     expected, tolerance = nll_of(run, ids), 0.05 if name.startswith("narrow") else 2e-5
     for row, text in enumerate(texts):
-        assert len(found[row]) == len(text) - 1
-        np.testing.assert_allclose(-found[row], expected[row, : len(text) - 1], atol=tolerance)
+        assert len(log_probs[row]) == len(text) - 1
+        np.testing.assert_allclose(-log_probs[row], expected[row, : len(text) - 1], atol=tolerance)
     if "letters" in name:  # composed vectors are stored, what composes them is not
         assert not [key for key in arrays if "filter" in key] and "tables.input.vectors" in arrays
     if name.startswith("lstm"):
@@ -327,15 +326,14 @@ def test_wrong_requests(trained, exported, config, tmp_path, monkeypatch):
         ),
         (lambda: train(config(), exported), "holds an exported model, which cannot be trained on"),
     ):
-        with pytest.raises(InputError, match=re.escape(says)) as error:
+        with refuses(says):
             call()
-        assert len(str(error.value)) < 300 and "\n" not in str(error.value)
     model = build(config(), 122)
     check_fits(config(init_from=str(exported)), tmp_path, model)
-    with pytest.raises(InputError, match="holds no checkpoint '3'"):
+    with refuses("'3'"):
         check_origin(config(init_from=str(exported), init_checkpoint="3"), tmp_path)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(InputError, match=r"safetensors.*: pip install .adaptive_jax.export"):
+    with refuses("safetensors", "pip install"):
         export(trained, tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
@@ -345,25 +343,28 @@ def test_damaged_files(untrained):
     without checkpoints.
     """
     folder = untrained()
-    whole, sums = (folder / FILE).read_bytes(), folder / "model.sha256"
-    listed, huge = sums.read_bytes(), b"\xff" * 7 + b"\x7f" + whole[8:]
-    for content in whole[:100], huge, b"", whole[:-5] + b"\1" + whole[-4:]:
+    content_before, sums = (folder / FILE).read_bytes(), folder / "model.sha256"
+    listed, huge = sums.read_bytes(), b"\xff" * 7 + b"\x7f" + content_before[8:]
+    for content in (
+        content_before[:100],
+        huge,
+        b"",
+        content_before[:-5] + b"\1" + content_before[-4:],
+    ):
         (folder / FILE).write_bytes(content)
-        with pytest.raises(InputError, match="model.safetensors is damaged"):
+        with refuses("model.safetensors", "damaged"):
             Run.open(folder)
-        if len(content) != len(whole) or content == huge:  # as if it had been written so
+        if len(content) != len(content_before) or content == huge:  # as if it had been written so
             write_checksums(sums, [folder / FILE])
-            with pytest.raises(InputError, match="model.safetensors is damaged"):
+            with refuses("model.safetensors", "damaged"):
                 Run.open(folder)
             sums.write_bytes(listed)
-    (folder / FILE).write_bytes(whole)
+    (folder / FILE).write_bytes(content_before)
     sums.unlink()
-    with pytest.raises(InputError, match="model.safetensors is damaged"):
+    with refuses("model.safetensors", "damaged"):
         Run.open(folder)
     sums.write_bytes(listed)
     settings = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", settings | {"body": settings["body"] | {"layers": 2}})
-    with pytest.raises(
-        InputError, match=r"body.blocks.attended.bias has shape \(1, 32\), not \(2, 32\)"
-    ):
+    with refuses("body.blocks.attended.bias", "(1, 32)", "(2, 32)"):
         Run.open(folder)

@@ -65,11 +65,11 @@ def test_dictionaries(content, tmp_path_factory):
     """What is read has fairseq's own words first and can be used."""
     path = tmp_path_factory.mktemp("dict") / "dict.txt"
     path.write_bytes(content)
-    found = bounded(read_dictionary, path)
-    if not isinstance(found, str):
-        assert found.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>") and len(found.index) == len(
-            found
-        ) == len(found.counts)
+    words = bounded(read_dictionary, path)
+    if not isinstance(words, str):
+        assert words.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>") and len(words.index) == len(
+            words
+        ) == len(words.counts)
 
 
 @fuzz
@@ -89,9 +89,9 @@ def test_word_lists(content, whole, tmp_path_factory):
             (path / f"{split}.txt").write_bytes(content)
     else:
         path.write_bytes(content)
-    found = bounded(read_corpus, path)
-    if not isinstance(found, str):
-        state = {"encoder.weight": np.zeros((len(found), 1))}
+    words = bounded(read_corpus, path)
+    if not isinstance(words, str):
+        state = {"encoder.weight": np.zeros((len(words), 1))}
         vocabulary, _ = awd_lstm_words(path, state)
         vocabulary.write(path.parent / "vocabulary.txt")
         assert Vocabulary.read(path.parent / "vocabulary.txt").words == vocabulary.words

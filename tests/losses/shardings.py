@@ -140,8 +140,8 @@ def difference(cell, want):
         # JAX refuses that of every function; the caller gathers the table.
         with pytest.raises(ValueError, match="Unmapped values passed to vmap cannot be sharded"):
             jax.eval_shape(mapped, *placed)
-        whole = NamedSharding(mesh, P())
-        placed[1:3] = jax.sharding.reshard(placed[1:3], [whole] * 2)
+        replicated = NamedSharding(mesh, P())
+        placed[1:3] = jax.sharding.reshard(placed[1:3], [replicated] * 2)
     forms = {"grad": loss, "scan": scanned, "remat": jax.checkpoint(loss), "vmap": mapped}
     function = in_shard_map(mesh, placed) if call == "shard_map" else forms[call]
     return apart(jax.jit(with_gradients(function))(*placed), want)

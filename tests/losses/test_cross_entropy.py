@@ -254,10 +254,10 @@ def test_targets_that_do_not_exist(reduction):
         h, table, y, weights=w, words=9, reduction=reduction
     ).sum()
     loss = jax.jit(jax.value_and_grad(total))
-    wanted = loss(hidden, np.where(mask, targets % 9, 0), mask)
-    assert np.isfinite(wanted[0])
+    expected = loss(hidden, np.where(mask, targets % 9, 0), mask)
+    assert np.isfinite(expected[0])
     for wrong in (-1, 9, 11, 999):
-        check(loss(hidden, np.where(mask, targets % 9, wrong), mask), wanted)
+        check(loss(hidden, np.where(mask, targets % 9, wrong), mask), expected)
         value, gradient = loss(hidden, 0 * targets + wrong, mask)
         assert np.isnan(value) and np.isnan(gradient[:4]).all()
     value, gradient = loss(hidden, targets, 0 * mask)

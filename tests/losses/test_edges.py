@@ -133,9 +133,9 @@ def test_float64(monkeypatch, tile, reduction):
 
     with jax.enable_x64(True):
         wide = *(jnp.asarray(a, jnp.float64) for a in values), targets, jnp.asarray(weights)
-        found, right = (jax.jit(jax.value_and_grad(f, (0, 1)))(*wide) for f in (ours, twin))
-        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float64")}
-        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
+        wide_results, right = (jax.jit(jax.value_and_grad(f, (0, 1)))(*wide) for f in (ours, twin))
+        assert {leaf.dtype for leaf in jax.tree.leaves(wide_results)} == {jnp.dtype("float64")}
+        for one, other in zip(jax.tree.leaves(wide_results), jax.tree.leaves(right), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
 
@@ -179,12 +179,12 @@ def test_ignored_targets():
         jax.value_and_grad(lambda h, y, i: linear_cross_entropy(h, table, y, ignore_index=i)),
         static_argnums=2,
     )
-    wanted = jax.jit(jax.value_and_grad(full))(hidden, table, targets, 1.0 * mask)
+    expected = jax.jit(jax.value_and_grad(full))(hidden, table, targets, 1.0 * mask)
     for ignored in -100, 7_000:
-        check(run(bad, np.where(mask, targets, ignored), ignored), wanted)
+        check(run(bad, np.where(mask, targets, ignored), ignored), expected)
     eager = np.where(mask, targets, -100)
     listed = lambda h: linear_cross_entropy(h, table, eager.tolist(), weights=np.full(6, 3.0))
-    check(jax.jit(listed)(hidden), wanted[0])
+    check(jax.jit(listed)(hidden), expected[0])
     with refuses("targets[1]=-100"):
         linear_cross_entropy(hidden, table, eager, ignore_index=None)
     value, gradient = run(hidden, 0 * targets - 100, -100)
@@ -411,8 +411,8 @@ def test_a_head_of_tails_alone():
     np.testing.assert_array_equal(report.correct, best == targets)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), (hidden, bands, clusters))
-        found = jax.eval_shape(log_probs, *wide)
-        assert (found.shape, found.dtype) == ((len(hidden), 45), jnp.float64)
+        shape = jax.eval_shape(log_probs, *wide)
+        assert (shape.shape, shape.dtype) == ((len(hidden), 45), jnp.float64)
 
 
 def test_ids_of_unsigned_64_bits():
@@ -420,5 +420,5 @@ def test_ids_of_unsigned_64_bits():
     hidden, table = jnp.asarray(normal(4, 4)), jnp.asarray(normal(11, 4))
     each = jax.jit(lambda y: linear_cross_entropy(hidden, table, y, reduction="none"))
     with jax.enable_x64(True):
-        found = each(jnp.asarray(np.array([3, 2**32 + 1, 1, 2**63 + 1], np.uint64)))
-    np.testing.assert_array_equal(np.isnan(found), [False, True, False, True])
+        losses = each(jnp.asarray(np.array([3, 2**32 + 1, 1, 2**63 + 1], np.uint64)))
+    np.testing.assert_array_equal(np.isnan(losses), [False, True, False, True])

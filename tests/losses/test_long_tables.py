@@ -24,13 +24,13 @@ def test_tiles_equal_the_whole(monkeypatch, case, kept):
     seeds, _ = seeds_and_masks(values[3], OPTIONS.tail_dropout)
     # A function of its own each time, or JAX would run the program of the last plan.
     run = lambda: jax.jit(lambda *v: fast_loss.__wrapped__(*v, OPTIONS, seeds))(*values)
-    whole = run()
+    untiled = run()
     for words in 10, 16, 64:
         monkeypatch.setattr(
             plans, "plan", lambda _, n, *__, w=words: Plan(7, w if max(n) > w else None, kept)
         )
         if sum(CASES[case][0]) > words:
-            check(run(), whole)
+            check(run(), untiled)
 
 
 @pytest.mark.parametrize("words", [64, 23])
@@ -51,7 +51,7 @@ def test_words_cut_over_devices_and_tiles(monkeypatch, words):
         return total, report.correct.astype(jnp.float32)
 
     step = jax.value_and_grad(loss, has_aux=True)
-    wanted = jax.jit(step)((bands, clusters))
+    expected = jax.jit(step)((bands, clusters))
     monkeypatch.setattr(plans, "plan", lambda *_: Plan(7, words, False))
     cut = jax.shard_map(
         lambda softmax: jax.value_and_grad(loss, has_aux=True)(softmax, axis),
@@ -59,7 +59,7 @@ def test_words_cut_over_devices_and_tiles(monkeypatch, words):
         in_specs=(specs,),
         out_specs=((every, every), specs),
     )
-    check(jax.jit(cut)((bands, clusters)), wanted)
+    check(jax.jit(cut)((bands, clusters)), expected)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_memory_of_a_long_table(tokens, width, words):
     like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((tokens, width), (words, width))]
     targets = jax.ShapeDtypeStruct((tokens,), jnp.int32)
     step = jax.jit(jax.value_and_grad(linear_cross_entropy, (0, 1)))
-    found = step.lower(*like, targets).compile().memory_analysis()
-    assert found.temp_size_in_bytes < 4 * words * width / 3
+    memory = step.lower(*like, targets).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * words * width / 3
     assert (
         plan(0, (words,), width, tokens).keeps_logits
-        or found.temp_size_in_bytes < 4 * words * width / 50
+        or memory.temp_size_in_bytes < 4 * words * width / 50
     )
 
 

@@ -197,9 +197,9 @@ def numbers(eight, code, *arguments):
     return json.loads(done.stdout)
 
 
-def check(found, count):
-    assert len(found) >= count
-    assert {cell: far for cell, far in found.items() if not far < 1e-6} == {}
+def check(differences, count):
+    assert len(differences) >= count
+    assert {cell: far for cell, far in differences.items() if not far < 1e-6} == {}
 
 
 def test_pairs_of_shardings(eight):
@@ -224,8 +224,8 @@ def test_each_device_computes_its_own_tokens(eight):
         moved = re.findall(f"= (.*?) (?:{COLLECTIVES})(?:-start)?\\(", text)
         assert moved, pair
         shapes = {shape for line in moved for shape in re.findall(r"\[([\d,]*)\]", line)}
-        whole = {"", "28,12", "28"}  # loss; table and bias
-        assert shapes <= whole | {"28,3", "7,12", "7", "12,28"}, (pair, shapes)
+        replicated = {"", "28,12", "28"}  # loss; table and bias
+        assert shapes <= replicated | {"28,3", "7,12", "7", "12,28"}, (pair, shapes)
 
 
 def test_tables_of_many_words_stay(eight):

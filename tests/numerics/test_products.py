@@ -34,9 +34,9 @@ def test_product_and_gradients(shape, width):
     """
     x, matrix, slope = arrays(shape, width)
     rows, slopes = x.reshape(-1, shape[-1]), slope.reshape(-1, width)
-    wanted = x @ matrix, (slopes @ matrix.T).reshape(shape), rows.T @ slopes
+    expected = x @ matrix, (slopes @ matrix.T).reshape(shape), rows.T @ slopes
     out, back = jax.vjp(jax.jit(product), *(jnp.asarray(a, jnp.float32) for a in (x, matrix)))
-    for ours, theirs in zip((out, *back(jnp.asarray(slope, jnp.float32))), wanted, strict=True):
+    for ours, theirs in zip((out, *back(jnp.asarray(slope, jnp.float32))), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
         assert ours.shape == theirs.shape
 
@@ -105,7 +105,7 @@ def test_wide_product(shape, dtype):
     random = np.random.default_rng(0)
     n, k, m = shape
     left, right = (jnp.asarray(random.standard_normal(size), dtype) for size in ((n, k), (k, m)))
-    wanted = np.asarray(left, np.float64) @ np.asarray(right, np.float64)
+    expected = np.asarray(left, np.float64) @ np.asarray(right, np.float64)
 
     @jax.jit
     def ways(left, right, left_turned, right_turned):
@@ -114,7 +114,7 @@ def test_wide_product(shape, dtype):
 
     for each in ways(left, right, jnp.array(left.T), jnp.array(right.T)):
         assert each.dtype == jnp.float32
-        np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(each, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.skipif(

@@ -14,7 +14,7 @@ from adaptive_jax.planning.plan import (
 )
 from tests import refuses
 from tests.test_configs import CONFIGS
-from tests.toys import plan_of
+from tests.toys import TEXT, plan_of
 
 DEVICES = 1, 2, 3, 4, 8, 12, 16, 24, 32, 64
 
@@ -48,10 +48,12 @@ def test_a_plan_with_idle_devices():
     plan = plan_of(config, 10_000, 8)
     assert (plan.devices, plan.present, plan.rows_per_device) == (5, 8, 4)
     says = "20 rows an update use 5 of 8 devices; all work with tokens_per_update=1680"
-    assert f"devices      {says}" in describe(plan).splitlines()
-    assert "all work" not in describe(plan_of(config | {"tokens_per_update": 1680}, 10_000, 8))
+    assert f"devices      {says}" in describe(plan, TEXT).splitlines()
+    assert "all work" not in describe(
+        plan_of(config | {"tokens_per_update": 1680}, 10_000, 8), TEXT
+    )
     even = "even         1, 2, 4, 5, 10 or 20 device(s) share the 20 rows of an update evenly"
-    assert describe(plan, even=True).splitlines()[-1] == even
+    assert describe(plan, TEXT, even=True).splitlines()[-1] == even
     shared = plan_of(config | {"fsdp": 5}, 10_000, 8)
     assert shared.fsdp == 5 and shared.state_bytes < 0.3 * plan.state_bytes
     with refuses("fsdp=8", "5 of 8", "20 rows", "1 or 5"):
@@ -88,8 +90,8 @@ def test_devices_that_evaluate():
     """All, whatever shared the rows of training, unless the config's copies need fewer: a model
     that only five devices hold was evaluated whole on each of eight.
     """
-    found = [devices_to_score({"fsdp": n}, 8) for n in (0, 1, 4, 5, 16)]
-    assert found == [8, 8, 8, 5, 8]
+    counts = [devices_to_score({"fsdp": n}, 8) for n in (0, 1, 4, 5, 16)]
+    assert counts == [8, 8, 8, 5, 8]
     assert devices_to_score({"fsdp": 3}, 16, hosts=2) == 12
 
 
@@ -106,11 +108,11 @@ def test_rows_that_are_filled_up(layout, mode):
     one, several = make(), make(2, 4)
     assert several.per_microbatch == 4
     for step in range(9):
-        whole = one.batch(3, step)
-        rows = whole.inputs.shape[1]
+        undivided = one.batch(3, step)
+        rows = undivided.inputs.shape[1]
         shares = [several.batch(3, step, (host, 2)) for host in (0, 1)]
         assert {share.inputs.shape[:2] for share in shares} == {(2, -(-rows // 8) * 2)}
-        for name, array in whole._asdict().items():
+        for name, array in undivided._asdict().items():
             if array is None:
                 continue
             parts = [getattr(share, name) for share in shares]

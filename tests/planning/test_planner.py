@@ -63,8 +63,8 @@ def test_a_cost_computed_by_hand():
         ((), {}, 6 * 8 * 4),
         ((), {"width": 3}, 6 * 3 * (4 + 8)),
     ):
-        found = cost([6, 2, 1, 1], cutoffs, workload._replace(**changes))
-        assert found == pytest.approx(expected)
+        work = cost([6, 2, 1, 1], cutoffs, workload._replace(**changes))
+        assert work == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("least_rows", [0, 5, 40])
@@ -82,11 +82,11 @@ def test_against_brute_force(bands, least_rows):
             assert cost(counts, cutoffs, workload) == pytest.approx(every[cutoffs], rel=1e-12)
         sizes = {cutoffs: np.diff([0, *cutoffs, len(counts)]).min() for cutoffs in every}
         least = min(flops for cutoffs, flops in every.items() if sizes[cutoffs] >= smallest)
-        found, flops = propose(counts, bands, workload, smallest)
+        proposed, flops = propose(counts, bands, workload, smallest)
         assert flops == pytest.approx(least, rel=1e-12)
-        assert every[found] == pytest.approx(least, rel=1e-12)
-        assert sizes[found] >= smallest
-        proposals.add(found)
+        assert every[proposed] == pytest.approx(least, rel=1e-12)
+        assert sizes[proposed] >= smallest
+        proposals.add(proposed)
     assert bands == 1 or least_rows > 32 or len(proposals) > 3  # else one answer would do for all
 
 

@@ -19,7 +19,7 @@ from adaptive_jax.planning.plan import check_memory, choose_fsdp, describe
 from adaptive_jax.training.dry_run import dry_run
 from configs import billion_word, papers, quickstart, wikitext103
 from tests import refuses
-from tests.toys import plan_of
+from tests.toys import TEXT, plan_of
 
 VERY_LARGE = resolve(billion_word.get_config("very_large"))
 LAYERS = papers.layers(
@@ -58,7 +58,9 @@ def test_an_update_is_divided_over_devices_and_microbatches(held, devices, divis
     """Rows of 64 tokens; 4,096 tokens a device where the config leaves that open."""
     plan = plan_of(small(tokens_per_device=held), 122, devices)
     assert (plan.accumulation, plan.rows_per_device) == division
-    assert f"= {plan.accumulation} x {plan.rows_per_device} rows x {devices} " in describe(plan)
+    assert f"= {plan.accumulation} x {plan.rows_per_device} rows x {devices} " in describe(
+        plan, TEXT
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,8 +132,8 @@ def test_stored_tables_are_state():
     """Every device has those of `compose_share` below 1; a bias of the words is no table."""
     tied = {"output.name": "softmax", "output.table.name": "tied", "output.table.bias": True}
     configs = [small("cnn", **tied, compose_share=share) for share in (1.0, 0.5)]
-    whole, sparse = (plan_of(config, 122, 1) for config in configs)
-    assert sparse.state_bytes - whole.state_bytes == 4 * 122 * 32 + 4  # and a count
+    dense, sparse = (plan_of(config, 122, 1) for config in configs)
+    assert sparse.state_bytes - dense.state_bytes == 4 * 122 * 32 + 4  # and a count
 
 
 def test_what_a_device_holds_and_gathers():
@@ -141,14 +143,14 @@ def test_what_a_device_holds_and_gathers():
     """
     config = resolve(wikitext103.get_config("gcnn_14")) | {"tokens_per_update": 32_768}
     one, eight = (plan_of(config | {"fsdp": n}, 267_735, 8) for n in (1, 8))
-    assert one.gathered_bytes == 0 and "gathered" not in describe(one)
+    assert one.gathered_bytes == 0 and "gathered" not in describe(one, TEXT)
     assert eight.state_bytes < 1.003 * one.state_bytes / 8
     parameters = eight.parameters
     largest = 4 * 1024 * 4096 + 1024 * 2048
     matrices = 2048 * (512 + 128 + 32 + 3)
     tables = parameters["input"] + parameters["output"] - matrices
     assert eight.gathered_bytes == 4 * (matrices + largest) + 2 * tables
-    assert f"gathered     {eight.gathered_bytes / 1e9:.2f} GB a device" in describe(eight)
+    assert f"gathered     {eight.gathered_bytes / 1e9:.2f} GB a device" in describe(eight, TEXT)
 
 
 def test_what_is_gathered_where_words_are_cut():
@@ -158,8 +160,8 @@ def test_what_is_gathered_where_words_are_cut():
     matrices = 1024 * (1024 + 256 + 64) + 2 * 1024
     block = 4 * 1024 * 1024 + 2 * 1024 * 4096
     assert eight.gathered_bytes == 4 * matrices + 2 * block  # blocks in bfloat16
-    assert "and tables of which 8 divides neither size; others stay where" in describe(eight)
-    assert "shard_words has no effect without fsdp" in describe(one)
+    assert "and tables of which 8 divides neither size; others stay where" in describe(eight, TEXT)
+    assert "shard_words has no effect without fsdp" in describe(one, TEXT)
 
 
 @pytest.mark.parametrize(

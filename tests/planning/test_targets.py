@@ -62,7 +62,7 @@ def test_code_is_traced_for_the_devices_of_its_mesh(monkeypatch):
         return x
 
     assert (platform(), capability()) == (jax.default_backend(), (0, 0))
-    for kind, name, wanted in [
+    for kind, name, expected in [
         ("NVIDIA H100 80GB HBM3", "cuda", ("gpu", (9, 0))),
         ("TPU v5 lite", "tpu", ("tpu", (0, 0))),
         ("NVIDIA A100-SXM4-80GB", "gpu", ("gpu", (8, 0))),
@@ -75,7 +75,7 @@ def test_code_is_traced_for_the_devices_of_its_mesh(monkeypatch):
             jax.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec),
             jax.ShapeDtypeStruct((4,), "float32"),
         )
-        assert seen.pop() == wanted
+        assert seen.pop() == expected
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     mesh, spec = device_mesh(1, jax.devices("cpu")[:1]), PartitionSpec()
     jax.eval_shape(

@@ -186,8 +186,8 @@ def table_of(settings, params, vectors):
     train, width, words = settings["mode"] == "train", settings["emsize"], settings["vocabulary"]
     rate = settings["output_dropout"] if train else 0.0
     how = {"bias": "predicted" if settings["predict_bias"] else "own"}
-    own = [name for name in params if name.startswith("_decoder.") and name != "_decoder.bias"]
-    home = "_decoder" if own else "_lookup"
+    tables = [name for name in params if name.startswith("_decoder.") and name != "_decoder.bias"]
+    home = "_decoder" if tables else "_lookup"
     if settings["adaptiveoutputs"] or settings["adaptiveoutputs_tied"]:
         cuts = map(int, re.findall(r"\d+", settings["adaptivecutoffs"]))
         cuts = tuple(cut for cut in cuts if cut < words)

@@ -23,6 +23,7 @@ from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.text.load import load
 from adaptive_jax.training.finetuning import finetuned
 from configs import quickstart
+from tests import refuses
 
 
 def test_a_folder_of_other_digits_is_no_checkpoint(tmp_path):
@@ -80,7 +81,7 @@ def test_items_are_read_one_by_one(tmp_path):
     ].tolist() == [0, 1, 2]
     both = reader.restore(3, {"optimizer": (jnp.zeros(2), ()), "carry": ()})
     assert both["carry"] == () and both["optimizer"][0].tolist() == [1, 1]
-    with pytest.raises(InputError, match="cannot be read"):
+    with refuses("checkpoints/3"):
         reader.restore(3, {"params": {"b": jnp.zeros(3, jnp.int32)}})
     reader.close()
 
@@ -115,13 +116,7 @@ def test_a_run_of_an_earlier_version_is_told_in_one_line(tmp_path):
     config = resolve(quickstart.get_config())
     del config["body"]["positions"]
     (tmp_path / "config.json").write_text(to_json(config))
-    with pytest.raises(
-        InputError,
-        match=(
-            rf"^{tmp_path}/config.json was written by an earlier version of adaptive_jax, or "
-            r"changed \(config\.body\.positions .*\): train again, or use that version$"
-        ),
-    ):
+    with refuses(f"{tmp_path}/config.json", "earlier version", "config.body.positions"):
         read_config(tmp_path)
 
 
@@ -144,9 +139,8 @@ def test_a_config_that_is_not_complete(tmp_path, change):
     (tmp_path / "config.json").write_text(
         json.dumps({key: value for key, value in config.items() if value is not ...})
     )
-    with pytest.raises(InputError, match=rf"config\.json .*{next(iter(change))}") as error:
+    with refuses("config.json", *change):
         read_config(tmp_path)
-    assert "\n" not in str(error.value)
 
 
 def test_json_is_standard():
@@ -201,7 +195,7 @@ def test_every_damaged_file_is_noticed(tmp_path, caplog, how):
     for name, workdir in copies_with_damage(tmp_path / "run", tmp_path, how):
         if "params" in name.parts:  # what evaluation reads
             with (
-                pytest.raises(InputError, match=r"checkpoints/2 cannot be read .*has steps 1"),
+                refuses("checkpoints/2", "steps 1"),
                 contextlib.closing(Checkpoints(workdir, read_only=True)) as reader,
             ):
                 reader.restore(2, {"params": items["params"]})
@@ -247,7 +241,7 @@ def test_a_deletion_that_was_cut_off(tmp_path, caplog):
     Checkpoints(tmp_path, keep=2).close()
     assert (steps_in(tmp_path / "checkpoints"), caplog.text) == ([2], "")
     (tmp_path / "checkpoints" / "2" / CHECKSUMS).unlink()
-    with pytest.raises(InputError, match=r"can be read \(2: checksums\.sha256 is missing\)"):
+    with refuses("2", "checksums.sha256"):
         Checkpoints(tmp_path, keep=2)
     assert steps_in(tmp_path / "checkpoints") == [2]
 
@@ -266,7 +260,7 @@ def test_nobody_uses_a_damaged_checkpoint(trained, tmp_path):
         lambda: export(workdir, tmp_path / "exported"),
         lambda: finetuned(origin, None, None, None, None, None),
     ):
-        with pytest.raises(InputError, match=r"cannot be read \(params/.* has changed\)"):
+        with refuses("params", "has changed"):
             use()
     assert not (tmp_path / "exported").exists()
 
@@ -280,12 +274,12 @@ def test_a_flipped_bit_anywhere(tmp_path):
     expected, bits = read()[:2], random.Random(0)
 
     def read_with(path, at, bit, refused):
-        whole = path.read_bytes()
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        content = path.read_bytes()
+        path.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
         with refused:
-            found = read()[:2]
-            assert jax.tree.all(jax.tree.map(np.array_equal, found, expected)), path
-        path.write_bytes(whole)
+            items_read = read()[:2]
+            assert jax.tree.all(jax.tree.map(np.array_equal, items_read, expected)), path
+        path.write_bytes(content)
 
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     for path in bits.choices(files, k=12):
@@ -294,14 +288,14 @@ def test_a_flipped_bit_anywhere(tmp_path):
     for step, digit, bit in ("1", b"2", 2), ("2", b"1", 4):  # the best was 1.0, and is 0.0 and 2.0
         loss = tmp_path / "run" / "checkpoints" / step / "metrics" / "metrics"
         at = loss.read_bytes().index(digit)
-        read_with(loss, at, bit, pytest.raises(InputError, match=f"{step} cannot be read .metrics"))
+        read_with(loss, at, bit, refuses(f"checkpoints/{step}", "metrics"))
 
 
 def test_a_loss_that_cannot_be_read(tmp_path, caplog):
     """Readers name the folder, and training goes on without it."""
     saved_run(tmp_path)
     damage(tmp_path / "checkpoints" / "1" / "metrics" / "metrics", "half")
-    with pytest.raises(InputError, match="delete the folder of the step whose metrics/metrics is"):
+    with refuses("metrics/metrics", "delete"):
         Checkpoints(tmp_path, read_only=True)
     checkpoints = Checkpoints(tmp_path, keep=2)
     assert (checkpoints.latest(), checkpoints.best()) == (2, 2)
@@ -313,7 +307,7 @@ def test_a_state_of_an_earlier_version(tmp_path):
     """Arrays under other names, such as those of an optimizer that now has layers one by one."""
     saved_run(tmp_path)
     checkpoints = Checkpoints(tmp_path, keep=2)
-    with pytest.raises(InputError, match="its arrays are not those of config.json: "):
+    with refuses("arrays", "config.json"):
         checkpoints.restore(2, {"params": {"b": [jnp.zeros(9)]}})
     checkpoints.close()
 
@@ -323,7 +317,7 @@ def test_a_list_of_checksums_that_lacks_a_file(tmp_path):
     saved_run(tmp_path)
     sums = tmp_path / "checkpoints" / "2" / CHECKSUMS
     sums.write_text("".join(sums.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(InputError, match="has no checksum"):
+    with refuses("no checksum"):
         read_parameters(tmp_path, "2", saved_run(tmp_path / "other")["params"])
 
 
@@ -336,23 +330,15 @@ def test_no_whole_checkpoint(tmp_path):
         for path in (tmp_path / "checkpoints" / step / "params" / "d").iterdir():
             damage(path, "half")
     for _ in range(2):
-        with pytest.raises(
-            InputError,
-            match=r"no checkpoint in .* can be read \(2: params/d/.* has changed; 1: params/d/",
-        ):
+        with refuses("no checkpoint", "2", "1", "has changed"):
             Checkpoints(tmp_path)
     reader = Checkpoints(tmp_path, read_only=True)
-    with pytest.raises(
-        InputError,
-        match=(
-            r"checkpoints/2 cannot be read \(params/d/.* has changed\); the run has steps 1 as well"
-        ),
-    ):
+    with refuses("checkpoints/2", "has changed", "steps 1"):
         reader.restore(2, items)
     reader.close()
     shutil.rmtree(tmp_path / "checkpoints" / "1")
     reader = Checkpoints(tmp_path, read_only=True)
-    with pytest.raises(InputError, match="there is no other in this run"):
+    with refuses("checkpoints/2", "no other"):
         reader.restore(2, items)
     reader.close()
 
@@ -386,7 +372,7 @@ def test_a_loss_that_is_known_later(tmp_path):
     again.close()
     damage(metrics / "metrics", "flip")
     reader = Checkpoints(tmp_path, read_only=True)
-    with pytest.raises(InputError, match=r"2 cannot be read \(metrics/metrics has changed"):
+    with refuses("checkpoints/2", "metrics/metrics"):
         reader.step("best")
     reader.close()
 

@@ -85,8 +85,8 @@ def test_directories_of_exports_are_on_a_disk(store):
 
 @pytest.mark.first
 def test_a_run_killed_while_it_saves(store, flags, quick_command, in_process, config, tmp_path):
-    """The same command on gs:// goes on from the checkpoint before, ends as a run on a disk
-    digit for digit, and is evaluated.
+    """The same command on gs:// resumes from the checkpoint before, ends as a run on a disk digit
+    for digit, and is evaluated.
     """
     train(config(**RUN), tmp_path / "disk")
     url = "gs://bucket/runs/a"
@@ -103,7 +103,7 @@ def test_a_run_killed_while_it_saves(store, flags, quick_command, in_process, co
     assert "runs/a/checkpoints/2/commit_success.txt" in names
     store.stop_at = None
 
-    done = quick_command(*run, env=store.variables)
+    done = in_process(*run)  # with the programs of the run on a disk
     assert done.returncode == 0, done.stderr
     assert (
         f"continuing {url} after 2 of 6 updates" in done.stdout

@@ -17,14 +17,15 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.start import write_published
 from adaptive_jax.scores import evaluate as evaluation
-from adaptive_jax.scores.card import by_bin, count_characters, lines, metadata, published
+from adaptive_jax.scores.card import by_bin, lines, metadata, published
 from adaptive_jax.scores.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.scores.frequency import Words, words_of
+from adaptive_jax.scores.scores import Scores, lengths_of, perplexity_text
 from adaptive_jax.scores.scoring import Evaluation
+from tests import refuses
 
 WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
@@ -45,16 +46,25 @@ def without_last(vocabulary, count):
 def test_characters_are_those_of_the_text(text):
     """With spaces and line ends; of units, too, which spell every word; empty lines among them."""
     lines = [" ".join(line) for line in text]
-    count = len("".join(f"{line}\n" for line in lines))
-    assert count_characters(UNITS.encode_lines(lines), UNITS) == count
-    known = not any(word not in WORDS.words for line in text for word in line)
-    assert count_characters(WORDS.encode_lines(lines), WORDS) == (count if known else None)
+    written = "".join(f"{line}\n" for line in lines)
+    count = len(written), len(written.encode())
+    assert lengths_of(UNITS.encode_lines(lines), UNITS) == count
+    in_vocabulary = not any(word not in WORDS.words for line in text for word in line)
+    expected = count if in_vocabulary else (None, None)
+    assert lengths_of(WORDS.encode_lines(lines), WORDS) == expected
 
 
 def test_no_characters():
     """Neither of a text that is not known nor of none."""
-    assert count_characters(WORDS.encode_lines(["the <unk>"]), WORDS) is None
-    assert count_characters(np.zeros(0, np.int32), WORDS) is None
+    assert lengths_of(WORDS.encode_lines(["the <unk>"]), WORDS) == (None, None)
+    assert lengths_of(np.zeros(0, np.int32), WORDS) == (None, None)
+
+
+def test_a_perplexity_of_text_without_spaces_has_few_digits():
+    """It had up to 250 of them."""
+    assert perplexity_text(999_999.0) == "999,999.00"
+    texts = ["1.2e+06", "3.0e+250", "above 1e+304"]
+    assert [*map(perplexity_text, (1.25e6, 3e250, math.inf))] == texts
 
 
 def test_perplexity_by_bin():
@@ -79,14 +89,13 @@ def test_perplexity_by_bin():
 
 
 def test_a_card_is_of_the_tokens_that_count():
-    """Bits a character are those of all tokens that count."""
+    """Bits a character and a byte are those of all tokens that count."""
     text = words_of(WORDS.encode_lines(["the é", "", "hat"]), WORDS, {}, {})
     nll = np.array([1, 2, 3, np.nan, 5, 6], np.float32) * math.log(2)
     result = metadata(WORDS, text, nll, (5, 7))
-    assert (result["characters"], result["bits_per_character"]) == (
-        len("the é\nhat\n"),
-        pytest.approx(1.7),
-    )
+    summary = Scores(text.ids, nll).summary(WORDS)
+    assert (summary["characters"], summary["bits_per_character"]) == (10, pytest.approx(1.7))
+    assert (summary["bytes"], summary["bits_per_byte"]) == (11, pytest.approx(17 / 11))
     shares = [(part["most"], part["share"]) for part in result["bins"]]
     assert shares == [(5, 0.4), (7, 0.2), (None, 0.4)]
     assert result["vocabulary"] == {"size": 6, "fingerprint": WORDS.digest, "unit": "word"}
@@ -127,13 +136,8 @@ def test_scores_that_are_not_finite():
     run = Run(None, {}, without_last(WORDS, 1), vocabulary=WORDS)
     run = run.with_parts(config={"dtype": "bfloat16"}, step=40)
     ids = np.array([0, 5, 1, 2, 3], np.int32)
-    job = Evaluation(Path(), run, ids, None, 0.0, 1.0, None, None, None)
-    with pytest.raises(
-        InputError,
-        match=(
-            "^2 of 4 scores are not finite, the first of token 2: the model of step 40 .* bfloat16"
-        ),
-    ):
+    job = Evaluation(Path(), run, ids, None, 0.0, 1.0, *[None] * 4)
+    with refuses("2 of 4", "token 2", "step 40", "bfloat16"):
         job.with_uniform(np.array([1, np.inf, np.inf, np.nan, np.inf], np.float32))
     finite = np.array([1, np.inf, 2, np.nan, 3], np.float32)
     np.testing.assert_array_equal(job.with_uniform(finite), finite)
@@ -144,7 +148,7 @@ def test_a_run_of_damaged_parameters(trained_copy, monkeypatch):
     run = Run.open(trained_copy, "latest")
     broken = run.with_parts(params=jax.tree.map(lambda a: a + np.nan, run.params))
     monkeypatch.setattr(Run, "params", broken.params)
-    with pytest.raises(InputError, match="^426 of 426 scores are not finite"):
+    with refuses("426 of 426"):
         evaluate(trained_copy, Request(window=10))
     assert not list(trained_copy.glob("eval/test-10-*"))
 

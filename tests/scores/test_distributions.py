@@ -37,13 +37,13 @@ def test_the_most_probable_words_rank_and_entropy(run, monkeypatch):
         )(hidden)
     )
     monkeypatch.setattr(distributions, "TOKENS", 4)
-    found = expected(run, {}, hidden, targets, 5)
-    np.testing.assert_allclose(found.log_probs, -np.sort(-dense, axis=1)[:, :5], rtol=1e-6)
+    computed = expected(run, {}, hidden, targets, 5)
+    np.testing.assert_allclose(computed.log_probs, -np.sort(-dense, axis=1)[:, :5], rtol=1e-6)
     np.testing.assert_allclose(
-        np.take_along_axis(dense, found.words, 1), found.log_probs, rtol=1e-6
+        np.take_along_axis(dense, computed.words, 1), computed.log_probs, rtol=1e-6
     )
     of_targets = np.take_along_axis(dense, targets[:, None], 1)
-    np.testing.assert_array_equal(found.rank, 1 + (dense > of_targets).sum(axis=1))
-    np.testing.assert_allclose(found.entropy, -(np.exp(dense) * dense).sum(axis=1), rtol=1e-5)
+    np.testing.assert_array_equal(computed.rank, 1 + (dense > of_targets).sum(axis=1))
+    np.testing.assert_allclose(computed.entropy, -(np.exp(dense) * dense).sum(axis=1), rtol=1e-5)
     every = expected(run, {}, hidden, targets, 1_000).words  # no more than there are
     np.testing.assert_array_equal(np.sort(every, axis=1), [np.arange(SIZE)] * 11)

@@ -141,8 +141,8 @@ def test_statistics_on_eight_devices(eight, capsys):
     done = eight(STATISTICS)
     assert done.returncode == 0, done.stderr
     exec(STATISTICS, {})
-    found = [np.array(out.split(), float) for out in (done.stdout, capsys.readouterr().out)]
-    np.testing.assert_allclose(*found, rtol=1e-4)
+    statistics = [np.array(out.split(), float) for out in (done.stdout, capsys.readouterr().out)]
+    np.testing.assert_allclose(*statistics, rtol=1e-4)
 
 
 @pytest.mark.parametrize("break_mode", ["eos", "complete_doc"])

@@ -18,18 +18,18 @@ from tests import refuses
 
 
 def test_bins_are_those_of_the_paper():
-    """Each frequency is in the bin with the next edge as its label; words that training lacks
-    stand apart.
+    """Each frequency is in the bin with the next edge, and labels say where a bin begins; words
+    that training lacks stand apart.
     """
     counts = np.array([0, 1, 10, 11, 100, 1_000, 10_001, 1_000_000, 1_000_001, 5_000_000])
     bins = by_frequency(np.arange(10.0), counts)
     assert [(each.label, each.words, each.least, each.most) for each in bins] == [
         ("new", 1, 0, 0),
-        ("10", 2, 1, 10),
-        ("100", 2, 11, 100),
-        ("1K", 1, 101, 1_000),
-        ("100K", 1, 10_001, 100_000),
-        ("1M", 1, 100_001, 1_000_000),
+        ("1-10", 2, 1, 10),
+        ("11-100", 2, 11, 100),
+        ("101-1K", 1, 101, 1_000),
+        ("10K-100K", 1, 10_001, 100_000),
+        ("100K-1M", 1, 100_001, 1_000_000),
         ("1M+", 2, 1_000_001, None),
     ]
     assert (
@@ -48,13 +48,13 @@ def test_edges_of_ones_own_and_words_that_do_not_count():
         np.array([1.0, np.nan, 3.0, 8.0]), np.array([50, 51, 60, 50]), (50, 500, 5_000)
     )
     assert [(each.label, each.words, each.mean) for each in bins] == [
-        ("50", 2, 4.5),
-        ("500", 1, 3.0),
+        ("1-50", 2, 4.5),
+        ("51-500", 1, 3.0),
     ]
-    assert by_frequency(np.array([2.0]), np.array([9]), (5,))[0].label == "5+"
+    assert by_frequency(np.array([2.0]), np.array([9]), (5,))[0].label == "6+"
     edges = 1_001, 1_003  # which three digits do not tell apart
     labels = [each.label for each in by_frequency(np.zeros(3), np.array([9, 1_002, 1_004]), edges)]
-    assert labels == ["1,001", "1,003", "1,003+"] and short(999_700) == "1M"
+    assert labels == ["1-1,001", "1,001-1,003", "1,003+"] and short(999_700) == "1M"
 
 
 @pytest.mark.parametrize("edges", [(), (0, 10), (10, 10), (100, 10)])

@@ -7,7 +7,6 @@ import pytest
 
 from adaptive_jax.config.options import Option
 from adaptive_jax.data.vocabulary.subwords import Subwords
-from adaptive_jax.errors import InputError
 from adaptive_jax.scores import evaluate_command as command
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.methods import METHODS, Method, prepared
@@ -46,14 +45,14 @@ def test_a_way_to_score_is_its_function_and_a_line(trained_copy, monkeypatch, ca
     one = ["perplexity", f"{plain['perplexity']:.2f}", "power", "1,", "kind", "left"]
     assert out[0].split() == one
     assert out[3].endswith("; method toy, power 0.5, kind left")
-    for options, says in [
-        ({"power": (3.0,)}, r"--power must be in \(0, 2\], got 3.0"),
-        ({"power": ()}, r"--power must be in \(0, 2\], got none"),
-        ({"kind": "up"}, "kind='up' is not one of left, right"),
-        ({"shift": 1.0}, "--shift has no meaning with --kind=left: leave it out, or use --kind=ri"),
-        ({"theta": (1.0,)}, "--theta has no meaning with --method=toy: .* use --method=cache"),
+    for options, names in [
+        ({"power": (3.0,)}, ("--power", "3.0")),
+        ({"power": ()}, ("--power", "none")),
+        ({"kind": "up"}, ("kind='up'", "left", "right")),
+        ({"shift": 1.0}, ("--shift", "--kind=left", "--kind=right")),
+        ({"theta": (1.0,)}, ("--theta", "--method=toy", "--method=cache")),
     ]:
-        with pytest.raises(InputError, match=says):
+        with refuses(*names):
             prepared("toy", options)
     assert command.options_of_methods()["power"] == {"toy": Toy}
 

@@ -66,13 +66,13 @@ def score(run, ids, window, context, rows, mode="none", layout="packed"):
 
 @pytest.mark.parametrize(
     "window, context, rows",
-    [(4, 0, 2), (7, 3, 1), (8, 7, 4), (23, 0, 2), (40, 12, 2)],
+    [(4, 0, 2), (8, 7, 4), (40, 12, 2)],
 )
 def test_each_token_is_scored_from_what_its_window_shows(
     run, log_probs, ids, window, context, rows
 ):
     """The slow twin reads, for each token on its own, exactly the tokens of its window that
-    stand before it.
+    stand before it. tests/data/test_batches.py has the windows of any settings.
     """
     slow = []
     for k, token in enumerate(ids):
@@ -88,7 +88,6 @@ def test_each_token_is_scored_from_what_its_window_shows(
 @pytest.mark.parametrize(
     "mode, layout, window, context",
     [
-        ("eos", "packed", 4, 0),
         ("eos", "similar", 9, 0),
         ("complete_doc", "packed", 7, 0),
         ("complete", "packed", 8, 3),
@@ -144,12 +143,12 @@ def test_convolutions_carry_on_where_the_context_covers_what_they_see(
     other numbers.
     """
     assert convolution.model.body.receptive_field == 7
-    whole = score(convolution, ids, len(ids), 0, 1)
+    in_one_row = score(convolution, ids, len(ids), 0, 1)
     for rows in 1, 3:
         settings = Windows(12, context, mode, "packed", rows)
         assert (as_stream(convolution.model, settings, len(ids)).layout == "streams") == carries
         close = np.isclose(
-            score(convolution, ids, 12, context, rows, mode), whole, rtol=1e-5, atol=1e-5
+            score(convolution, ids, 12, context, rows, mode), in_one_row, rtol=1e-5, atol=1e-5
         )
         assert close.all() if carries else close[:12].any() and not close.all()
 
@@ -216,6 +215,11 @@ def test_summary_of_known_numbers():
         "tokens": 3,
         "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3)),
         "unknown": 0.0,
+        "known_perplexity": None,
+        "characters": 3,
+        "bytes": 3,
+        "bits_per_character": pytest.approx(3 / math.log(2)),
+        "bits_per_byte": pytest.approx(3 / math.log(2)),
     }
     assert Scores(ids, np.full(4, 1e4, np.float32)).summary(vocabulary)["perplexity"] == math.inf
     vocabulary = Vocabulary.build({"a": 3, "<eos>": 1, "<unk>": 2})
@@ -394,7 +398,9 @@ def test_eight_devices_score_alike(trained_copy, eight, words, tmp_path):
     result.unlink()
     done = eight(EVALUATE, workdir)
     assert done.returncode == 0, done.stderr
-    found = json.loads(result.read_text())
-    assert found["nll"] == pytest.approx(one["nll"], rel=1e-6)
-    rounded = dict.fromkeys(("nll", "perplexity", "seconds", "date", "bins", "bits_per_character"))
-    assert found | rounded == json.loads(json.dumps(one)) | rounded
+    eight_devices = json.loads(result.read_text())
+    assert eight_devices["nll"] == pytest.approx(one["nll"], rel=1e-6)
+    rounded = dict.fromkeys(
+        ("nll", "perplexity", "seconds", "date", "bins", "bits_per_character", "bits_per_byte")
+    )
+    assert eight_devices | rounded == json.loads(json.dumps(one)) | rounded

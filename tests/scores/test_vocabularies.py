@@ -16,7 +16,6 @@ from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.runs.run import Run, fits_any_vocabulary
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.open_words import extended
@@ -209,8 +208,7 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
 def test_what_needs_vectors_of_new_words(looked_up, other, changes, flag):
     """Is refused in a line where the model has none."""
     request = Request(checkpoint="latest", data_path=str(other), vocabulary="union")
-    says = f"^{flag} needs vectors of new words, which this model lacks: leave it out$"
-    with pytest.raises(InputError, match=says):
+    with refuses(flag, "new words"):
         evaluate(looked_up, request._replace(**changes))
 
 

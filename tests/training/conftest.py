@@ -56,15 +56,15 @@ def run_config(config, with_layers):
 
 
 @pytest.fixture(scope="session")
-def whole(run_config, tmp_path_factory):
-    """`whole("streams")`: the workdir of a run of `RUNS`, trained to its end: to be read, not
-    changed.
+def uninterrupted(run_config, tmp_path_factory):
+    """`uninterrupted("streams")`: the workdir of a run of `RUNS` that was trained to its end: to be
+    read, not changed.
     """
 
     @functools.cache
-    def whole(name):
-        workdir = tmp_path_factory.mktemp("whole") / name
+    def uninterrupted(name):
+        workdir = tmp_path_factory.mktemp("uninterrupted") / name
         train(run_config(name), workdir)
         return workdir
 
-    return whole
+    return uninterrupted

@@ -36,6 +36,7 @@ TRAIN = """
 import json, pathlib, sys
 import jax
 from adaptive_jax.training.loop import train
+from tests.shared_programs import sharing
 config, workdir, present = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]), jax.devices
 def run(name, count, steps):
     jax.devices, jax.device_count = lambda: present()[:count], lambda: count
@@ -43,7 +44,8 @@ def run(name, count, steps):
         train(config | {"steps": steps}, workdir / name)
     finally:
         jax.devices, jax.device_count = present, lambda: len(present())
-run("moved", 8, 2), run("moved", 6, 4), run("eight", 8, 4), run("six", 6, 4)
+with sharing():
+    run("moved", 8, 2), run("moved", 6, 4), run("eight", 8, 4), run("six", 6, 4)
 """
 
 
@@ -87,9 +89,9 @@ def test_every_number_of_devices_makes_the_same_updates(name, on_devices):
     assert all(says in printed for says in SAYS[name]), printed
     one = losses(workdir / "one")
     for run, steps in ("eight", 4), ("six", 4), ("moved", 6):
-        found = losses(workdir / run)
-        assert len(found) == 2.5 * steps  # two of each update, one of every second
-        assert found == pytest.approx({key: one[key] for key in found}, rel=2e-6)
+        logged = losses(workdir / run)
+        assert len(logged) == 2.5 * steps  # two of each update, one of every second
+        assert logged == pytest.approx({key: one[key] for key in logged}, rel=2e-6)
         ours, theirs = (state_of(workdir / which, config, steps) for which in (run, "one"))
         assert (jax.tree.leaves(theirs.carry) != []) == (name == "streams")
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=5e-6), ours, theirs)

@@ -49,14 +49,14 @@ def test_an_interval(trained, monkeypatch):
     interval.add(update | {"nll": 1.5, "tokens": 4.0}, 2)
     interval.waited += 2.0
     interval.leave_out(30.0)
-    found = interval.close()
-    assert (found["data_wait"], found["words_per_second"]) == (0.25, 3 / 8)
-    assert (found["step_seconds"], found["compile_seconds"]) == (4, 30)
+    rates = interval.close()
+    assert (rates["data_wait"], rates["words_per_second"]) == (0.25, 3 / 8)
+    assert (rates["step_seconds"], rates["compile_seconds"]) == (4, 30)
     assert (interval.waited, interval.compiled) == (0, 0)
-    assert found["nll"] == pytest.approx((2 * 3 + 1.5 * 4) / 3)
-    assert "utilisation" not in found  # of a CPU
+    assert rates["nll"] == pytest.approx((2 * 3 + 1.5 * 4) / 3)
+    assert "utilisation" not in rates  # of a CPU
     interval.add(update, 0)
-    assert interval.close()["perplexity"] == math.inf  # no word ended
+    assert not {"nll", "perplexity", "words_per_second"} & interval.close().keys()  # no word ended
     shares = [line["train/data_wait"] for line in metrics(trained) if "train/data_wait" in line]
     assert len(shares) > 30
     assert all(0 <= share <= 1 for share in shares) and any(shares)
@@ -90,6 +90,8 @@ def scalars(*logs):
                     if step < event.step
                 }
             for value in event.summary.value:
+                if value.tag.startswith("config"):
+                    continue
                 assert (value.tag, event.step) not in values
                 values[value.tag, event.step] = value.simple_value
     return values
@@ -150,9 +152,10 @@ def written(console):
     return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
 
 
-@pytest.mark.parametrize("width", [60, 120])
+@pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_bar_fits_the_terminal(width):
-    """On one line, with what matters most; what is said stands above it, neither wrapped nor cut;
+    """On one line, with what matters most, the rate among it: a bar of 20 columns hid the rate and
+    its unit on a terminal of 80; what is said stands above it, neither wrapped nor cut;
     after the last step it shows the time passed.
     """
     console = terminal(width)
@@ -160,14 +163,15 @@ def test_the_bar_fits_the_terminal(width):
     bar.show(601)
     bar.progress.refresh()
     running = written(console)[-1]
-    assert re.match(r"601/602 ━+╸ loss 4.412", running) and len(running) <= width
-    assert width < 100 or "  ".join(PARTS) in running
+    assert re.match(r"601/602 (━+╸ )?loss 4.412", running) and len(running) <= width
+    assert ("━" in running) == (width >= 100)
+    assert "  ".join(PARTS[: 2 if width == 60 else 3 if width == 80 else 5]) in running
     said = "step 602/7,500  validation  " + "x" * 200
     bar.say(said)
     assert said in written(console)
     bar.show(602)
     bar.close()
-    assert re.fullmatch(r"602/602 ━+ .* 0:00:00", written(console)[-1].rstrip())
+    assert re.fullmatch(r"602/602 (━+ )?.* 0:00:00", written(console)[-1].rstrip())
 
 
 def test_the_bar_of_a_run_with_hours():
@@ -249,6 +253,32 @@ def test_metrics_go_to_all_files_and_some_to_the_terminal(tmp_path, capsys):
     assert scalars(log) == {(name, 3): value for name, value in named.items() if value == value}
 
 
+def test_text_without_spaces_shows_tokens(tmp_path, capsys):
+    """An interval in which no word ends printed `loss inf` and `0 words/s`."""
+    interval = Interval(1.0, 1)
+    update = {"nll": 3.0, "tokens": 50.0, "learning_rate": 0.1, "gradient_norm": 1.0}
+    shown = Metrics(tmp_path, 0, settings())
+    for step, words in (1, 0), (2, 1), (3, 40):
+        interval.add(update, words)
+        shown.write(step, "train", interval.close())
+    shown.write(3, "validation", {"nll": 690.0, "perplexity": 3e299, "bits_per_character": 7.25})
+    shown.close()
+    first, second, third, fourth = capsys.readouterr().out.splitlines()
+    for line in first, second:
+        assert "train  3.000 nats a token" in line and "tokens/s" in line
+    assert "inf" not in first and "perplexity" not in second and "train  loss 3.750" in third
+    assert fourth.endswith("loss 690.000  perplexity 3.0e+299  7.250 bits a character")
+    lines = metrics(tmp_path)
+    assert "train/nll" not in lines[0] and lines[1]["train/nll"] == 150
+
+
+def test_tensorboard_has_the_config_as_text(tmp_path):
+    """Curves of runs were told apart by the names of their directories alone."""
+    Metrics(tmp_path, 0, settings(tensorboard=True)).close()
+    (log,) = tmp_path.glob("events.out.tfevents.*")
+    assert b"    steps: 9\n" in log.read_bytes()
+
+
 def test_tensorboard_is_a_switch(tmp_path):
     """Switched on later, it shows the run from its start; after a resume no step stands twice."""
     for first, on in (0, False), (2, True), (3, True):
@@ -264,7 +294,7 @@ def test_tensorboard_is_a_switch(tmp_path):
 
 def test_a_full_disk_is_an_error(small_disk):
     """Not an end of a thread, after which the run would wait for it for ever."""
-    board = TensorBoard(small_disk, False, [])
+    board = TensorBoard(small_disk, False, [], {})
     with contextlib.suppress(OSError), (small_disk / "other").open("wb", 0) as other:
         while other.write(bytes(4096)):
             pass

@@ -20,6 +20,7 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.training import sparse
 from adaptive_jax.training.state import State
 from adaptive_jax.training.update import _either
+from tests import refuses
 
 PAPER = {  # Baevski & Auli 2019, section 4.5: warm-up, first cycle, cycles, M, updates in all
     "WikiText-103": (16_000, 18_000, 4, 0.75, 286_000),
@@ -161,7 +162,7 @@ def random_like(shapes, seed):
 def test_a_state_that_no_checkpoint_holds():
     """Told before the first update, and not at the first save, which would lose the run."""
     config = complete({"optimizer.name": "galore"})
-    with pytest.raises(InputError, match="'galore' keeps empty arrays, which no checkpoint"):
+    with refuses("'galore'", "checkpoint"):
         sparse.optimizer(config, build(config, 40))
 
 
@@ -297,34 +298,29 @@ def test_averages_of_the_paper():
 def test_settings_out_of_range(optimizer, schedule, setting, value):
     """One line with the key, its range and its value."""
     changes = {"optimizer.name": optimizer, "schedule.name": schedule, setting: value}
-    with pytest.raises(InputError, match=rf"{setting} must be in .*got {value}$") as error:
+    with refuses(setting, str(value)):
         optim.from_config(complete(changes))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "changes, says",
+    "changes, names",
     [
-        ({"optimizer.name": "lion_"}, r"config.optimizer.name='lion_' is .* Did you mean \"lion\""),
-        (
-            {"optimizer.name": "scale_by_rprop"},
-            "is not one of nag, sgd, adam, nt_asgd, asgd, adabelief",
-        ),
-        ({"optimizer.name": "chain"}, "is not one of nag, "),
-        ({"optimizer.name": "schedule_free_sgd"}, "is not one of nag, "),
-        ({"optimizer.name": "optax:scale_by_adam"}, "must take a learning_rate"),
-        ({"optimizer.name": "rprop"}, "'rprop' must not read its rate before an update"),
-        ({"optimizer.name": "lbfgs"}, "'lbfgs' cannot train: .*'value_fn'"),
+        ({"optimizer.name": "lion_"}, ("config.optimizer.name='lion_'", '"lion"')),
+        ({"optimizer.name": "scale_by_rprop"}, ("nag", "sgd", "adam", "nt_asgd", "adabelief")),
+        ({"optimizer.name": "chain"}, ("'chain'", "nag")),
+        ({"optimizer.name": "schedule_free_sgd"}, ("'schedule_free_sgd'", "nag")),
+        ({"optimizer.name": "optax:scale_by_adam"}, ("learning_rate",)),
+        ({"optimizer.name": "rprop"}, ("'rprop'", "rate")),
+        ({"optimizer.name": "lbfgs"}, ("'lbfgs'", "'value_fn'")),
         (
             {"optimizer.name": "nt_asgd", "optimizer.form": "papr"},
-            "optimizer.form='papr' is not one of paper, torch. Did you mean",
+            ("optimizer.form='papr'", "paper", "torch"),
         ),
-        ({"schedule.cycles": 0}, "schedule.cycles must be in"),
-        ({"schedule.cycle_steps": 0}, "schedule.cycle_steps must be in"),
+        ({"schedule.cycles": 0}, ("schedule.cycles", "0")),
+        ({"schedule.cycle_steps": 0}, ("schedule.cycle_steps", "0")),
     ],
 )
-def test_what_is_no_optimizer_or_schedule(changes, says):
+def test_what_is_no_optimizer_or_schedule(changes, names):
     """One line, instead of a traceback out of optax."""
-    with pytest.raises(InputError, match=says) as error:
+    with refuses(*names):
         optim.from_config(complete(changes))
-    assert "\n" not in str(error.value)

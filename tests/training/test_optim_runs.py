@@ -42,32 +42,32 @@ def averaged(settings):
 
 
 @pytest.fixture(scope="module")
-def whole(averaged, tmp_path_factory):
+def uninterrupted(averaged, tmp_path_factory):
     """A run that was never stopped."""
-    workdir = tmp_path_factory.mktemp("averaged") / "whole"
+    workdir = tmp_path_factory.mktemp("averaged") / "uninterrupted"
     train(averaged(), workdir)
     return workdir
 
 
-def assert_same(workdir, whole, settings):
-    assert metrics(workdir, speeds=False) == metrics(whole, speeds=False)
-    assert_close(state_of(workdir, settings), state_of(whole, settings), 0)
+def assert_same(workdir, uninterrupted, settings):
+    assert metrics(workdir, speeds=False) == metrics(uninterrupted, speeds=False)
+    assert_close(state_of(workdir, settings), state_of(uninterrupted, settings), 0)
 
 
-def test_a_run_killed_after_the_switch(whole, averaged, tmp_path):
+def test_a_run_killed_after_the_switch(uninterrupted, averaged, tmp_path):
     """The averages and the divided rate are saved: it ends bit for bit as one never stopped."""
     for step in 3, SWITCH:
-        state = state_of(whole, averaged(), step).optimizer
+        state = state_of(uninterrupted, averaged(), step).optimizer
         seen = bool(tree_get(state, "switched")), int(tree_get(state, "divided")) > 0
         assert seen == (step >= SWITCH, step >= SWITCH)
-    workdir = shutil.copytree(whole, tmp_path / "run")
+    workdir = shutil.copytree(uninterrupted, tmp_path / "run")
     shutil.rmtree(workdir / "checkpoints" / "9")
     shutil.rmtree(workdir / "checkpoints" / "10")
     train(averaged(), workdir)
-    assert_same(workdir, whole, averaged())
+    assert_same(workdir, uninterrupted, averaged())
 
 
-def test_a_run_stopped_before_the_evaluation_that_switches(whole, averaged, tmp_path):
+def test_a_run_stopped_before_the_evaluation_that_switches(uninterrupted, averaged, tmp_path):
     """The optimizer hears of the evaluation, made up for by the next start, and again if that
     start is killed: once in all.
     """
@@ -78,29 +78,29 @@ def test_a_run_stopped_before_the_evaluation_that_switches(whole, averaged, tmp_
     shutil.rmtree(workdir / "checkpoints" / str(SWITCH + 1))
     assert not tree_get(state_of(workdir, averaged()).optimizer, "switched")
     train(averaged(), workdir)
-    assert_same(workdir, whole, averaged())
+    assert_same(workdir, uninterrupted, averaged())
 
 
-def test_averages_are_evaluated(whole, averaged):
+def test_averages_are_evaluated(uninterrupted, averaged):
     """By training and by evaluate.py alike; training goes on from other parameters."""
-    state = state_of(whole, averaged())
+    state = state_of(uninterrupted, averaged())
     averages = params_to_evaluate(state.optimizer, state.params)
     gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, averages)
     assert max(jax.tree.leaves(gaps)) > 0.01
-    last = metrics(whole)[-1]
+    last = metrics(uninterrupted)[-1]
     assert (last["step"], tree_get(state.optimizer, "averaged")) == (10, 10 - SWITCH)
-    assert evaluate(whole, Request("validation", checkpoint="latest"))["nll"] == pytest.approx(
-        last["validation/nll"], rel=1e-6
-    )
+    assert evaluate(uninterrupted, Request("validation", checkpoint="latest"))[
+        "nll"
+    ] == pytest.approx(last["validation/nll"], rel=1e-6)
 
 
-def test_evaluations_that_change_updates_stay(whole, averaged):
+def test_evaluations_that_change_updates_stay(uninterrupted, averaged):
     """Where losses change the updates, evaluate_every cannot; checkpoint_every, whose
     evaluations do not count, can.
     """
     with refuses("evaluate_every", "2", "3"):
-        train(averaged(evaluate_every=3), whole)
-    train(averaged(checkpoint_every=1), whole)
+        train(averaged(evaluate_every=3), uninterrupted)
+    train(averaged(checkpoint_every=1), uninterrupted)
     with refuses("evaluate_every=0", "optimizer.name='nt_asgd'"):
         check_config(averaged(evaluate_every=0), None)
 
@@ -126,7 +126,7 @@ def test_a_schedule_that_ends_the_run(averaged, tmp_path, capsys):
         assert max(saved(workdir)) == metrics(workdir)[-1]["step"] == SWITCH
 
 
-def test_hours_end_a_run(whole, averaged, tmp_path, capsys):
+def test_hours_end_a_run(uninterrupted, averaged, tmp_path, capsys):
     """It is evaluated and saved, and says that it is finished, until it is given more; no
     update is another for it.
     """
@@ -136,7 +136,7 @@ def test_hours_end_a_run(whole, averaged, tmp_path, capsys):
         assert "finished after 1e-09 hours: 1 updates" in capsys.readouterr().out
         assert saved(workdir) == [1] and metrics(workdir)[-1].keys() > {"validation/nll"}
     train(averaged(), workdir)
-    assert_close(state_of(workdir, averaged()), state_of(whole, averaged()), 0)
+    assert_close(state_of(workdir, averaged()), state_of(uninterrupted, averaged()), 0)
     checkpoints = Checkpoints(workdir, read_only=True)
     before, after = checkpoints.hours(1), checkpoints.hours(10)
     checkpoints.close()

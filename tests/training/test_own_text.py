@@ -14,7 +14,6 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.split import one_text, split_lines
 from adaptive_jax.data.corpora.text import Text
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.planning.cutoffs import Workload, propose
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.dry_run import check_config, dry_run
@@ -118,7 +117,7 @@ def test_what_is_not_one_text(text, tmp_path):
     with refuses("nowhere", "does not exist"):
         with_text(request(**{"data.path": str(tmp_path / "nowhere")}), None)
     (tmp_path / "a").write_text("one line only\nand another")
-    with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
+    with refuses(str(tmp_path / "a"), "2 line(s)"):
         split_lines(Text((tmp_path / "a",)), tmp_path)
 
 
@@ -153,6 +152,11 @@ def test_a_folder_of_files_is_one_text_with_a_document_a_file(tmp_path, capsys, 
         ("a <eos>\n" * 40, "mine.txt: the text has <eos> of its own"),
         (gzip.compress(b"a b\n" * 999)[:-9], "cannot read mine.txt.gz: "),
         (b"(\xb5/\xfd", "mine.txt.zst is packed in a way that is not read here: unpack it"),
+        (
+            b"%PDF-1.7\n\xe2\xe3",
+            "mine.pdf is a PDF, not text: extract its text first, as by pdftotext",
+        ),
+        (b"caf\xe9\n" * 40, "mine.txt, line 1: not UTF-8; convert it, Latin-1 as by `iconv"),
         (b"BZh9", "mine.tar.xz is an archive, which is not read here: unpack it first"),
         (gzip.compress(b'{"text": "a b"}\n' * 40), "mine.jsonl.gz holds JSON, not text"),
     ],
@@ -160,10 +164,10 @@ def test_a_folder_of_files_is_one_text_with_a_document_a_file(tmp_path, capsys, 
 def test_a_bad_file_is_named_itself(content, says, tmp_path):
     """Not a copy of it, whose lines have other numbers; and no copy is left to be read."""
     file = tmp_path / re.search(r"mine[a-z.]*[a-z]", says)[0]
-    says = says.removeprefix("cannot read ")
+    says = says.removeprefix("cannot read ").strip()
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     for _ in range(2):
-        with pytest.raises(InputError, match=f"{file.parent}/{says}"):
+        with refuses(f"{file.parent}/{says}"):
             split_lines(Text((file,)), tmp_path / "cache")
 
 
@@ -204,10 +208,10 @@ def test_own_text_in_one_line(text, tmp_path, capsys, own_cache):
     assert "after 3 of 5 updates" in out and "\nbands  " not in out  # nothing is chosen again
     assert json.loads((workdir / "config.json").read_text()) == config | {"steps": 5}
     assert (workdir / "metrics.jsonl").read_text().startswith(first)
-    with pytest.raises(InputError, match=r"data.threshold was \d+ and is now 9"):
+    with refuses("data.threshold", "9"):
         train(request(**asked, **{"data.threshold": 9}), workdir)
     assert evaluate(workdir, Request())["step"] in (3, 5)
-    with pytest.raises(InputError, match="--config.data.path=DIR"):
+    with refuses("--config.data.path=DIR"):
         train(request(), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

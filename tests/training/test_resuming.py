@@ -30,10 +30,10 @@ def arrays_of(workdir):
     return {jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree.leaves_with_path(items)}
 
 
-def check_ended_alike(workdir, whole):
+def check_ended_alike(workdir, uninterrupted):
     """Losses logged, and every array saved."""
-    assert metrics(workdir, speeds=False) == metrics(whole, speeds=False)
-    ours, theirs = arrays_of(workdir), arrays_of(whole)
+    assert metrics(workdir, speeds=False) == metrics(uninterrupted, speeds=False)
+    ours, theirs = arrays_of(workdir), arrays_of(uninterrupted)
     assert ours.keys() == theirs.keys() and len(ours) > 5
     for name in theirs:
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
@@ -50,7 +50,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_that_was_stopped(name, whole, run_config, tmp_path, capsys):
+def test_a_run_that_was_stopped(name, uninterrupted, run_config, tmp_path, capsys):
     """Between checkpoints, where an evaluation was due: the state is saved before the split is
     scored, and the run that goes on, to more updates than were asked for at first, scores it,
     once.
@@ -62,7 +62,7 @@ def test_a_run_that_was_stopped(name, whole, run_config, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert name != "similar" or "376 rows of 8 to 64 tokens, padding" in printed
     assert validated(tmp_path) == EVALUATED
-    check_ended_alike(tmp_path, whole(name))
+    check_ended_alike(tmp_path, uninterrupted(name))
     losses = {
         line["step"]: line["validation/nll"]
         for line in metrics(tmp_path)
@@ -73,13 +73,13 @@ def test_a_run_that_was_stopped(name, whole, run_config, tmp_path, capsys):
     checkpoints.close()
 
 
-def test_a_run_that_was_killed(whole, run_config, tmp_path, capsys):
+def test_a_run_that_was_killed(uninterrupted, run_config, tmp_path, capsys):
     """It logged five more updates than the last checkpoint has, the last line not to its end.
 
     Each step stands once in metrics.jsonl, and in TensorBoard once that has purged what the restart
     makes void. tests/training/test_survival.py kills processes.
     """
-    killed = shutil.copytree(whole("transformer"), tmp_path / "run")
+    killed = shutil.copytree(uninterrupted("transformer"), tmp_path / "run")
     for step in steps_in(killed / "checkpoints"):
         if step > 3:
             shutil.rmtree(killed / "checkpoints" / str(step))
@@ -87,7 +87,7 @@ def test_a_run_that_was_killed(whole, run_config, tmp_path, capsys):
     file.write_text(file.read_text()[:-9])
     train(run_config("transformer"), killed)
     assert f"continuing {killed} after 3 of 8 updates" in capsys.readouterr().out
-    check_ended_alike(killed, whole("transformer"))
+    check_ended_alike(killed, uninterrupted("transformer"))
     logs = sorted(killed.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_ctime_ns)
     assert len(logs) == 2
     assert scalars(*logs) == {
@@ -98,17 +98,19 @@ def test_a_run_that_was_killed(whole, run_config, tmp_path, capsys):
     }
 
 
-def test_what_the_runs_are_for(whole):
+def test_what_the_runs_are_for(uninterrupted):
     """What a run has to remember is not zero, or that it remembers would not show."""
     assert [sparse.composes(7, step, 0.3) for step in range(1, 9)] == [
         step in (1, 4, 6) for step in range(1, 9)
     ]
-    carry = {k: a for k, a in arrays_of(whole("streams")).items() if k.startswith("['carry']")}
+    carry = {
+        k: a for k, a in arrays_of(uninterrupted("streams")).items() if k.startswith("['carry']")
+    }
     assert len(carry) >= 2 and all(np.abs(a).max() > 0.01 for a in carry.values())
-    assert any(name.startswith("['tables']") for name in arrays_of(whole("sparse")))
+    assert any(name.startswith("['tables']") for name in arrays_of(uninterrupted("sparse")))
 
 
-def test_a_stop_in_the_middle_of_an_evaluation(whole, run_config, tmp_path, monkeypatch):
+def test_a_stop_in_the_middle_of_an_evaluation(uninterrupted, run_config, tmp_path, monkeypatch):
     """The state is saved without waiting for its end."""
 
     def interrupted(run, ids, windows, progress):
@@ -129,4 +131,4 @@ def test_a_stop_in_the_middle_of_an_evaluation(whole, run_config, tmp_path, monk
             train(run_config("transformer"), tmp_path)
     assert steps_in(tmp_path / "checkpoints") == [2]
     train(run_config("transformer"), tmp_path)
-    check_ended_alike(tmp_path, whole("transformer"))
+    check_ended_alike(tmp_path, uninterrupted("transformer"))

@@ -59,9 +59,9 @@ def test_a_state_from_a_file():
     """It may be of NumPy arrays, as the table may."""
     table = np.ones((3, 2), np.float32)
     state = EXACT["adagrad"].init(table)
-    given = [1], jnp.ones((1, 2))
-    found = update_rows(EXACT["adagrad"], table, jax.tree.map(np.asarray, state), *given)
-    right = update_rows(EXACT["adagrad"], table, state, *given)
+    rows = [1], jnp.ones((1, 2))
+    found = update_rows(EXACT["adagrad"], table, jax.tree.map(np.asarray, state), *rows)
+    right = update_rows(EXACT["adagrad"], table, state, *rows)
     jax.tree.map(np.testing.assert_array_equal, found, right)
 
 
@@ -127,7 +127,7 @@ def test_lazy_adam_and_lazy_momentum():
     steps = [[3, 7, 3], [7, 0, 0], [3, 3, 3]]
     adam, momentum = optax.adam(0.1, eps=1e-3), optax.sgd(0.1, momentum=0.9)
     table = np.asarray(tables()["table"], np.float64)
-    wanted = {"adam": table.copy(), "momentum": table.copy()}
+    expected = {"adam": table.copy(), "momentum": table.copy()}
     m, v, trace = np.zeros((3, ROWS, WIDTH))
     gradients = np.random.default_rng(1).normal(size=(3, 3, WIDTH))
     for t, (ids, gradient) in enumerate(zip(steps, gradients, strict=True), start=1):
@@ -136,8 +136,8 @@ def test_lazy_adam_and_lazy_momentum():
             m[row], v[row] = 0.9 * m[row] + 0.1 * g, 0.999 * v[row] + 0.001 * g**2
             trace[row] = 0.9 * trace[row] + g
             root = np.sqrt(v[row] / (1 - 0.999**t)) + 1e-3
-            wanted["adam"][row] -= 0.1 * m[row] / (1 - 0.9**t) / root
-            wanted["momentum"][row] -= 0.1 * trace[row]
+            expected["adam"][row] -= 0.1 * m[row] / (1 - 0.9**t) / root
+            expected["momentum"][row] -= 0.1 * trace[row]
     for name, optimizer in (("adam", adam), ("momentum", momentum)):
         ours = theirs = tables()["table"], optimizer.init(tables()["table"])
         for ids, gradient in zip(steps, jnp.asarray(gradients, jnp.float32), strict=True):
@@ -145,8 +145,8 @@ def test_lazy_adam_and_lazy_momentum():
             whole = jnp.zeros((ROWS, WIDTH)).at[jnp.asarray(ids)].add(gradient)
             changes, state = optimizer.update(whole, theirs[1], theirs[0])
             theirs = optax.apply_updates(theirs[0], changes), state
-        np.testing.assert_allclose(ours[0], wanted[name], rtol=1e-4, atol=1e-5)
-        assert np.abs(np.asarray(theirs[0]) - wanted[name]).max() > 0.01
+        np.testing.assert_allclose(ours[0], expected[name], rtol=1e-4, atol=1e-5)
+        assert np.abs(np.asarray(theirs[0]) - expected[name]).max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -251,13 +251,13 @@ def test_memory_goes_by_the_ids():
     for rows in 100, 100_000:
         table = jnp.zeros((rows, 8))
         state = optimizer.init(table)
-        given = table, state, jnp.arange(32), jnp.ones((32, 8))
+        arguments = table, state, jnp.arange(32), jnp.ones((32, 8))
         step = functools.partial(update_rows, optimizer)
-        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*given).compile()
+        compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
         temporaries.add(compiled.memory_analysis().temp_size_in_bytes)
         assert compiled.memory_analysis().alias_size_in_bytes >= 2 * table.nbytes
         places = [a.unsafe_buffer_pointer() for a in jax.tree.leaves((table, state)) if a.ndim]
-        after = jax.tree.leaves(compiled(*given))
+        after = jax.tree.leaves(compiled(*arguments))
         assert [a.unsafe_buffer_pointer() for a in after if a.ndim] == places
     assert len(temporaries) == 1
 

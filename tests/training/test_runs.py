@@ -80,11 +80,11 @@ def text_words(text, split):
     ]
 
 
-def test_losses_of_sub_words_are_per_word_of_the_text(whole, run_config, text, tmp_path):
+def test_losses_of_sub_words_are_per_word_of_the_text(uninterrupted, run_config, text, tmp_path):
     """The first update's loss is that of the untrained model, in nats over all units divided by
     the words they end.
     """
-    settings, workdir = run_config("sub-words"), whole("sub-words")
+    settings, workdir = run_config("sub-words"), uninterrupted("sub-words")
     corpus = load(settings["data"])
     vocabulary, ids = corpus.vocabulary, corpus.ids
     model = build(settings, len(vocabulary))
@@ -108,12 +108,12 @@ def test_losses_of_sub_words_are_per_word_of_the_text(whole, run_config, text, t
     assert result["nll"] == pytest.approx(last["validation/nll"], rel=1e-6)
 
 
-def test_a_workdir_of_sub_words(whole, run_config, tmp_path):
+def test_a_workdir_of_sub_words(uninterrupted, run_config, tmp_path):
     """Its model scores words, characters and an <unk> that the train split never has. It holds
     both halves of the vocabulary, which must be there and whole, and the same.
     """
     settings = run_config("sub-words")
-    workdir = shutil.copytree(whole("sub-words"), tmp_path / "run")
+    workdir = shutil.copytree(uninterrupted("sub-words"), tmp_path / "run")
     vocabulary = read_vocabulary(workdir / "vocabulary.txt")
     assert isinstance(vocabulary, Subwords)
     assert vocabulary.digest == load(settings["data"]).vocabulary.digest
@@ -294,8 +294,8 @@ def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path
     ]
     assert (float(heard.evaluations), len(losses)) == (2, 2)
     assert float(heard.last) == pytest.approx(losses[-1], rel=1e-6)
-    own = evaluate(tmp_path / "run", Request("validation", checkpoint="latest"))
-    assert own["nll"] == pytest.approx(losses[-1], rel=1e-3)
+    evaluation = evaluate(tmp_path / "run", Request("validation", checkpoint="latest"))
+    assert evaluation["nll"] == pytest.approx(losses[-1], rel=1e-3)
     raw = state_of(tmp_path / "run", settings).params
     chosen = Run.open(tmp_path / "run", "latest").params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 0.5 * b, rtol=1e-6), chosen, raw)

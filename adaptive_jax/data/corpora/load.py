@@ -33,6 +33,7 @@ from adaptive_jax.data.vocabulary.on_disk import (
     read_with_checksums,
     write_with_checksums,
 )
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import replacing
@@ -58,7 +59,9 @@ class Settings(NamedTuple):
     lower: whether to lower-case the text.
     vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
         Not used to load it, but for ids: the size of the tokenizer's whole vocabulary.
-    eos: for ids: the id that ends a document; -1: none does.
+    tokenizer: path of a tokenizer.json of the `tokenizers` library, which turns text into ids, and
+        ids of data.corpus=ids into text; see docs/own_data.md. Empty: none.
+    eos: for ids: the id that ends a document, with a tokenizer also a line of text; -1: none does.
     ids_dtype: for ids in flat .bin files: uint8, uint16, uint32, int32 or int64; empty: uint16 if
         it holds all ids, else uint32.
     """
@@ -72,6 +75,7 @@ class Settings(NamedTuple):
     lower: bool = False
     vocabulary_size: NonNegativeInt = 0
     eos: int = -1
+    tokenizer: str = ""
     ids_dtype: Annotated[str, Option(among=token_files.DTYPES)] = ""
 
 
@@ -101,7 +105,11 @@ def load(
         files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
         if optional and not files.present("test"):
             splits.remove("test")
-        return token_files.corpus_of(files, settings.eos, place, vocabulary, splits)
+        corpus = token_files.corpus_of(files, settings.eos, place, vocabulary, splits)
+        if vocabulary is None and settings.tokenizer:
+            of_text = Tokenizer.of(corpus.vocabulary, read_model(settings.tokenizer))
+            corpus = corpus._replace(vocabulary=of_text)
+        return corpus
     needed = {*splits} | ({"train"} if vocabulary is None else set())
     text = PreparedText(settings, needed - ({"test"} if optional else set()))
     return text.corpus(vocabulary, [split for split in splits if text.has(split)])
@@ -159,14 +167,20 @@ def checked_settings(data: Mapping) -> Settings:
             f" {settings.threshold} and {settings.limit}: sub-word units can spell every word"
         )
     ids = settings.corpus == "ids"
-    of_text = ("threshold", "limit", "codes", "tokeniser", "lower")
-    for key in of_text if ids else ("eos", "ids_dtype"):
+    of_words = ("threshold", "limit", "codes", "tokeniser", "lower")
+    unused = of_words if ids or settings.tokenizer else ("eos",)
+    for key in unused if ids else (*unused, "ids_dtype"):
         value, default = getattr(settings, key), Settings._field_defaults[key]
         if value != default:
             raise InputError(
-                f"data.{key}={value!r} does not fit data.corpus={settings.corpus}: leave it"
-                f" {default!r}"
+                f"data.{key}={value!r} does not fit data.corpus={settings.corpus}"
+                f"{' with data.tokenizer' * bool(settings.tokenizer)}: leave it {default!r}"
             )
+    if settings.tokenizer and not ids and settings.eos < 0:
+        raise InputError(
+            f"data.eos={settings.eos} must be the id of data.tokenizer that ends a line of text,"
+            " such as that of <|endoftext|>"
+        )
     if ids and settings.vocabulary_size < 2:
         raise InputError(
             f"data.vocabulary_size={settings.vocabulary_size} must be 2 or more for"
@@ -182,6 +196,8 @@ class PreparedText:
         shards/SPLIT/                          see `Shards`
         words/vocabulary.txt                   of the train split: its words
         subwords-FORMAT-CODES/vocabulary.txt   of the train split: sub-word units
+        tokenizer-HASH/vocabulary.txt          of the train split: a tokenizer's ids; shards then
+                                               have lines in place of words
         DIGEST/SPLIT.npy                       ids, by the digest of their vocabulary
         DIGEST/SPLIT.json                      numbers of words and of unseen words
 
@@ -191,7 +207,7 @@ class PreparedText:
     def __init__(self, settings: Settings, needed: Collection[str]):
         self.settings, self.cache = settings, cache.directory()
         self._texts = _local_texts(settings.corpus, settings.path, needed)
-        self._how = settings.tokeniser, settings.lower
+        self._how = "" if settings.tokenizer else settings.tokeniser, settings.lower
         home, units = self._home("train"), f"subwords-{subwords.FORMAT}-{settings.codes}"
         self._all_words = home / "words" / "vocabulary.txt"
         self._units = home / units / "vocabulary.txt"
@@ -221,7 +237,7 @@ class PreparedText:
             ids[split], words, new = self._ids(split, vocabulary)
             if new is not None:
                 unseen[split] = new / max(1, words)
-            if words != published.words.get(split, words):
+            if vocabulary.unit == "word" and words != published.words.get(split, words):
                 # Perplexities would not compare.
                 message = "%s %s has %s words, <eos> included; the published one has %s"
                 logger.warning(message, name, split, words, published.words[split])
@@ -262,6 +278,13 @@ class PreparedText:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary of the train split: words, or sub-word units."""
         settings = self.settings
+        if settings.tokenizer:
+            model = read_model(settings.tokenizer)
+            numbers = settings.eos, settings.vocabulary_size
+            name = hashlib.sha256(model + repr(numbers).encode()).hexdigest()[:16]
+            path = self._all_words.parents[1] / f"tokenizer-{name}" / "vocabulary.txt"
+            counts = lambda: self.count_words("train")
+            return self._once(path, lambda: Tokenizer.build(counts(), model, *numbers))
         if not settings.codes:
             return self._words().cut(settings.threshold, settings.limit)
 
@@ -287,7 +310,9 @@ class PreparedText:
         """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if
         that is not known here.
         """
-        if not isinstance(vocabulary, subwords.Subwords):
+        if vocabulary.unit == "token":
+            return None
+        if not vocabulary.mark:
             return {*vocabulary.words, UNKNOWN}
         if not all(checksums_of(path).exists() for path in (self._units, self._all_words)):
             return None

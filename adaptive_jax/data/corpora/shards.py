@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import operator
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -83,15 +84,21 @@ class _Numbering(dict[str, int]):
 
 
 def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> None:
-    """Writes the shard of a piece in one step. Raises FaultyText."""
+    """Writes the shard of a piece in one step; lines in place of words where the tokeniser is "".
+    Raises FaultyText.
+    """
     if fault := encoding_fault(piece):
         raise FaultyText(fault)
     text = piece.decode("utf-8")
-    if tokeniser_name != "none" or lower or BYTE_ORDER_MARK in text:
-        text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
+    if tokeniser_name not in ("", "none") or lower or BYTE_ORDER_MARK in text:
+        split = tokeniser(tokeniser_name or "none", lower)
+        text = "\n".join(map(split, text.split("\n")))
     lines = text.replace("\n", f" {EOS}\n").split("\n")
     numbering = _Numbering()
     words = itertools.chain.from_iterable(map(str.split, lines))
+    if not tokeniser_name:
+        parts = re.findall(r"[^\n]+|\n", text.replace("\r\n", "\n"))
+        words = (EOS if part == "\n" else part for part in parts)
     ids = np.fromiter(map(numbering.__getitem__, words), np.int32)
     distinct = "\n".join(numbering).encode("utf-8")  # no word contains a line feed
     with replacing(path) as file:
@@ -128,7 +135,7 @@ class Shards:
         Raises InputError as `pieces`, for text without words or with a fault, and for an unknown
         tokeniser.
         """
-        tokeniser(tokeniser_name, lower)
+        tokeniser(tokeniser_name or "none", lower)
         for unfinished in directory.glob(".*.npz.*"):  # left by a killed process
             unfinished.unlink()
         number, words, ends, lines = 0, False, 0, 0

@@ -71,7 +71,7 @@ def encoding_fault(data: bytes) -> str:
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
-        return "not UTF-8; convert the file to UTF-8"
+        return "not UTF-8; convert it, Latin-1 as by `iconv -f WINDOWS-1252 -t UTF-8`"
     if b"\0" in data:
         return "a NUL byte, which text never has; repair the file, or convert it to UTF-8"
     return ""
@@ -213,6 +213,8 @@ def local_texts(
         if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
             cure = "it held copies of a file that was split: train again to make them, or " + cure
         fault = "is not a directory" if place.exists() else "does not exist"
+        if place.is_file() and place.name.endswith(ARCHIVES):
+            fault = "is an archive: unpack it"
         raise InputError(f"data.path={place} {fault}; {cure}")
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):

@@ -162,7 +162,7 @@ def corpus_of(
     """
     if vocabulary is None:
         vocabulary = TokenIds.of_counts(files.counts(files.find("train"), cache), eos)
-    elif not isinstance(vocabulary, TokenIds):
+    elif vocabulary.unit != "token":
         raise InputError(
             f"data.corpus=ids needs a vocabulary of ids, and this one has {len(vocabulary):,}"
             " words: pass --data_path=DIR with text, or a run that was trained on ids"

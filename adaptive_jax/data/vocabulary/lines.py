@@ -16,7 +16,6 @@ import numpy as np
 
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.tokenise import tokeniser
-from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError, check_known
 
@@ -48,7 +47,9 @@ class Lines(NamedTuple):
         Raises:
             InputError: a corpus that does not exist.
         """
-        return cls(vocabulary, tokeniser(data["tokeniser"], data["lower"]), _joiner(data))
+        lines = vocabulary.unit == "token" and vocabulary.spells  # its words are whole lines
+        join = "".join if lines else _joiner(data)
+        return cls(vocabulary, tokeniser(data["tokeniser"], data["lower"]), join)
 
     def words(self, text: str) -> list[str]:
         """The words of text, with an `<eos>` for each line feed; of ids none of which ends a
@@ -62,7 +63,7 @@ class Lines(NamedTuple):
             raise InputError(f"text must be a string, got {text!r:.40}")
         if NOT_TEXT.search(text):
             raise InputError(f"text must be UTF-8 without NUL bytes, got {text[:40]!r}")
-        first, *rest = (self.split(line).split() for line in text.split("\n"))
+        first, *rest = (self.vocabulary.split(self.split(line)) for line in text.split("\n"))
         words, end = first, [EOS] * (EOS in self.vocabulary.index)
         for line in rest:
             words += end + line
@@ -76,7 +77,7 @@ class Lines(NamedTuple):
             InputError: a word that the run does not know, where it has no `<unk>`.
         """
         vocabulary = self.vocabulary
-        if not isinstance(vocabulary, Subwords) and UNKNOWN not in vocabulary.index:
+        if not vocabulary.spells and UNKNOWN not in vocabulary.index:
             missing = next((word for word in words if word not in vocabulary.index), None)
             if missing is not None:
                 cure = f"which has no {UNKNOWN}: leave it out, or train with data.threshold=2"
@@ -101,9 +102,7 @@ class Lines(NamedTuple):
         """Text in two: what follows may go on in the last word of the second part, which has no
         end. Empty after white space, and where the vocabulary is of words, which always end.
         """
-        if not self.vocabulary.spells or not text or text[-1].isspace():
-            return text, ""
-        border = len(text) - len(text.split()[-1])
+        border = self.vocabulary.border(text)
         return text[:border], text[border:]
 
     def encode_open(self, text: str) -> tuple[np.ndarray, bytes]:
@@ -117,11 +116,12 @@ class Lines(NamedTuple):
             return ids, b""
         last = min(OPEN, lengths[-1])
         spelling = b"".join(spells[i] for i in ids[-last:])
-        return ids[:-last], spelling.removesuffix(MARK.encode())
+        return ids[:-last], spelling.removesuffix(self.vocabulary.mark)
 
     def units_within(self, ids: np.ndarray, begun: str) -> int:
         """The number of the first tokens that lie in `begun`, with which their text begins."""
-        spelling, spells = MARK.join(self.words(begun)).encode(), self.vocabulary.utf8
+        spells, before = self.vocabulary.utf8, self.encode(begun)
+        spelling = b"".join(spells[i] for i in before).removesuffix(self.vocabulary.mark)
         ends = itertools.accumulate((len(spells[i]) for i in ids), initial=0)
         fits = (spelling.startswith(spells[i], at) for i, at in zip(ids, ends, strict=False))
         return sum(1 for _ in itertools.takewhile(bool, fits))
@@ -147,30 +147,9 @@ class Lines(NamedTuple):
                 f"tokens must be from 0 to {len(self.vocabulary) - 1:,}, got {wrong[0]}"
             )
         lines: list[list[str]] = [[]]
-        for word in self._whole_words(tokens.tolist()):
+        for word in self.vocabulary.whole_words(tokens.tolist()):
             lines.append([]) if word == EOS else lines[-1].append(word)
         return "\n".join(map(self.join, lines))
-
-    def _whole_words(self, ids):
-        """The words of tokens; the last may lack its end."""
-        vocabulary, mark = self.vocabulary, MARK.encode()
-        if not isinstance(vocabulary, Subwords):
-            yield from map(vocabulary.words.__getitem__, ids)
-            return
-        spelling = b""
-        for token in ids:
-            if vocabulary.words[token] in (EOS, UNKNOWN):
-                if spelling:  # no text has this, but a model may write it
-                    yield spelling.decode(errors="replace")
-                yield vocabulary.words[token]
-                spelling = b""
-                continue
-            spelling += vocabulary.utf8[token]
-            if vocabulary.ends_word[token]:
-                yield spelling.removesuffix(mark).decode(errors="replace")
-                spelling = b""
-        if spelling:
-            yield spelling.decode(errors="replace")
 
 
 def _joiner(data) -> Join:

@@ -4,7 +4,7 @@ subwords.model, and vocabulary.sha256.
 
 from pathlib import Path
 
-from adaptive_jax.data.vocabulary.subwords import FILE, Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, write_checksums
@@ -18,7 +18,7 @@ def checksums_of(path: Path) -> Path:
 def write_with_checksums(vocabulary: Vocabulary, path: Path) -> None:
     """Writes a vocabulary, and its checksums beside it, as `sha256sum --check` reads them."""
     vocabulary.write(path)
-    model = [path.with_name(FILE)] if isinstance(vocabulary, Subwords) else []
+    model = [path.with_name(vocabulary.file)] if vocabulary.file else []
     write_checksums(checksums_of(path), [path, *model])
 
 

@@ -8,21 +8,21 @@ of the text:
     lowest .    low  est▁  .▁  <eos>
 """
 
-import bisect
 import collections
 import dataclasses
 import functools
-import hashlib
 import io
 import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from adaptive_jax.data.vocabulary import tokenizer
 from adaptive_jax.data.vocabulary.token_ids import TokenIds, holds_ids
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.data.vocabulary.words import (
     EOS,
     UNKNOWN,
@@ -31,7 +31,7 @@ from adaptive_jax.data.vocabulary.words import (
     read_counts,
 )
 from adaptive_jax.errors import InputError, MissingPackage, of_extra, one_line
-from adaptive_jax.files import path_of, replacing
+from adaptive_jax.files import path_of
 
 logger = logging.getLogger(__name__)
 # Part of the path of learnt units: increase it when the same text and codes are to give others
@@ -73,7 +73,7 @@ class Subwords(Vocabulary):
     """
 
     model: bytes = dataclasses.field(repr=False)
-    spells = True
+    spells, mark, file = True, MARK.encode(), FILE
 
     @classmethod
     def build(cls, counts: Mapping[str, int], codes: int) -> "Subwords":
@@ -119,19 +119,6 @@ class Subwords(Vocabulary):
             ) from error
         return cls(plain.words, plain.counts, model)
 
-    def write(self, path: str | os.PathLike) -> None:
-        """Writes a `unit count` line for each unit, UTF-8, in the order of ids, and the model
-        beside it as subwords.model.
-        """
-        with replacing(path_of(path).with_name(FILE)) as file:
-            file.write(self.model)
-        super().write(path)  # last, so that the model exists wherever this file does
-
-    def same_words(self, other: Vocabulary) -> bool:
-        """As `Vocabulary.same_words`, and the same model."""
-        same = isinstance(other, Subwords) and self.model == other.model
-        return same and super().same_words(other)
-
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the units of words, int32 `[units]`, and how many each word has, int32
         `[words]`.
@@ -139,6 +126,28 @@ class Subwords(Vocabulary):
         units = list(map(self._units, words))
         lengths = np.fromiter(map(len, units), np.int32, len(units))
         return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
+
+    def whole_words(self, ids: Iterable[int]) -> Iterator[str]:
+        """See `Vocabulary.whole_words`."""
+        spelling = b""
+        for token in ids:
+            if self.words[token] in (EOS, UNKNOWN):
+                if spelling:  # no text has this, but a model may write it
+                    yield spelling.decode(errors="replace")
+                yield self.words[token]
+                spelling = b""
+                continue
+            spelling += self.utf8[token]
+            if self.ends_word[token]:
+                yield spelling.removesuffix(self.mark).decode(errors="replace")
+                spelling = b""
+        if spelling:
+            yield spelling.decode(errors="replace")
+
+    def border(self, text: str) -> int:
+        """The first character of the last word, unless white space ends it."""
+        last = "" if text[-1:].isspace() or not text else text.split()[-1]
+        return len(text) - len(last)
 
     @property
     def unigram_probs(self) -> np.ndarray:
@@ -164,33 +173,6 @@ class Subwords(Vocabulary):
         """
         single = {name: bytes([byte]) for byte, name in enumerate(BYTES)}
         return tuple(single.get(word) or word.encode("utf-8") for word in self.words)
-
-    @functools.cached_property
-    def _by_spelling(self):
-        """Spellings in order, with the ids of their units; without `<eos>` and `<unk>`."""
-        units = enumerate(zip(self.words, self.utf8, strict=True))
-        return sorted((text, i) for i, (word, text) in units if word not in (EOS, UNKNOWN))
-
-    def beginning(self, text: bytes) -> tuple[list[int], list[int]]:
-        """Ids of the units that begin with `text`, UTF-8, and of the shorter ones that it begins
-        with.
-        """
-        order = self._by_spelling
-
-        def between(first, last):
-            begin, end = (bisect.bisect(order, (spelling,)) for spelling in (first, last))
-            return [i for _, i in order[begin:end]]
-
-        shorter = (text[:end] for end in range(1, len(text)))
-        longer = between(text, text + b"\xff")  # a byte that no text has
-        return longer, [i for part in shorter for i in between(part, part + b"\0")]
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """16 hexadecimal digits that differ when a unit, a count, the order or the model
-        differs.
-        """
-        return hashlib.sha256(self._text.encode("utf-8") + self.model).hexdigest()[:16]
 
     @functools.cached_property
     def _units(self) -> Callable[[str], tuple[int, ...]]:
@@ -221,7 +203,7 @@ def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
     counts = read_counts(path)
     kind = Vocabulary
     if holds_ids(counts):  # words would have `<eos>` among them
-        kind = TokenIds
+        kind = Tokenizer if path_of(path).with_name(tokenizer.FILE).exists() else TokenIds
     # Its units decide, not the model beside it: a missing model is an error, a left-over one is
     # not.
     elif all(name in counts for name in (MARK, *BYTES)):

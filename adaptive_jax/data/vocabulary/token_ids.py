@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -57,6 +57,11 @@ class TokenIds(Vocabulary):
             raise InputError(f"{path} does not hold every id of a tokenizer once: write it again")
         words = tuple(EOS if name[0] == "<" else name for name in counts)
         return cls(words, np.fromiter(counts.values(), np.int64))
+
+    @property
+    def names(self) -> Sequence[str | int]:
+        """The tokenizer's ids."""
+        return self.ids.tolist()
 
     @functools.cached_property
     def ids(self) -> np.ndarray:

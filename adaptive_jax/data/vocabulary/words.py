@@ -1,5 +1,6 @@
 """Words and their counts, in the order that cutoffs rest on: by frequency, or by clusters."""
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -49,6 +50,8 @@ class Vocabulary:
     counts: np.ndarray
     unit = "word"  # what losses and perplexities are per
     spells = False  # whether entries are parts of words, which spell any text
+    mark = b""  # ends the spelling of a word that may be several entries
+    file, model = "", b""  # of a program that finds the entries: its name and content
 
     @classmethod
     def build(cls, counts: Mapping[str, int], threshold: int = 1, limit: int = 0) -> "Vocabulary":
@@ -101,7 +104,12 @@ class Vocabulary:
         return cls(tuple(counts), np.fromiter(counts.values(), np.int64))
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes a `word count` line for each word, UTF-8, in the order of ids, in one step."""
+        """Writes a `word count` line for each word, UTF-8, in the order of ids, in one step; the
+        model before it, as `file` beside it, so that it exists wherever the words do.
+        """
+        if self.file:
+            with replacing(path_of(path).with_name(self.file)) as file:
+                file.write(self.model)
         with replacing(path_of(path)) as file:
             file.write(self._text.encode("utf-8"))
 
@@ -111,11 +119,30 @@ class Vocabulary:
         """
         return self.encode_lines([line]).tolist()
 
+    def split(self, line: str) -> list[str]:
+        """The words of a line, which `encode_words` takes."""
+        return line.split()
+
+    def whole_words(self, ids: Iterable[int]) -> Iterator[str]:
+        """The words of tokens, as text; the last may lack its end."""
+        return map(self.words.__getitem__, ids)
+
+    def border(self, text: str) -> int:
+        """The first character of the part of a text that its encoding finishes, though what follows
+        may go on in it: its length, since words end with their text.
+        """
+        return len(text)
+
+    @property
+    def names(self) -> Sequence[str | int]:
+        """Names of the entries, by which two vocabularies of one kind compare: `[V]`."""
+        return self.words
+
     def encode_lines(self, lines: Iterable[str]) -> np.ndarray:
         """Returns the ids of many lines, each followed by `<eos>`: int32 `[tokens]`. Raises
         InputError as `encode`.
         """
-        return self.encode_words([word for line in lines for word in (*line.split(), EOS)])[0]
+        return self.encode_words([word for line in lines for word in (*self.split(line), EOS)])[0]
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tokens of words, int32 `[tokens]`, and how many each word has, int32
@@ -178,11 +205,11 @@ class Vocabulary:
         return ranks
 
     def same_words(self, other: "Vocabulary") -> bool:
-        """True if both have the same words with the same counts, in any order."""
+        """True if both have the same words with the same counts, in any order, and one model."""
         counts, other_counts = (
             dict(zip(v.words, v.counts.tolist(), strict=True)) for v in (self, other)
         )
-        return counts == other_counts
+        return counts == other_counts and self.model == other.model
 
     @functools.cached_property
     def ends_word(self) -> np.ndarray:
@@ -197,14 +224,34 @@ class Vocabulary:
         return tuple(word.encode() for word in self.words)
 
     @functools.cached_property
+    def _by_spelling(self):
+        """Spellings in order, with the ids of their units; without `<eos>` and `<unk>`."""
+        units = enumerate(zip(self.words, self.utf8, strict=True))
+        return sorted((text, i) for i, (word, text) in units if word not in (EOS, UNKNOWN))
+
+    def beginning(self, text: bytes) -> tuple[list[int], list[int]]:
+        """Ids of the units that begin with `text`, UTF-8, and of the shorter ones that it begins
+        with.
+        """
+        order = self._by_spelling
+
+        def between(first, last):
+            begin, end = (bisect.bisect(order, (spelling,)) for spelling in (first, last))
+            return [i for _, i in order[begin:end]]
+
+        shorter = (text[:end] for end in range(1, len(text)))
+        longer = between(text, text + b"\xff")  # a byte that no text has
+        return longer, [i for part in shorter for i in between(part, part + b"\0")]
+
+    @functools.cached_property
     def index(self) -> dict[str, int]:
         """Id of each word. Any other word gives that of `<unk>`, or InputError if there is none."""
         return _Index(zip(self.words, range(len(self.words)), strict=True))
 
     @functools.cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits that differ when a word, a count or the order differs."""
-        return hashlib.sha256(self._text.encode("utf-8")).hexdigest()[:16]
+        """16 hexadecimal digits that differ when a word, a count, the order or the model does."""
+        return hashlib.sha256(self._text.encode("utf-8") + self.model).hexdigest()[:16]
 
     @property
     def _text(self) -> str:

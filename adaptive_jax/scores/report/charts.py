@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from adaptive_jax.scores.frequency import Bin, by_frequency, short
 from adaptive_jax.scores.report.runs import RunReport
+from adaptive_jax.scores.scores import perplexity
 
 BY_FREQUENCY, DIFFERENCE, TRAINING = "Loss by frequency", "Difference", "Training and context"
 SECTIONS = {
     BY_FREQUENCY: (
-        "Bins group {unit}s by how often they occur in the training text, not cumulatively: 100"
-        " holds {unit}s that occur 11 to 100 times. Vertical lines are 95 % bootstrap intervals"
+        "Bins group {unit}s by how often they occur in the training text: 1K-10K holds {unit}s"
+        " that occur 1,001 to 10,000 times. Vertical lines are 95 % bootstrap intervals"
         " over parts of the text. Losses are in nats a {unit} of the text, whatever the units of a"
         " model."
     ),
@@ -40,6 +41,7 @@ class Chart(NamedTuple):
             and anything else that the CSV file is to have.
         ticks: for x that is text: the values in order, and what stands at the axis.
         limits: of the axis of y; None: those of the points.
+        log: whether the axis of y is logarithmic.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Chart(NamedTuple):
     ylabel: str
     ticks: Mapping[str, str] = {}
     limits: tuple[float, float] | None = None
+    log: bool = False
 
     def rows(self) -> list[dict]:
         """The numbers, a line of the CSV file each."""
@@ -96,11 +99,15 @@ class Scores:
 OUTLIERS = "Outliers count less than in the mean."
 BINNED = {  # titles, and notes by statistic
     "by_word": (
-        "loss by frequency of the {unit}",
-        {"mean": "Figures 2 and 4 of Baevski & Auli (2019).", "median": OUTLIERS},
+        "by frequency of the {unit}",
+        {
+            "perplexity": "e to the mean loss; the axis is logarithmic.",
+            "mean": "Figures 2 and 4 of Baevski & Auli (2019).",
+            "median": OUTLIERS,
+        },
     ),
     "by_previous": (
-        "loss by frequency of the {unit} before",
+        "by frequency of the {unit} before",
         {"mean": "Figures 3 and 5 of Baevski & Auli (2019).", "median": OUTLIERS},
     ),
     "difference": (
@@ -114,29 +121,38 @@ BINNED = {  # titles, and notes by statistic
 
 
 def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
-    """A statistic, "mean" or "median", of a figure of `BINNED`. Below each bin stand the words of
-    the first run.
+    """A statistic, "mean", "median" or "perplexity", of a figure of `BINNED`. Below each bin stand
+    the words of the first run.
     """
-    title, notes = BINNED[figure]
+    (title, notes), unit = BINNED[figure], scores.unit
+    name, ylabel, of_bin, scaled = statistic.capitalize(), NATS.format(unit), statistic, float
+    if statistic == "perplexity":
+        ylabel, of_bin, scaled = f"perplexity a {unit}", "mean", perplexity
+    elif figure == "difference":
+        ylabel = f"difference in {ylabel}"
+    else:
+        name += " loss"
     lines, tops = [], {}
     for run, bins in scores.bins[figure].items():
         points = []
         for each in bins:
-            value = getattr(each, statistic)
-            low, high = getattr(each, f"{statistic}_interval") or (None, None)
+            value = scaled(getattr(each, of_bin))
+            interval = getattr(each, f"{of_bin}_interval")
+            low, high = map(scaled, interval) if interval else (None, None)
             points.append((each.label, value, low, high, each.words, each.least, each.most))
             tops.setdefault((each.least, each.label), each.words if not lines else 0)
         lines.append(Line(run, points))
     return Chart(
         f"{statistic}_{figure}",
-        f"{statistic.capitalize()} {title}".format(unit=scores.unit),
-        notes[statistic].format(unit=scores.unit),
+        f"{name} {title}".format(unit=unit),
+        notes[statistic].format(unit=unit),
         DIFFERENCE if figure == "difference" else BY_FREQUENCY,
         ("bin", statistic, "low", "high", "words", "least", "most"),
         lines,
-        f"frequency in training; below, {scores.unit}s of the text",
-        ("difference in " if figure == "difference" else "") + NATS.format(scores.unit),
+        f"frequency in training; below, {unit}s of the text",
+        ylabel,
         {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
+        log=statistic == "perplexity",
     )
 
 
@@ -183,6 +199,7 @@ def contexts(scores: Scores) -> Chart:
 
 
 FIGURES: list[Callable[[Scores], Chart]] = [
+    functools.partial(by_bins, "perplexity", "by_word"),
     functools.partial(by_bins, "mean", "by_word"),
     functools.partial(by_bins, "mean", "by_previous"),
     functools.partial(by_bins, "median", "by_word"),

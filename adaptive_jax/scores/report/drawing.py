@@ -1,4 +1,4 @@
-"""Draws charts by matplotlib: as PNG, and as SVG in the colours of the page."""
+"""Draws charts by matplotlib: as PNG, as PDF, and as SVG in the colours of the page."""
 
 import io
 import re
@@ -26,6 +26,7 @@ STYLE = {
     "font.size": 10,
     "axes.titlesize": 10,
     "legend.fontsize": 9,
+    "pdf.fonttype": 42,  # TrueType, which publishers ask for
     "svg.fonttype": "none",  # text stays text: it can be read out, searched and copied
     "text.parse_math": False,  # a dollar in a run's name is a dollar
     "axes.spines.top": False,
@@ -52,7 +53,8 @@ def look(number: int) -> dict[str, str]:
 
 
 def draw(chart: Chart, numbers: Mapping[str, int], png: Path) -> str:
-    """Writes a figure as PNG, and returns it as an element `<svg>` in the page's colours.
+    """Writes a figure as PNG and, beside it, as PDF, and returns it as an element `<svg>` in the
+    page's colours.
 
     numbers: of the runs in the report, which choose how they look.
     """
@@ -76,8 +78,9 @@ def draw(chart: Chart, numbers: Mapping[str, int], png: Path) -> str:
             handles = dict(zip(labels, handles, strict=True))  # one of each run
             place = {"loc": "outside lower center", "ncols": 2, "frameon": False}
             figure.legend(handles.values(), handles, **place)
-        with replacing(png) as file:
-            figure.savefig(file, format="png", facecolor="white")
+        for form, dates in ("png", {}), ("pdf", {"CreationDate": None}):
+            with replacing(png.with_suffix(f".{form}")) as file:
+                figure.savefig(file, format=form, facecolor="white", metadata=dates)
         metadata = {"Date": None, "Creator": None}
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
     return _for_page(text.getvalue(), chart)
@@ -124,8 +127,16 @@ def _draw_axes(axes, chart):
         axes.axhline(0, color=INK, linewidth=0.8)
     if chart.limits:
         axes.set_ylim(chart.limits)
+    if chart.log:
+        values = [point[1] for line in chart.lines for point in line.points]
+        ratio = max(values) / min(values)
+        axes.set_yscale("log", subs=[])
+        digits = range(1, 10) if ratio < 10 else (1, 2, 5) if ratio < 1e4 else (1,)
+        axes.yaxis.get_major_locator().set_params(subs=digits)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     if chart.ticks:
-        axes.set_xticks(range(len(chart.ticks)), chart.ticks.values())
+        size = 9 if len(chart.ticks) < 6 else 8 if len(chart.ticks) < 8 else 7
+        axes.set_xticks(range(len(chart.ticks)), chart.ticks.values(), fontsize=size)
     else:
         axes.xaxis.set_major_formatter(lambda value, _: short(round(value)))
         axes.locator_params(axis="x", nbins=6, integer=True)

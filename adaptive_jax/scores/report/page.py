@@ -4,6 +4,7 @@ is escaped.
 
 import html
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,21 +12,22 @@ from typing import NamedTuple
 from adaptive_jax.scores.frequency import short
 from adaptive_jax.scores.report.charts import Chart
 from adaptive_jax.scores.report.passage import Token
+from adaptive_jax.scores.scores import perplexity_text
 
 STYLE = Path(__file__).with_name("style.css")
 # No script and nothing from elsewhere, whatever text a page shows.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 MOST_BITS, MOST_HEAT = 16, 0.6  # a token of so many bits or more is coloured so much
-TWO_DIGITS = "{:.2f}".format
 PERPLEXITIES = "validation_perplexity", "perplexity"
 # Columns of the table of runs, those first that a narrow page should show: of words by `str`, all
 # others are of numbers. {split} and {unit} are those of the report.
 COLUMNS = {
     "run": ("Run", str),
-    "validation_perplexity": ("Valid", TWO_DIGITS),
-    "perplexity": ("{split}", TWO_DIGITS),
-    "published_validation_perplexity": ("Paper: valid", TWO_DIGITS),
-    "published_perplexity": ("Paper: {split}", TWO_DIGITS),
+    "validation_perplexity": ("Valid", perplexity_text),
+    "perplexity": ("{split}", perplexity_text),
+    "bits_per_character": ("Bits/char", "{:.3f}".format),
+    "published_validation_perplexity": ("Paper: valid", perplexity_text),
+    "published_perplexity": ("Paper: {split}", perplexity_text),
     **{name.lower(): (name, str) for name in ("Input", "Body", "Output", "Reads")},
     "parameters": ("Parameters", short),
     "hours": ("Hours", lambda hours: f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"),
@@ -84,31 +86,79 @@ def figures(drawn: Sequence[tuple[Chart, str]]) -> str:
     return '<div class="figures">\n' + "\n".join(parts) + "\n</div>"
 
 
-def runs_table(lines: Sequence[Mapping], split: str, unit: str) -> str:
+class Table(NamedTuple):
+    """A table of texts: heads, kinds (" words" or "" for numbers) and rows. best: the cells that
+    stand out, as (row, column).
+    """
+
+    heads: list[str]
+    kinds: list[str]
+    rows: list[list[str]]
+    best: set[tuple[int, int]] = set()
+
+
+def table_of_runs(lines: Sequence[Mapping], split: str, unit: str) -> Table:
     """Columns of Table 3 of Baevski & Auli (2019), a row for each run; the best perplexities
-    stand out. The table scrolls sideways where the page is too narrow.
+    stand out.
 
     lines: `RunReport.about` of each run. unit: what perplexity is per, "word" or "token".
     """
     values = {key: [line[key] for line in lines if line[key] is not None] for key in COLUMNS}
     columns = [key for key in COLUMNS if values[key]]
     names = {"split": split.capitalize(), "unit": unit.capitalize()}
-    heads = [COLUMNS[key][0].format_map(names) for key in columns]
-    kinds = {key: " words" * (COLUMNS[key][1] is str) for key in columns}
-    pairs = zip(columns, heads, strict=True)
-    rows = [[_cell("th", head, kinds[key]) for key, head in pairs]]
-    for line in lines:
-        row = []
-        for key in columns:
-            value, (_, show) = line[key], COLUMNS[key]
-            best = key in PERPLEXITIES and len(values[key]) > 1 and value == min(values[key])
-            text = "" if value is None else show(value)
-            row.append(_cell("td", text, kinds[key] + " best" * best))
-        rows.append(row)
+    rows = [
+        ["" if line[key] is None else COLUMNS[key][1](line[key]) for key in columns]
+        for line in lines
+    ]
+    return Table(
+        [COLUMNS[key][0].format_map(names) for key in columns],
+        [" words" * (COLUMNS[key][1] is str) for key in columns],
+        rows,
+        {
+            (row, column)
+            for column, key in enumerate(columns)
+            for row, line in enumerate(lines)
+            if key in PERPLEXITIES and len(values[key]) > 1 and line[key] == min(values[key])
+        },
+    )
+
+
+def runs_table(table: Table, unit: str) -> str:
+    """The table of runs as HTML, which scrolls sideways where the page is too narrow."""
+    rows = [[_cell("th", *pair) for pair in zip(table.heads, table.kinds, strict=True)]]
+    for i, row in enumerate(table.rows):
+        kinds = [kind + " best" * ((i, j) in table.best) for j, kind in enumerate(table.kinds)]
+        rows.append([_cell("td", *pair) for pair in zip(row, kinds, strict=True)])
     head, *body = [f"<tr>{''.join(row)}</tr>" for row in rows]
     caption = f"<caption>Perplexity is per {unit} of the text, &lt;eos&gt; included.</caption>"
     inner = f"<thead>{head}</thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>"
     return f'<div class="wide" tabindex="0">\n<table>{caption}\n{inner}</table>\n</div>'
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown."""
+    rule = ["---" if kind else "---:" for kind in table.kinds]
+    rows = [[cell.replace("|", r"\|") for cell in row] for row in (table.heads, *table.rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (rows[0], rule, *rows[1:]))
+
+
+def latex(table: Table) -> str:
+    """The table as a `tabular` of the package booktabs, the best perplexities bold."""
+    rows = [
+        [_latex(cell, (i, j) in table.best) for j, cell in enumerate(row)]
+        for i, row in enumerate((table.heads, *table.rows), start=-1)
+    ]
+    head, *body = [" & ".join(row) + r" \\" for row in rows]
+    columns = "".join("l" if kind else "r" for kind in table.kinds)
+    parts = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
+    return "\n".join([*parts, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _latex(text, bold):
+    text = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", "/"))
+    for sign, command in ("~", "asciitilde"), ("^", "asciicircum"), ("<", "less"), (">", "greater"):
+        text = text.replace(sign, rf"\text{command}{{}}")
+    return rf"\textbf{{{text}}}" if bold else text
 
 
 def _cell(tag, text, kind):

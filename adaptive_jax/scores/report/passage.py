@@ -4,7 +4,6 @@ import math
 import unicodedata
 from typing import NamedTuple
 
-from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.runs.settings import read_words
 from adaptive_jax.scores.report.runs import RunReport
@@ -70,7 +69,7 @@ def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
     """The letters of a token as they can be shown, and whether its word goes on after it."""
     text = vocabulary.utf8[word].decode(errors="replace")
     ends = bool(vocabulary.ends_word[word])
-    if isinstance(vocabulary, Subwords) and ends:
-        text = text.removesuffix(MARK) or MARK
+    if ends:
+        text = text.removesuffix(vocabulary.mark.decode()) or text
     shown = ("�" if unicodedata.category(each) in ("Cc", "Cs") else each for each in text)
     return "".join(shown), not ends

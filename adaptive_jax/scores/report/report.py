@@ -41,8 +41,8 @@ class Job(NamedTuple):
 
 
 def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str, list[Token]]]:
-    """Reports trained runs on one page, with their figures as PNG and their numbers as CSV beside
-    it.
+    """Reports trained runs on one page, with their figures as PNG and PDF, their table as Markdown
+    and LaTeX and their numbers as CSV beside it.
 
     places: of runs, or results of evaluate.py as JSON, see `read_runs`.
 
@@ -71,8 +71,10 @@ def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str,
     for chart in charts.charts_of(charts.Scores(runs, job.bins, unit)):
         drawn.append((chart, draw(chart, numbers, files / f"{chart.name}.png")))
         _write_csv(files / f"{chart.name}.csv", chart.rows())
-    table = page.runs_table(lines, runs[0].result["split"], unit)
-    sections = [page.Section("Runs", _changes(lines), table)]
+    table = page.table_of_runs(lines, runs[0].result["split"], unit)
+    for suffix, form in ("md", page.markdown), ("tex", page.latex):
+        _write(files / f"runs.{suffix}", form(table).encode(errors="replace"))
+    sections = [page.Section("Runs", _changes(lines), page.runs_table(table, unit))]
     for title, text in charts.SECTIONS.items():
         if inside := [(chart, svg) for chart, svg in drawn if chart.section == title]:
             text = text.format(unit=unit)

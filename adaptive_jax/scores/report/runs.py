@@ -140,6 +140,7 @@ class RunReport:
             else f"{settings['window']}, context {settings['context']}",
             "validation_perplexity": None if valid is None else perplexity(valid),
             "perplexity": result["perplexity"],
+            "bits_per_character": result["bits_per_character"],
             "published_validation_perplexity": paper["validation"],
             "published_perplexity": paper[split],
             "changed_keys": ", ".join(changed) or None,

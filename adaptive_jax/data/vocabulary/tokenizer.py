@@ -1,0 +1,151 @@
+"""A tokenizer of the `tokenizers` library as a vocabulary: its ids in order of frequency, and text
+to ids and back. A line of text is encoded as a whole, spaces included.
+
+vocabulary.txt is that of `TokenIds`; tokenizer.json stands beside it.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
+from adaptive_jax.data.vocabulary.words import EOS
+from adaptive_jax.errors import InputError, of_extra, one_line
+from adaptive_jax.files import path_of
+
+FILE = "tokenizer.json"
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+# Characters that stand for bytes in byte-level tokenizers: those that print stand for themselves,
+# as in Latin-1, the others follow from 256 on (Radford et al. 2019).
+PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+CHARACTERS = {chr(byte): byte for byte in PRINTED} | {
+    chr(256 + n): byte for n, byte in enumerate(sorted({*range(256)} - {*PRINTED}))
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokenizer(TokenIds):
+    """The ids of a tokenizer that is there: text is encoded and written.
+
+    model: the content of its tokenizer.json.
+    """
+
+    model: bytes = dataclasses.field(repr=False)
+    spells, file = True, FILE
+
+    @classmethod
+    def build(cls, counts: Mapping[str, int], model: bytes, eos: int, size: int) -> "Tokenizer":
+        """The vocabulary of a training text.
+
+        Args:
+            counts: occurrences of each line; for `<eos>` the number of lines.
+            model: content of a tokenizer.json.
+            eos: the id that ends a line.
+            size: of the vocabulary, at least; 0: that of the tokenizer.
+        """
+        size = max(size, _size(model))
+        draft = cls.of(TokenIds.of_counts(np.zeros(size, np.int64), eos), model)
+        tokens, lengths = draft.encode_words([*counts])
+        times = np.repeat(np.fromiter(counts.values(), np.int64), lengths)
+        totals = np.zeros(size, np.int64)
+        np.add.at(totals, draft.ids[tokens], times)
+        return cls.of(TokenIds.of_counts(totals, eos), model)
+
+    @classmethod
+    def of(cls, ids: TokenIds, model: bytes) -> "Tokenizer":
+        """Ids with their tokenizer. Raises InputError: it has more of them, or is of
+        no kind that keeps spaces.
+        """
+        if (size := _size(model)) > len(ids):
+            raise InputError(
+                f"data.vocabulary_size={len(ids)} must be {size:,} or more, the ids of"
+                " data.tokenizer"
+            )
+        if (kind := json.loads(model)["model"]["type"]) == "WordPiece":
+            raise InputError(f"data.tokenizer must keep the spaces of a text, got one of {kind}")
+        return cls(ids.words, ids.counts, model)
+
+    @classmethod
+    def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "Tokenizer":
+        """See `Vocabulary.from_lines`."""
+        return cls.of(TokenIds.from_lines(path, counts), read_model(path_of(path).with_name(FILE)))
+
+    def split(self, line: str) -> list[str]:
+        """The line itself, unless it is empty."""
+        return [line] if line else []
+
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens of lines, int32 `[tokens]`, and how many each has; `<eos>` is one."""
+        encoded = self._program.encode_batch(list(words), add_special_tokens=False)
+        units = [
+            [self.eos] if word == EOS else self.entry_of_id[each.ids]
+            for word, each in zip(words, encoded, strict=True)
+        ]
+        lengths = np.fromiter(map(len, units), np.int32, len(units))
+        return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
+
+    def whole_words(self, ids: Iterable[int]) -> Iterator[str]:
+        """The lines of tokens, and an `<eos>` for each that ends one."""
+        for ends, line in itertools.groupby(ids, lambda i: self.words[i] == EOS):
+            if ends:
+                yield from (EOS for _ in line)
+            else:
+                yield self._program.decode(self.ids[list(line)].tolist(), skip_special_tokens=False)
+
+    def border(self, text: str) -> int:
+        """The first character of the last line, whose tokens may change with what follows."""
+        return text.rfind("\n") + 1
+
+    @functools.cached_property
+    def utf8(self) -> tuple[bytes, ...]:
+        """The bytes of each token; none of special ones and of ids that the tokenizer lacks."""
+        settings = json.loads(self.model)
+        of_bytes = "ByteLevel" in json.dumps(settings["decoder"])
+        added = {each["id"]: each for each in settings["added_tokens"]}
+
+        def spelling(i):
+            token = self._program.id_to_token(i) or ""
+            if i in added:
+                return b"" if added[i]["special"] else token.encode()
+            if of_bytes:
+                return bytes(map(CHARACTERS.__getitem__, token))
+            byte = BYTE.fullmatch(token)
+            return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+
+        names = zip(self.words, self.ids.tolist(), strict=True)
+        return tuple(EOS.encode() if word == EOS else spelling(i) for word, i in names)
+
+    @property
+    def _program(self):
+        return _loaded(self.model)
+
+
+def read_model(path: str | os.PathLike) -> bytes:
+    """The content of a tokenizer.json. Raises InputError: it cannot be read."""
+    try:
+        return path_of(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+
+
+def _size(model):
+    return 1 + max(_loaded(model).get_vocab().values())
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(model):
+    """The tokenizer of a file's content."""
+    with of_extra("tokenizer"):
+        import tokenizers
+    try:
+        return tokenizers.Tokenizer.from_str(model.decode())
+    except Exception as error:  # the library raises plain ones
+        raise InputError(
+            f"data.tokenizer must be a tokenizer.json of the tokenizers library: {one_line(error)}"
+        ) from error

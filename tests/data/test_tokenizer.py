@@ -1,0 +1,161 @@
+"""Tokenizers of the `tokenizers` library: text to ids and back, to train, score and write."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+import adaptive_jax
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
+from adaptive_jax.scores.scores import lengths_of, text_words_of
+from adaptive_jax.text.load import LoadedModel
+from adaptive_jax.training.loop import train
+from tests import refuses
+from tests.random_runs import random_run
+
+END = "<|endoftext|>"
+LINES = [
+    "In the beginning was the word.",
+    "",
+    "  The  word, 天地玄黃!",
+    "the beginning",
+    "In the wörld",
+]
+
+
+def made(kind, size=300):
+    """A tokenizer that has learnt from the lines: byte-level as GPT-2's, or as sentencepiece's."""
+    program = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=kind == "spaces"))
+    alphabet, special = [], [END]
+    if kind == "bytes":
+        program.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        program.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    else:
+        program.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+        parts = "ByteFallback", "Fuse"
+        parts = [getattr(tokenizers.decoders, part)() for part in parts]
+        program.decoder = tokenizers.decoders.Sequence(
+            [tokenizers.decoders.Replace("▁", " "), *parts, tokenizers.decoders.Strip(" ", 1, 0)]
+        )
+        alphabet, special = [], [END, *(f"<0x{byte:02X}>" for byte in range(256))]
+        size += 256
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    program.train_from_iterator(LINES * 3, trainer)
+    content = json.loads(program.to_str())
+    content["added_tokens"] = content["added_tokens"][:1]  # bytes are no special tokens
+    return content
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    for kind in "bytes", "spaces":
+        (directory / f"{kind}.json").write_text(json.dumps(made(kind)))
+    for split, lines in ("train", LINES * 8), ("valid", LINES), ("test", LINES[:1]):
+        (directory / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def data_of(directory, kind="bytes", **changes):
+    tokenizer = str(directory / f"{kind}.json")
+    data = {"corpus": "text_files", "path": str(directory), "tokenizer": tokenizer, "eos": 0}
+    return data | changes
+
+
+def model_of(config, vocabulary):
+    return LoadedModel(random_run(config(**{"input.cutoffs": (20, 60)}), vocabulary, 1.5))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "spaces"])
+def test_text_to_ids_and_back(kind, directory, config, tmp_path, own_cache):
+    """The ids of a text are those of the tokenizer, a line at a time, spaces included, in order of
+    frequency; it is kept with the run, and a line comes back as it was.
+    """
+    program = tokenizers.Tokenizer.from_file(str(directory / f"{kind}.json"))
+    corpus = load(data_of(directory, kind))
+    vocabulary = corpus.vocabulary
+    expected = [i for line in LINES for i in (*program.encode(line).ids, 0)]
+    ids = corpus.ids["validation"]
+    assert vocabulary.ids[ids].tolist() == expected
+    assert (np.diff(vocabulary.counts) <= 0).all() and vocabulary.counts.sum() == 8 * len(expected)
+    vocabulary.write(tmp_path / "vocabulary.txt")
+    again = read_vocabulary(tmp_path / "vocabulary.txt")
+    assert isinstance(again, Tokenizer) and again.digest == vocabulary.digest
+    lines = model_of(config, again).lines
+    text = "\n".join(LINES) + "\n"
+    assert lines.encode(text).tolist() == ids.tolist()
+    # sentencepiece's puts a space before a line, and takes one away.
+    assert lines.decode(ids) == (text if kind == "bytes" else text.replace("\n  ", "\n "))
+    spelt = b"".join(b"\n" if i == again.eos else again.utf8[i] for i in ids).decode()
+    assert [line.lstrip() for line in spelt.split("\n")] == [s.lstrip() for s in text.split("\n")]
+    assert text_words_of(ids, again) == len(text.split()) + len(LINES)
+    if kind == "bytes":
+        assert lengths_of(ids, again) == (len(text), len(text.encode()))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "spaces"])
+def test_text_goes_on_within_a_token(kind, directory, config, own_cache):
+    """log p(b | a) >= log p(ab) at any character, and prompts are continued as they stand."""
+    model = model_of(config, load(data_of(directory, kind)).vocabulary)
+    text = "the wörld 天地"
+    [whole] = model.score([text])
+    assert "".join(whole.words[:-1]).replace("�", "") and len(whole.words) == len(whole.log_probs)
+    assert not whole.unseen.any()
+    for cut in range(len(text) + 1):
+        [rest] = model.score([text[cut:]], given=text[:cut])
+        assert rest.log_prob >= whole.log_prob - 1e-4
+    for prompt in "", "the wo", "the ", "天":
+        for how in {"seed": 1}, {"beams": 2}, {"temperature": 0}:
+            [one] = model.continuations(prompt, words=8, **how)
+            ids = [*model.lines.encode_open(prompt)[0], *one.tokens]
+            assert model.decode(ids) == prompt + one.text
+            assert "".join(model.stream(prompt, words=8, **how)) == one.text
+        assert model.next_words(prompt, 2)
+
+
+def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache):
+    """It scores and writes text when the tokenizer's file is gone, and says perplexity a word and
+    bits a byte. Ids prepared elsewhere take the same tokenizer.
+    """
+    changes = {f"data.{key}": value for key, value in data_of(directory).items()}
+    workdir = tmp_path / "run"
+    short = {"steps": 2, "evaluate_every": 2, "checkpoint_every": 2, "schedule.cycle_steps": 1}
+    train(config(**changes, **short, **{"data.vocabulary_size": 0}), workdir)
+    assert (workdir / "tokenizer.json").read_bytes() == (directory / "bytes.json").read_bytes()
+    model = adaptive_jax.load(workdir)
+    [line] = model.score([LINES[0]])
+    assert line.words[:2] == ("In", "the") and line.words[-1] == "<eos>"
+    assert isinstance(model.generate("In the", words=3), str)
+    done = in_process("evaluate.py", f"--workdir={workdir}", "--split=test")
+    assert "bits a character" in done.stdout
+    assert f"a word of the text, over {len(LINES[0].split()) + 1} words" in done.stdout
+    program = tokenizers.Tokenizer.from_file(str(directory / "bytes.json"))
+    for split in "train", "valid", "test":
+        np.save(tmp_path / f"{split}.npy", np.tile(program.encode(LINES[0]).ids, 4))
+    ids = data_of(directory, corpus="ids", path=str(tmp_path), vocabulary_size=400)
+    vocabulary = load(ids).vocabulary
+    assert vocabulary.file == "tokenizer.json" and len(vocabulary) == 400
+    with refuses("data.vocabulary_size"):
+        load(ids | {"vocabulary_size": 200})
+
+
+def test_wrong_settings(directory, tmp_path):
+    (tmp_path / "bytes.json").write_text("{}")
+    pieces = tokenizers.Tokenizer(tokenizers.models.WordPiece({END: 0, "a": 1}, unk_token=END))
+    pieces.save(str(tmp_path / "pieces.json"))
+    for changes, names in (
+        ({"eos": -1}, "data.eos"),
+        ({"codes": 5}, "data.codes"),
+        ({"lower": True}, "data.lower"),
+        ({"tokenizer": str(tmp_path / "none.json")}, "none.json"),
+        ({"tokenizer": str(tmp_path / "bytes.json")}, "data.tokenizer"),
+        ({"tokenizer": str(tmp_path / "pieces.json")}, "WordPiece"),
+    ):
+        with refuses(names):
+            load(data_of(directory, **changes))
