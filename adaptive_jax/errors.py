@@ -34,6 +34,7 @@ NEEDS = {
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 UNUSABLE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
 UNUSABLE |= {errno.ENAMETOOLONG, errno.ELOOP}
+STORES = {"gcsfs", "fsspec", "aiohttp", "google"}  # packages whose errors are of a bucket
 # File systems of the kernel, which answer "no such file" to whoever creates one
 NO_FILES = "/proc", "/sys"
 
@@ -132,6 +133,11 @@ def explain(error: BaseException) -> str | None:
         )
     if str(error).startswith("Forbidden: "):  # of gcsfs, without a number
         return one_line(error)
+    if type(error).__module__.partition(".")[0] in STORES or "gs://" in str(error):
+        return (
+            f"a bucket cannot be used ({one_line(error)[:200]}): check its name, your credentials"
+            " and the network, then run the same command; what was saved before is intact"
+        )
     # Orbax has no number for a full disk, and names the file in quotes.
     number = errno.ENOSPC if _says_full(error) else getattr(error, "errno", None)
     quoted = re.search('"(/.*?)"', str(error))

@@ -26,6 +26,7 @@ from adaptive_jax.errors import InputError, of_extra
 
 BUCKETS = "gs://"
 DAY = 86_400  # in seconds
+TIMEOUT = 30  # seconds in which a store must answer
 # Names of files that nothing here unpacks
 PACKED = ".zst", ".lz4", ".lzma", ".z", ".7z", ".rar"
 ARCHIVES = ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"
@@ -67,7 +68,8 @@ def path_of(place: str | os.PathLike) -> Path:
         import google.cloud.storage  # noqa: F401 (Orbax asks it at every listing)
         from etils import epath
     # gcsfs would list what it remembers, without what Orbax and other processes have written since.
-    fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+    settings = fsspec.config.conf.setdefault("gcs", {})
+    settings |= {"use_listings_cache": False, "requests_timeout": TIMEOUT} | settings
     return epath.Path(name.rstrip("/"))
 
 
@@ -95,11 +97,12 @@ def files_below(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds `path` to an OSError without a file's name, as that of a full disk is."""
+    """Adds `path` to an OSError of the system without a file's name, as that of a full disk is."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:  # a name would hide the text of one from a store
+            error.filename = error.filename or str(path)
         raise
 
 

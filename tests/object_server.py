@@ -18,12 +18,14 @@ class Objects:
 
     stop_at: a write whose name ends so is never answered, and sets `stopped`.
     forbidden: the name of a bucket that nobody may read.
+    fault: a pattern of "METHOD /path?query" and the status of its answer; 0: it is never answered.
     """
 
     forbidden = "private"
 
     def __init__(self):
         self.objects, self.stop_at, self.stopped = {}, None, threading.Event()
+        self.fault = None
         self.lock, self.generations = threading.Lock(), itertools.count(1)
 
     def names(self, bucket):
@@ -55,6 +57,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         store, parts = self.server.store, urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if store.fault and re.search(store.fault[0], f"{self.command} {self.path}"):
+            if not (status := store.fault[1]):
+                return threading.Event().wait(5)
+            about = {"error": {"code": status, "message": "denied"}}
+            return self.answer(status, json.dumps(about).encode())
         pattern = r"(?:/upload|/download)?/storage/v1/b/([^/]+)(/o)?(?:/(.+))?"
         bucket, objects, key = re.fullmatch(pattern, parts.path).groups()
         key = urllib.parse.unquote(key or query.get("name", ""))

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 CHECKSUMS, LOSS = "checksums.sha256", "metrics/metrics"
+METADATA, COMMITTED = "_CHECKPOINT_METADATA", "commit_success.txt"  # of Orbax
 WAIT = "wait for the first, which a lower checkpoint_every brings earlier"
-METADATA = "_CHECKPOINT_METADATA"  # of Orbax
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -123,7 +123,7 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, keep: int = 1, *, read_only: bool = False):
         self.directory = absolute(workdir / "checkpoints")
-        if read_only and not self.directory.is_dir():
+        if read_only and not self.directory.exists():  # is_dir takes a refusal of a bucket for no
             raise InputError(
                 f"{self.directory} does not exist; train.py has saved no checkpoint yet: {WAIT}"
             )
@@ -299,6 +299,8 @@ class Checkpoints:
         """
         for step in steps_in(self.directory) if hosts.first() else ():
             directory = self.directory / str(step)
+            if in_bucket(directory) and not (directory / COMMITTED).exists():
+                continue  # never finished: Orbax removes it
             if self._intact and not (directory / CHECKSUMS).exists():
                 _remove(directory)
             # Orbax reads the losses of all, to find the best.

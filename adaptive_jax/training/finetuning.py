@@ -73,9 +73,10 @@ def config_of_origin(init_from: str, workdir: Path) -> dict:
     begun = begun_config(workdir)
     config, place = (begun, workdir) if begun else (_config_of(init_from), path_of(init_from))
     config |= {"input": with_own_files(config, place, other_words=True)["input"]}
-    if in_bucket(clusters := config["output"]["clusters"]):
-        logger.warning("output.clusters=%s is left out: name the file by a flag", clusters)
-        config["output"] |= {"clusters": ""}
+    for group, key in ("output", "clusters"), ("data", "tokenizer"):
+        if in_bucket(path := config[group][key]):
+            logger.warning("%s.%s=%s is left out: name the file by a flag", group, key, path)
+            config[group] |= {key: ""}
     if begun:
         return config
     start = {key: getattr(General, key) for key in ("init_from", "init_checkpoint", "init_words")}

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from adaptive_jax.errors import explain
 from adaptive_jax.files import absolute, files_below, names_in, new_directory, path_of, replacing
 from adaptive_jax.runs.checkpoints import Checkpoints, steps_in
 from adaptive_jax.scores.evaluate import Request, evaluate
@@ -178,3 +179,40 @@ def test_a_workdir_without_a_run(store, quick_command, place, line):
     """One line, as on a disk."""
     done = quick_command("evaluate.py", f"--workdir=gs://{place}", env=store.variables)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(f"error: {line}")
+
+
+def test_a_store_that_refuses(store, flags, quick_command):
+    """One line where a checkpoint cannot be written or metrics not be read: a lookup that failed
+    was an absence, and one at resume erased the metrics. Then the run goes on, although its first
+    checkpoint was never finished.
+    """
+    url, runs = "gs://refusing/run", {"steps": 2, "evaluate_every": 2, "checkpoint_every": 2}
+    run = "train.py", *flags(url, **runs)
+    line = "error: a bucket cannot be used ("
+    try:
+        store.fault = "POST .*params", 401
+        done = quick_command(*run, env=store.variables)
+        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(line), done.stderr
+        store.fault = None
+        assert quick_command(*run, env=store.variables).returncode == 0
+        before = metrics(path_of(url))
+        store.fault = "GET .*metrics.jsonl", 401
+        done = quick_command(*run, env=store.variables)
+        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(line), done.stderr
+    finally:
+        store.fault = None
+    assert before and metrics(path_of(url)) == before
+
+
+def test_a_store_that_does_not_answer(store, monkeypatch):
+    """It is an error in one line, after `files.TIMEOUT` seconds: nobody would wait for ever."""
+    import fsspec
+
+    path_of("gs://slow/run")
+    settings = fsspec.config.conf["gcs"]
+    assert 0 < settings["requests_timeout"] <= 60
+    monkeypatch.setitem(settings, "requests_timeout", 0.5)
+    monkeypatch.setattr(store, "fault", ("GET .*slow", 0))
+    with pytest.raises(Exception) as raised:
+        fsspec.filesystem("gs", skip_instance_cache=True).exists("slow/run/config.json")
+    assert explain(raised.value).startswith("a bucket cannot be used")
