@@ -31,9 +31,9 @@ SHOWN = {
     "data_wait": "waiting for data {:.0%}",
     "compile_seconds": "{:.0f} s of compiling before",
 }
-# Below this the terminal leaves the metric out
 LONG_WORD = 20  # tokens; texts of longer words have no spaces, and losses are shown by token
 OF_WORDS = "nll", "perplexity", "words_per_second"
+# Below this the terminal leaves the metric out
 SHOWN_FROM = {"data_wait": 0.01, "skipped": 1, "compile_seconds": 1}
 
 
