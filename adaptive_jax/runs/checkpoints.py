@@ -57,7 +57,7 @@ def last_intact(directory: Path, enough: int) -> int:
 
 
 def recorded(directory: Path, key: str) -> object:
-    """What `Checkpoints.save` recorded of a checkpoint; None where it does not say, or is
+    """A value that `Checkpoints.save` recorded of a checkpoint; None where it does not say, or is
     damaged.
     """
     try:

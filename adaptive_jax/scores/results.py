@@ -42,7 +42,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
             if part["perplexity"] is not None:
                 words += f" of perplexity {perplexity_text(part['perplexity'])}"
     unigram, method = result["unigram_perplexity"], result["settings"]["method"]
-    known = result["known_perplexity"]
+    of_known = result["known_perplexity"]
     unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
     if settings.layout == "streams":
         rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
@@ -50,7 +50,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     parts = [
         f"{result['split']}: perplexity {perplexity_text(result['perplexity'])}"
         f" ({result['nll']:.4f} nats a {unit}) over {result['words']:,} {unit}s"
-        + (f", without <unk> {perplexity_text(known)}" if known is not None else "")
+        + (f", without <unk> {perplexity_text(of_known)}" if of_known is not None else "")
         + (f", unigram perplexity {perplexity_text(unigram)}" if math.isfinite(unigram) else ""),
         *([words] if words else []),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"

@@ -99,9 +99,9 @@ class Scores(NamedTuple):
         mean, bits = total / words if words else math.inf, total / math.log(2)
         unknown, others = vocabulary.unk_rate(ids), None
         if 0 < unknown < 1:
-            known = ids != vocabulary.index[UNKNOWN]
-            of_known = np.sum(nll[known], dtype=np.float64)
-            others = perplexity(float(of_known / vocabulary.count_words(ids[known])))
+            in_vocabulary = ids != vocabulary.index[UNKNOWN]
+            of_known = np.sum(nll[in_vocabulary], dtype=np.float64)
+            others = perplexity(float(of_known / vocabulary.count_words(ids[in_vocabulary])))
         characters, size = lengths_of(ids, vocabulary)
         return {
             "nll": mean,
