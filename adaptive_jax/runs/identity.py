@@ -42,10 +42,12 @@ FREE = {
     "body.remat",
     "data.path",
     "data.vocabulary_size",
-    "input.lexicon",  # the run keeps its own copy
+    "data.tokenizer",  # of these files the run keeps its own copies, which are compared
+    "data.words",
+    "input.lexicon",
 }
 # Those in which the hosts of a run may differ
-OF_A_HOST = {"data.path", "input.lexicon", "output.clusters"}
+OF_A_HOST = {"data.path", "data.tokenizer", "data.words", "input.lexicon", "output.clusters"}
 ID = "id"  # key of text.json and of a checkpoint's metadata
 ENDS = 1 << 16  # tokens at each end of a text that its checksum reads
 

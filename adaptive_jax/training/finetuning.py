@@ -73,7 +73,7 @@ def config_of_origin(init_from: str, workdir: Path) -> dict:
     begun = begun_config(workdir)
     config, place = (begun, workdir) if begun else (_config_of(init_from), path_of(init_from))
     config |= {"input": with_own_files(config, place, other_words=True)["input"]}
-    for group, key in ("output", "clusters"), ("data", "tokenizer"):
+    for group, key in ("output", "clusters"), ("data", "tokenizer"), ("data", "words"):
         if in_bucket(path := config[group][key]):
             logger.warning("%s.%s=%s is left out: name the file by a flag", group, key, path)
             config[group] |= {key: ""}

@@ -1,5 +1,5 @@
-"""What a run that anybody may have written makes a command do: its config.json may name local files
-to read, and nothing is fetched, made, written or run for it.
+"""Runs that anybody may have written: their config.json may name local files to read, and nothing
+is fetched, made, written or run for it.
 """
 
 import json
@@ -18,7 +18,8 @@ from adaptive_jax.model.language_model import build, parameter_shapes
 from tests.toys import random_params
 
 MODULES = [f"{group}.name" for group in NAMES]
-PATHS = ["data.path", "data.tokenizer", "init_from", "input.lexicon", "output.clusters"]
+PATHS = ["data.path", "data.tokenizer", "data.words", "init_from"]
+PATHS += ["input.lexicon", "output.clusters"]
 # Texts that are neither, but one of a list, or the name of a checkpoint
 OTHER = {"init_checkpoint", "evaluate_break_mode", "data.corpus", "output.proposal", "body.remat"}
 NAMES_OF_LISTS = {"activation", "form", "positions", "combine", "letters", "bias"}
@@ -111,7 +112,7 @@ def commands(workdir, run):
 
 
 def opened(workdir, run, in_process):
-    """What the commands say that open a run, and `load`."""
+    """The messages of the commands that open a run, and of `load`."""
     for line in commands(workdir, run):
         shutil.rmtree(workdir.with_name("new"), ignore_errors=True)
         done = in_process(*line, given="the cat\n")
