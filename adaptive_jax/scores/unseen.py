@@ -11,6 +11,16 @@ logger = logging.getLogger(__name__)
 MANY = 0.05  # the share from which a perplexity says little about the text
 
 
+def warn_of_unseen(unseen: int, words: int) -> None:
+    """Warns if many of so many words of lines or prompts are unseen."""
+    if unseen > MANY * words:
+        logger.warning(
+            "%.1f%% of the words are unseen and read as <unk>: is the text tokenised as in"
+            " training?",
+            100 * unseen / words,
+        )
+
+
 def describe_words(corpus: Corpus, split: str) -> str:
     """Both shares of a split: "<unk> 2.1%, unseen words 1.9%", of ids "unseen tokens 0.1%". Reads
     all ids.

@@ -64,6 +64,7 @@ def main() -> None:
     """Writes on from every prompt."""
     import adaptive_jax  # after the flags: --help and their errors should not wait for jax
     from adaptive_jax.generation.generate import Writer
+    from adaptive_jax.scores.unseen import warn_of_unseen
 
     workdir, command, writing = commands.workdir(), options(Generate), options(Options)
     if "" in writing.avoid[1:]:
@@ -78,11 +79,15 @@ def main() -> None:
         asks = not command.prompts and sys.stdin is not None and sys.stdin.isatty()
         prompts = typed() if asks else TextFiles([command.prompts or STDIN])
     model, prompt = adaptive_jax.load(workdir, command.checkpoint), None
+    words = unseen = 0
     for prompt in prompts:
+        new = [*model.lines.unseen(prompt)]
+        words, unseen = words + len(new), unseen + sum(new)
         writer = Writer(model.decoder, model.lines, prompt, writing)
         show(writer, prompt, writing.samples, command.format)
     if prompt is None:
         raise InputError("there is no prompt: pass --prompt=TEXT, or text on stdin")
+    warn_of_unseen(unseen, words)
 
 
 def show(writer, prompt: str, samples: int, form: str) -> None:

@@ -10,7 +10,6 @@ Reads files, also .gz, .xz, .bz2 and .zip, or standard input. docs/text.md says 
 """
 
 import json
-import logging
 import math
 import re
 import sys
@@ -37,8 +36,6 @@ BY_WORD = "surprisal", "unseen", *PLACES  # of sums over several words of the mo
 IN_UNITS = "surprisal", "entropy"
 BIT = math.log(2)  # in nats
 OFTEN = 64  # lines after which the bar moves
-
-logger = logging.getLogger(__name__)
 
 
 class Score(NamedTuple):
@@ -163,7 +160,7 @@ def checked(scored: Iterable) -> Iterator:
     """The scored lines; at their end warns of many unseen words. Raises InputError there for no
     lines, and for scores that are not finite.
     """
-    from adaptive_jax.scores.unseen import MANY
+    from adaptive_jax.scores.unseen import warn_of_unseen
 
     lines = words = unseen = infinite = 0
     for line in scored:
@@ -179,12 +176,7 @@ def checked(scored: Iterable) -> Iterator:
             f"{infinite:,} of {words:,} words have no finite score: the model has diverged; use"
             " another --checkpoint"
         )
-    if unseen > MANY * words:
-        logger.warning(
-            "%.1f%% of the words are unseen and scored as <unk>: is the text tokenised as in"
-            " training?",
-            100 * unseen / words,
-        )
+    warn_of_unseen(unseen, words)
 
 
 def text_lines(scored: Iterable, flags: Score) -> Iterator[str]:

@@ -137,3 +137,9 @@ def test_what_is_no_text_is_one_line():
     for text, name in ("cat dog", "'dog'"), ("a\0b", "UTF-8"), ("\udcff", "UTF-8"):
         with refuses(name):
             PLAIN.encode(text)
+
+
+def test_words_of_a_prompt_that_the_run_does_not_know():
+    """`generate` wrote on from a prompt of unknown words without a word about it."""
+    assert [*PLAIN.unseen("the zebra\ncat <unk>")] == [False, True, False, False, False]
+    assert not any(SUBWORDS.unseen("the zebra"))

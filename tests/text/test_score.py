@@ -129,7 +129,7 @@ main("score")
         assert done.returncode == 2 and done.stderr.startswith(refused)
     else:
         assert done.returncode == 0 and done.stderr == (
-            "warning: 28.6% of the words are unseen and scored as <unk>: is the text tokenised as"
+            "warning: 28.6% of the words are unseen and read as <unk>: is the text tokenised as"
             " in training?\n"
         )
 

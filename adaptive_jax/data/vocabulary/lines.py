@@ -9,7 +9,7 @@ lines.decode(ids)                        # "and god said,\\n"
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -88,6 +88,11 @@ class Lines(NamedTuple):
                     f" this run, {cure}"
                 )
         return vocabulary.encode_words(words)
+
+    def unseen(self, text: str) -> Iterator[bool]:
+        """True for each word of text that the run does not know; False where units spell it."""
+        index, spells = self.vocabulary.index, self.vocabulary.spells
+        return (not spells and word not in index for word in self.words(text))
 
     def encode(self, text: str) -> np.ndarray:
         """Tokens of text, int32 `[tokens]`: the words of each line, and an `<eos>` for each line
