@@ -60,6 +60,19 @@ def test_the_first_steps_run_as_they_are_printed():
         assert not re.search(r"=(DIR|FILE)\b", command) and below == "```text", command
 
 
+def tokenizer_of(directory):
+    """The file of a tokenizer of bytes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    names = "<|endoftext|>", *sorted(byte_level.alphabet())
+    vocabulary = {name: number for number, name in enumerate(names)}
+    program = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    program.pre_tokenizer = byte_level(add_prefix_space=False)
+    program.decoder = tokenizers.decoders.ByteLevel()
+    program.save(str(directory / "tokenizer.json"))
+    return directory / "tokenizer.json"
+
+
 @pytest.mark.parametrize("given", arguments_of("train.py"), ids=" ".join)
 def test_commands_that_train(given, in_process, text, tmp_path):
     """Their configs, rows, keys and values are accepted; those that make a plan print it, and
@@ -70,6 +83,10 @@ def test_commands_that_train(given, in_process, text, tmp_path):
         for split in "train", "valid", "test":
             np.save(tmp_path / f"{split}.npy", np.arange(2_000) % 90)
         text = tmp_path
+    if "--config.data.tokenizer=tokenizer.json" in given:
+        file = tokenizer_of(tmp_path)
+        arguments = [re.sub("=tokenizer.json$", f"={file}", word) for word in arguments]
+        arguments = [re.sub(r"(?<=data\.eos)=.*", "=0", word) for word in arguments]
     arguments = [re.sub(r"=DIR$|(?<=data\.path)=.*", f"={text}", word) for word in arguments]
     if not any(word.startswith("--config=") for word in arguments):  # that of another run
         arguments = [word for word in arguments if not word.startswith("--config.")]

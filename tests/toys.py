@@ -165,7 +165,11 @@ def halving(learning_rate: float = 0.01, *, flip: bool = False, share: float = 0
     return optax.GradientTransformation(init, update)
 
 
-TEXT = {"corpus": "text_files", "codes": 0}  # of the group `data`, for a plan's lines
+TEXT = {
+    "corpus": "text_files",
+    "codes": 0,
+    "tokenizer": "",
+}  # of the group `data`, for a plan's lines
 
 
 def plan_of(config, vocabulary_size, devices=1, **options):

@@ -16,6 +16,7 @@ from adaptive_jax.data.batches.layouts import check_layout, scored_break_mode
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes
 from adaptive_jax.model.language_model import LanguageModel, band_shapes, parameter_shapes
+from adaptive_jax.numerics.devices import DEVICES
 from adaptive_jax.parallel.sharding import (
     abstract_mesh,
     gathered_bytes,
@@ -28,6 +29,8 @@ from adaptive_jax.planning.division import Division, divide, divisors, one_of, r
 MOST = 64  # devices that `describe` goes up to, or as many as there are
 TOKENS = 4_096  # that a device holds at a time where neither config nor memory says how many
 ROOM = 2  # times the memory of parameters, optimizer and gradients; the rest is for activations
+# Devices whose hours are shown, and the share of their peak: 0.43 was measured of one H200
+SHOWN, SHARE = ("h100", "b200", "v5e", "v5p", "v6e"), 0.4
 TABLES = "table", "characters", "symbols"  # of which tokens take rows; others are multiplied
 
 
@@ -231,18 +234,20 @@ def rows_to_score(config: Mapping, window: int) -> int:
     return max(1, (config["tokens_per_device"] or TOKENS) // window)
 
 
-def describe(plan: Plan, data: Mapping, even: bool = False) -> str:
+def describe(plan: Plan, data: Mapping, steps: int = 0) -> str:
     """The plan in a few lines.
 
     data: the group of the config, which says what the vocabulary holds.
-    even: also the numbers of devices that share an update without idle devices or empty rows.
+    steps: updates of a run that is planned, for its hours; then also the numbers of devices that
+        share an update without idle devices or empty rows.
     """
     parameters, rows = plan.parameters, plan.rows_per_update
     parts = ", ".join(f"{name} {_short(parameters[name])}" for name in ("input", "body", "output"))
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
     empty = plan.division.empty_rows
     filled = f", {empty} of them empty" if empty else ""
-    units = "units" if data["codes"] else "ids" if data["corpus"] == "ids" else "words"
+    ids = data["corpus"] == "ids" or data["tokenizer"]
+    units = "units" if data["codes"] else "ids" if ids else "words"
     beside = "" if plan.composes == "none" else ", beside composing words"
     lines = {
         "parameters": f"{_short(parameters['total'])}  ({parts})",
@@ -267,7 +272,14 @@ def describe(plan: Plan, data: Mapping, even: bool = False) -> str:
         )
     elif plan.shard_words:
         lines["words"] = "all on each device: shard_words has no effect without fsdp"
-    if even:
+    if steps:
+        flops = plan.flops_per_token * plan.tokens_per_update * steps
+        hours = (
+            f"{flops / (SHARE * DEVICES[name].flops * 3600):,.1f} {name.upper()}" for name in SHOWN
+        )
+        lines["hours"] = (
+            f"of one device, bfloat16 at {SHARE:.0%} of its peak (not measured): {', '.join(hours)}"
+        )
         counts = one_of(divisors(rows, max(MOST, plan.present)))
         lines["even"] = f"{counts} device(s) share the {rows} rows of an update evenly"
     return "\n".join(f"{name:<13}{text}" for name, text in lines.items())

@@ -53,7 +53,7 @@ def test_a_plan_with_idle_devices():
         plan_of(config | {"tokens_per_update": 1680}, 10_000, 8), TEXT
     )
     even = "even         1, 2, 4, 5, 10 or 20 device(s) share the 20 rows of an update evenly"
-    assert describe(plan, TEXT, even=True).splitlines()[-1] == even
+    assert describe(plan, TEXT, steps=1).splitlines()[-1] == even
     shared = plan_of(config | {"fsdp": 5}, 10_000, 8)
     assert shared.fsdp == 5 and shared.state_bytes < 0.3 * plan.state_bytes
     with refuses("fsdp=8", "5 of 8", "20 rows", "1 or 5"):

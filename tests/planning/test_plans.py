@@ -58,9 +58,10 @@ def test_an_update_is_divided_over_devices_and_microbatches(held, devices, divis
     """Rows of 64 tokens; 4,096 tokens a device where the config leaves that open."""
     plan = plan_of(small(tokens_per_device=held), 122, devices)
     assert (plan.accumulation, plan.rows_per_device) == division
-    assert f"= {plan.accumulation} x {plan.rows_per_device} rows x {devices} " in describe(
-        plan, TEXT
-    )
+    text = describe(plan, TEXT, steps=10**9)
+    assert f"= {plan.accumulation} x {plan.rows_per_device} rows x {devices} " in text
+    hours = plan.flops_per_token * plan.tokens_per_update * 1e9 / (0.4 * 989e12) / 3600
+    assert f"bfloat16 at 40% of its peak (not measured): {hours:,.1f} H100," in text
 
 
 @pytest.mark.parametrize(
