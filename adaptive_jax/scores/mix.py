@@ -54,7 +54,7 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
         others = surprisals(path_of(options.scores), words, job.run.vocabulary.words)
     else:
         others, of_tokens = other_scores(job, options.other)
-        if of_tokens:
+        if of_tokens and len(others) == len(tokens.nll):
             yield from interpolations(nll, -others[None], options.model_weight, {})
             return
     if len(others) != len(words.nll):

@@ -62,8 +62,8 @@ def test_text_that_is_written_is_scored_alike(models, body):
             for text in model.continuations(prompt, words=6, avoid=("<eos>", "<unk>"), **options):
                 line = f"{prompt} {model.decode(text.tokens)}"
                 [scored] = model.score([line])
-                given = len(prompt.split())
-                expected = scored.log_probs[given : given + len(text.tokens)].sum()
+                begin = len(prompt.split())
+                expected = scored.log_probs[begin : begin + len(text.tokens)].sum()
                 np.testing.assert_allclose(text.log_prob, expected, rtol=1e-4)
     first, *_ = model.embeddings(["w3", "w5", "w3"])
     np.testing.assert_array_equal(first, model.embeddings(["w3"])[0])  # no word before it

@@ -200,6 +200,10 @@ def test_a_table_of_sentences(score, model, tmp_path):
     assert [row[4] for row in rows] == words
     assert [row[:3] for row in rows] == [["1", "a", "1"]] * 4 + [["2", "b c", "2"]] * 5
     assert score("--text_column=text", tmp_path / "items.csv").returncode == 2
+    for row in "3,the, t1w1,a\n", "3,the\n":  # a comma in a text cut it in silence
+        (tmp_path / "ragged.csv").write_text(table + row)
+        done = score("--text_column=sentence", tmp_path / "ragged.csv")
+        assert done.returncode == 2 and "ragged.csv, row 3" in done.stderr
     (tmp_path / "items.csv").write_text(table.replace("kind", "end"))
     done = score("--words", *flags)
     assert done.returncode == 2 and "'end'" in done.stderr

@@ -65,7 +65,8 @@ class TextFiles:
 
     def texts(self, column: str = "") -> Iterator[TextLine]:
         """The lines with their sources; or, of tables separated by commas, in files .tsv by tabs,
-        the texts of a column. Raises InputError: a table without it.
+        the texts of a column. Raises InputError: a table without it, or a row of more or fewer
+        cells than the header.
         """
         for name, file in self._files:
             if not column:
@@ -76,7 +77,12 @@ class TextFiles:
             table = csv.DictReader(self._lines_of(name, file), delimiter="\t" if tabs else ",")
             check_known(f"{name}: column {column!r}", column, table.fieldnames or ())
             for number, row in enumerate(table, start=1):
-                yield TextLine(row.pop(column) or "", number, str(name), row)
+                if None in row or None in row.values():
+                    raise InputError(
+                        f"{name}, row {number} must have as many cells as the header,"
+                        f" {len(table.fieldnames)}: put quotes around text with separators"
+                    )
+                yield TextLine(row.pop(column), number, str(name), row)
 
     def _lines(self):
         for name, file in self._files:
