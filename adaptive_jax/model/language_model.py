@@ -109,7 +109,9 @@ class LanguageModel(nn.Module):
         """
         tokens = batch.inputs if known is None else jnp.where(known, batch.inputs, -1)
         arguments, before, body_carry = self._remembered(tokens, carry, batch.reset)
-        vectors = self.input(batch.inputs, batch, train=train, **arguments)
+        # An input that looks back must see which tokens are not there.
+        inputs = tokens if self.reach else batch.inputs
+        vectors = self.input(inputs, batch, train=train, **arguments)
         vectors = vectors if known is None else jnp.where(known[..., None], vectors, 0)
         hidden, after = self.body(vectors, body_carry, batch, train=train)
         return hidden, after if before is None else Remembered(before, after)

@@ -86,6 +86,21 @@ def test_halves_equal_the_whole_and_a_row_that_begins_stands_alone(models):
     np.testing.assert_allclose(jnp.concatenate(halves, axis=1)[0], whole[0], atol=1e-5)
     np.testing.assert_allclose(halves[1][1], alone[1], atol=1e-5)
     assert not np.allclose(halves[1][0], alone[0], atol=1e-2)
+    # A word that the run does not know is no word 0, in the row as in the carry.
+    known, halves = jnp.ones((2, 8), bool).at[:, 3].set(False), []
+    read = jax.jit(
+        lambda batch, carry, known: run.model.apply(
+            {"params": run.params}, batch, carry, known=known, method="hidden"
+        )
+    )
+    whole, _ = read(Batch(tokens, wide, wide, numbers), run.model.initial_carry(2), known)
+    carry = run.model.initial_carry(2)
+    for begin in 0, 4:
+        part = slice(begin, begin + 4)
+        batch = Batch(tokens[:, part], zeros, zeros, numbers)
+        states, carry = read(batch, carry, known[:, part])
+        halves.append(states)
+    np.testing.assert_allclose(jnp.concatenate(halves, axis=1), whole, atol=1e-5)
 
 
 def test_a_convolution_carries_on_where_the_context_covers_what_the_input_remembers(models):
