@@ -8,7 +8,7 @@ from pathlib import Path
 from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
-from adaptive_jax.config.keys import General, at, check_allowed, keys_of, resolve
+from adaptive_jax.config.keys import General, at, check_allowed, keys_of, resolve, with_words
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums
@@ -154,7 +154,7 @@ def with_own_files(config: dict, workdir: Path | None, other_words: bool = False
             raise InputError(
                 f"{path} is missing: restore the file of this run, or use another --workdir"
             )
-        result["input"] = config["input"] | {"lexicon": str(path)}
+        return with_words(result, lexicon=str(path))
     return result
 
 

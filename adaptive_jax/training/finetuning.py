@@ -166,6 +166,7 @@ def finetuned(
     if type(run.vocabulary) is not type(vocabulary):  # a sub-word or an id is not a word
         ids = {}
     old_ids = np.array([ids.get(entry, -1) for entry in vocabulary.names])
+    same_ids = np.array_equal(old_ids[: len(ids)], np.arange(len(ids))) and ids
     arrays = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
     old, new = map(traverse_util.flatten_dict, arrays)
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
@@ -181,7 +182,7 @@ def finetuned(
             if path[-1] != "bias":
                 carried[first : first + len(fresh)] |= shared
             array = fresh
-        elif array.shape != fresh.shape:
+        elif array.shape != fresh.shape or (_by_ngram(path) and not same_ids):
             array = fresh
         params[path] = sharding.put(array, shardings[path])
     line = "all word vectors are composed, so new words start with a vector as others do"
@@ -243,4 +244,11 @@ def _warn_of_other_settings(config, old):
 
 def _by_word(path):
     """True if a parameter has rows of words. Biases of bodies have none."""
-    return path[0] != "body" and bool(path[-1] in (*BY_WORD, HEAD) or BY_BAND.fullmatch(path[-1]))
+    if path[0] == "body" or _by_ngram(path):
+        return False
+    return bool(path[-1] in (*BY_WORD, HEAD) or BY_BAND.fullmatch(path[-1]))
+
+
+def _by_ngram(path):
+    """True for parameters of n-grams, whose rows follow from the ids of words."""
+    return path[0] == "input" and path[1].startswith("ngrams_")

@@ -116,6 +116,23 @@ def vectors(model, params, vocabulary):
     return by_group
 
 
+def test_ngrams_are_carried_over_where_words_keep_their_ids(tmp_path):
+    """They are hashed by ids: rows of a table of n-grams were taken for those of words."""
+    changes = {"input.name": "ngrams", "input.words.name": "lookup", "input.rows": len(NEW)}
+    config = complete(BODY, TIED | SOFTMAX, changes)
+    saved_run(tmp_path, config, OLD)
+    config = complete(BODY, TIED | SOFTMAX, changes, {"init_from": str(tmp_path)})
+    saved = random_params(build(config, len(OLD)), 3)["input"]
+    both = OLD.with_words(NEW.words)
+    for vocabulary, kept in (OLD, True), (NEW, False), (both, both.words[: len(OLD)] == OLD.words):
+        _, fresh, params = started(config, vocabulary)
+        expected = (saved if kept else fresh["input"])["ngrams_2"]
+        jax.tree.map(np.testing.assert_array_equal, params["input"]["ngrams_2"], expected)
+        same = vocabulary.index["w3"], OLD.index["w3"]
+        tables = params["input"]["words"]["table"], saved["words"]["table"]
+        np.testing.assert_array_equal(tables[0][same[0]], tables[1][same[1]])
+
+
 def test_ids_keep_their_vectors(tmp_path):
     """The id that ends documents has its vector with and without data.eos; words that are spelt as
     ids are other entries.

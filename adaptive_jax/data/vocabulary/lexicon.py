@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.config.keys import at, word_group
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
@@ -48,7 +49,7 @@ class Entry(NamedTuple):
 
 def lexicon_of(config: Mapping) -> str:
     """The path of the lexicon that a config's input reads; empty if it reads none."""
-    group = config["input"]
+    group = at(config, word_group(config))
     reads = "lexicon" in group and (group["relations"] or group["definition"])
     return group["lexicon"] if reads else ""
 

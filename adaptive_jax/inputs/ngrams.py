@@ -1,0 +1,220 @@
+"""Vectors of n-grams, the words that end with each token, added to an input's vectors of words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.inputs.adaptive import AdaptiveInput
+from adaptive_jax.numerics.arrays import whole_numbers
+from adaptive_jax.numerics.bands import Band
+
+
+class NGrams(nn.Module):
+    """An input beside which tables have rows for the pairs, triples … of words that end with a
+    token (N-Grammer, Roy et al. 2022; over-encoding, Huang et al. 2025).
+
+    Each order has a table of its own. An n-gram is hashed to one or several of its rows, whose sum
+    passes a linear map to `features` and is added to the vector of the word. Tables start as zeros,
+    so that the model starts as the one of words alone. An n-gram never reaches over the start of a
+    text, over the border of a segment, or over a word that is not in the vocabulary: there is then
+    nothing to add.
+
+    An output that shares the input's table shares that of `words`.
+
+    Attributes:
+        words: the input that makes the vectors of words.
+        orders: words of an n-gram: (2, 3) for pairs and triples.
+        rows: of the table of each order.
+        hashes: rows of an n-gram, which are added up: n-grams that share one row seldom share all.
+        signs: each hash also gives a row's sign, so that n-grams that share a row cancel out on
+            average (Weinberger et al. 2009).
+        row_width: width of a row; 0: `features`.
+        word_axes: as those of `words`, over which rows are cut, too.
+
+    Raises:
+        InputError: orders that are no whole numbers from 2 on, or listed twice; a number out of
+            range; `words` that is no input, or reads earlier tokens itself.
+    """
+
+    words: nn.Module
+    orders: Sequence[int] = (2, 3)
+    rows: int = 65_536
+    hashes: int = 1
+    signs: bool = False
+    row_width: int = 48
+    word_axes: str | Sequence[str] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.words, nn.Module) or not hasattr(self.words, "bands"):
+            raise InputError(
+                f"words must be an input such as AdaptiveInput(...), got {self.words!r}"
+            )
+        if getattr(self.words, "reach", 0):
+            raise InputError(
+                f"words must be an input that reads no earlier tokens, got reach={self.words.reach}"
+            )
+        orders = self.orders if isinstance(self.orders, Sequence) else ()
+        if not orders or len({*orders}) < len(orders):
+            raise InputError(f"orders must be different whole numbers, got {self.orders!r}")
+        for order in orders:
+            check_at_least(2, orders=order)
+        check_at_least(1, rows=self.rows, hashes=self.hashes)
+        check_at_least(0, row_width=self.row_width)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Words."""
+        return self.words.vocabulary_size
+
+    @property
+    def features(self) -> int:
+        """Width of the vectors."""
+        return self.words.features
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the vectors."""
+        return self.words.dtype
+
+    @property
+    def reach(self) -> int:
+        """Earlier tokens that are read."""
+        return max(self.orders) - 1
+
+    @property
+    def cuts_words(self) -> bool:
+        """True if the words can be cut over devices."""
+        return getattr(self.words, "cuts_words", False)
+
+    @property
+    def lexicon_spec(self) -> dict:
+        """The arrays that `words` needs, see `adaptive_jax.data.vocabulary.lexicon`."""
+        spec = getattr(self.words, "lexicon_spec", {})
+        return {"words": spec} if spec else {}
+
+    def lexicon_shapes(self, words: int) -> dict:
+        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        return {"words": self.words.lexicon_shapes(words)} if self.lexicon_spec else {}
+
+    def setup(self):
+        self.ngrams = {str(order): self._table() for order in self.orders}
+
+    def _table(self):
+        """The rows of one order."""
+        return AdaptiveInput(
+            self.rows,
+            self.features,
+            width=self.row_width,
+            dtype=self.dtype,
+            table_init=nn.initializers.zeros,
+            word_axes=self.word_axes,
+            parent=None,  # adopted where it is assigned
+        )
+
+    def __call__(
+        self, tokens: jax.Array, batch=None, *, train: bool = False, earlier=None
+    ) -> jax.Array:
+        """Token ids `[rows, time]`, or rows of composed tables, to vectors `[rows, time,
+        features]`.
+
+        earlier: int32 `[rows, reach]`, the ids of the tokens before the first ones, -1 where there
+            is none; None: none.
+        """
+        tokens = whole_numbers("tokens", tokens, "rows", "time")
+        vectors = self.words(tokens, batch, train=train)
+        segments = None if batch is None else batch.segment_ids
+        ngrams = with_earlier(self.word_ids(tokens), earlier, segments, self.reach)
+        for order in self.orders:
+            vectors += self._vectors(ngrams[..., -order:])
+        return vectors
+
+    def _vectors(self, ngrams):
+        """Vectors `[rows, time, features]` of n-grams `[rows, time, order]`, 0 where a token of
+        them is -1.
+        """
+        exist = jnp.all(ngrams >= 0, axis=-1, keepdims=True)
+        codes = hashed(ngrams, self.hashes)
+        rows = jnp.where(exist, codes % jnp.uint32(self.rows), 0).astype(jnp.int32)
+        vectors = self.ngrams[str(ngrams.shape[-1])](rows)
+        if self.signs:
+            signs = 1 - 2 * (codes >> 31).astype(jnp.int32)
+            vectors *= signs.astype(vectors.dtype)[..., None]
+        return jnp.where(exist, vectors.sum(axis=-2), 0)
+
+    def word_ids(self, tokens: jax.Array) -> jax.Array:
+        """The ids of words of `tokens`, which are rows of the tables where `compose` made some; -1
+        for a row that does not exist.
+        """
+        if not self.has_variable("tables", "word_ids"):
+            return tokens
+        words = self.get_variable("tables", "word_ids").at[tokens]
+        return words.get(mode="fill", fill_value=-1, wrap_negative_indices=False)
+
+    def compose(self, words: jax.Array, *, train: bool = False) -> None:
+        """Stores the vectors of `words [n]`, unless they are there, and their ids in the collection
+        "tables"; for an input of `words` that composes them.
+        """
+        if not self.words.has_variable("tables", "vectors"):
+            self.words.compose(words, train=train)
+        self.put_variable("tables", "word_ids", words)
+
+    def read(self, words: jax.Array) -> None:
+        """Stores what the input of `words` reads of them, see its method."""
+        self.words.read(words)
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """The bands of words, without n-grams."""
+        return self.words.bands(train=train)
+
+    def word_tables(self) -> dict[str, list[int]]:
+        """The parameters with a row for each word or n-gram, by their paths, and the rows of the
+        bands in each.
+        """
+        of_words = getattr(self.words, "word_tables", dict)()
+        table = self._table().word_tables()
+        return {f"words/{name}": words for name, words in of_words.items()} | {
+            f"ngrams_{order}/{name}": rows for order in self.orders for name, rows in table.items()
+        }
+
+    def over_words(self, axes: str | Sequence[str]) -> "NGrams":
+        """The layer for one device of `jax.shard_map` that has its rows of words and n-grams."""
+        return self.clone(word_axes=axes, words=self.words.clone(word_axes=axes))
+
+
+def with_earlier(tokens: jax.Array, earlier, segments, reach: int) -> jax.Array:
+    """Token ids `[rows, time]` as `[rows, time, reach + 1]`, each behind the `reach` tokens before
+    it: -1 where there is none in its segment.
+
+    earlier: `[rows, reach]`, the tokens before the first ones; None: none.
+    segments: `[rows, time]`; None: each row is one, which `earlier` begins.
+    """
+    time, columns = tokens.shape[1], [tokens]
+    if earlier is None:
+        earlier = jnp.full((len(tokens), reach), -1, tokens.dtype)
+    row = jnp.concatenate([earlier.astype(tokens.dtype), tokens], axis=1)
+    for lag in range(1, reach + 1):
+        column = row[:, reach - lag :][:, :time]
+        if segments is not None:
+            before = jnp.pad(segments, ((0, 0), (lag, 0)), constant_values=-1)[:, :time]
+            column = jnp.where(before == segments, column, -1)
+        columns.insert(0, column)
+    return jnp.stack(columns, axis=-1)
+
+
+def hashed(ngrams: jax.Array, hashes: int) -> jax.Array:
+    """Codes uint32 `[..., hashes]` of n-grams `[..., order]`: each word is mixed in by the end of
+    MurmurHash3, from a start of each hash's own.
+    """
+    codes = jnp.arange(hashes, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
+    codes = jnp.broadcast_to(codes, (*ngrams.shape[:-1], hashes))
+    for word in jnp.moveaxis(ngrams.astype(jnp.uint32), -1, 0):
+        codes = codes ^ word[..., None]
+        for shift, factor in (16, 0x85EBCA6B), (13, 0xC2B2AE35):
+            codes = (codes ^ (codes >> shift)) * jnp.uint32(factor)
+        codes ^= codes >> 16
+    return codes
