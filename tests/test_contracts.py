@@ -43,6 +43,8 @@ SPELT = {"ab" * (n % 9) + chr(ord("a") + n % 26) + str(n): 1 for n in range(VOCA
 WORDS = Vocabulary.build({"<eos>": 3, "<unk>": 2} | SPELT)
 
 LEXICON = str(Path(__file__).parent / "fixtures" / "lexicon.jsonl")
+# N-grams of i² modulo the words, i < 400: `write` of `adaptive_jax.data.vocabulary.ngrams`
+COUNTS = str(Path(__file__).parent / "fixtures" / "ngrams.npz")
 
 SHORT = {"width": 4, "filters": ((1, 6), (3, 8)), "length": 8}
 LONG = {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40}
@@ -66,6 +68,13 @@ INPUT["ngrams"] = [
     {"words": {"name": "adaptive", **INPUT["adaptive"][0]}, "rows": 41, "row_width": 4},
     {"words": {"name": "char_cnn", **SHORT}, "orders": (3,), "rows": 50, "row_width": 0}
     | {"hashes": 2, "signs": True},
+]
+INPUT["ngrams"] += [
+    {"words": {"name": "lookup"}, "rows": 30, "row_width": 8, "counts": COUNTS} | kind
+    for kind in (
+        {"kind": "counted"},
+        {"kind": "banded", "row_cutoffs": (9,), "row_factor": 2, "hashed_rows": 7},
+    )
 ]
 # Words share what they are spelt with, so a gradient for one reaches others.
 SPELLING = {"char_cnn", "groc"}

@@ -1,51 +1,77 @@
 """Vectors of n-grams, the words that end with each token, added to an input's vectors of words."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import lax
 
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_within
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.numerics.arrays import whole_numbers
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.layers import from_lexicon
 
 
 class NGrams(nn.Module):
     """An input beside which tables have rows for the pairs, triples … of words that end with a
     token (N-Grammer, Roy et al. 2022; over-encoding, Huang et al. 2025).
 
-    Each order has a table of its own. An n-gram is hashed to one or several of its rows, whose sum
-    passes a linear map to `features` and is added to the vector of the word. Tables start as zeros,
-    so that the model starts as the one of words alone. An n-gram never reaches over the start of a
-    text, over the border of a segment, or over a word that is not in the vocabulary: there is then
-    nothing to add.
+    Each order has a table of its own. What an n-gram reads there passes a linear map to `features`
+    and is added to the vector of the word:
+
+        hashed     one or several rows, which many n-grams share
+        counted    a row for each of the `rows` most frequent n-grams of the train split; all
+                   others add nothing
+        banded     the same rows as an adaptive input, wide for the frequent n-grams and narrow for
+                   the rare ones, and a last, narrowest band to which all others are hashed
+
+    Tables start as zeros, so that the model starts as the one of words alone. An n-gram never
+    reaches over the start of a text, over the border of a segment, or over a word that is not in
+    the vocabulary: there is then nothing to add.
 
     An output that shares the input's table shares that of `words`.
 
     Attributes:
         words: the input that makes the vectors of words.
         orders: words of an n-gram: (2, 3) for pairs and triples.
-        rows: of the table of each order.
-        hashes: rows of an n-gram, which are added up: n-grams that share one row seldom share all.
+        kind: "hashed", "counted" or "banded".
+        rows: of the table of each order, without those of `hashed_rows`.
+        row_width: width of a row, or of those of the first band; 0: `features`.
+        row_cutoffs: of banded tables, rank of the first n-gram of every band but the first.
+        row_factor: of banded tables, by which each band is narrower than the one before it.
+        hashed_rows: of banded tables, rows of the last band, to which n-grams that are not counted
+            are hashed; 0: they add nothing.
+        hashes: hashed rows of an n-gram, which are added up: n-grams that share one row seldom
+            share all.
         signs: each hash also gives a row's sign, so that n-grams that share a row cancel out on
             average (Weinberger et al. 2009).
-        row_width: width of a row; 0: `features`.
+        counts: of counted and banded tables, the file of n-grams, as runs keep one; empty: those of
+            the train split are counted.
+        least: occurrences that a counted n-gram has at least.
         word_axes: as those of `words`, over which rows are cut, too.
 
     Raises:
-        InputError: orders that are no whole numbers from 2 on, or listed twice; a number out of
-            range; `words` that is no input, or reads earlier tokens itself.
+        InputError: orders that are no whole numbers from 2 on, or listed twice; a name or number
+            out of range; cutoffs that no table has; `words` that is no input, or reads earlier
+            tokens itself; counted n-grams that are missing, or of another vocabulary.
     """
 
     words: nn.Module
     orders: Sequence[int] = (2, 3)
+    kind: str = "hashed"
     rows: int = 65_536
+    row_width: int = 48
+    row_cutoffs: Sequence[int] = ()
+    row_factor: int = 4
+    hashed_rows: int = 65_536
     hashes: int = 1
     signs: bool = False
-    row_width: int = 48
+    counts: str = ""
+    least: int = 2
     word_axes: str | Sequence[str] = ()
 
     def __post_init__(self):
@@ -63,8 +89,20 @@ class NGrams(nn.Module):
             raise InputError(f"orders must be different whole numbers, got {self.orders!r}")
         for order in orders:
             check_at_least(2, orders=order)
+        check_known(f"kind={self.kind!r}", self.kind, ("hashed", "counted", "banded"))
         check_at_least(1, rows=self.rows, hashes=self.hashes)
-        check_at_least(0, row_width=self.row_width)
+        check_within("[1, inf)", least=self.least)
+        check_at_least(0, row_width=self.row_width, hashed_rows=self.hashed_rows)
+        if self.row_cutoffs and self.kind != "banded":
+            raise InputError(
+                f"row_cutoffs={self.row_cutoffs!r} need kind='banded', got kind={self.kind!r}"
+            )
+        if not all(isinstance(cut, int) and cut < self.rows for cut in self.row_cutoffs):
+            raise InputError(
+                f"row_cutoffs must be whole numbers below rows={self.rows}, got"
+                f" {self.row_cutoffs!r}"
+            )
+        self._table()  # checks its bands
 
     @property
     def vocabulary_size(self) -> int:
@@ -93,22 +131,42 @@ class NGrams(nn.Module):
 
     @property
     def lexicon_spec(self) -> dict:
-        """The arrays that `words` needs, see `adaptive_jax.data.vocabulary.lexicon`."""
+        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         spec = getattr(self.words, "lexicon_spec", {})
-        return {"words": spec} if spec else {}
+        spec = {"words": spec} if spec else {}
+        if self.kind == "hashed":
+            return spec
+        limits = {"orders": self.orders, "rows": self.rows, "least": self.least}
+        return spec | {"ngrams": {"path": self.counts} | limits}
 
     def lexicon_shapes(self, words: int) -> dict:
         """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
-        return {"words": self.words.lexicon_shapes(words)} if self.lexicon_spec else {}
+        spec, shapes = self.lexicon_spec, {}
+        if "words" in spec:
+            shapes["words"] = self.words.lexicon_shapes(words)
+        if "ngrams" in spec:
+            array = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+            shapes["ngrams"] = {
+                str(order): {"keys": array((self.rows, order)), "ranks": array((self.rows,))}
+                for order in self.orders
+            }
+        return shapes
 
     def setup(self):
         self.ngrams = {str(order): self._table() for order in self.orders}
+        self.counted = {}
+        if self.kind != "hashed":
+            self.counted = from_lexicon(self, "ngrams", self.vocabulary_size)
 
     def _table(self):
-        """The rows of one order."""
+        """The rows of one order: of counted n-grams, then those of hashed ones."""
+        below = self.hashed_rows if self.kind == "banded" else 0
+        cutoffs = tuple(self.row_cutoffs) + ((self.rows,) if below else ())
         return AdaptiveInput(
-            self.rows,
+            self.rows + below,
             self.features,
+            cutoffs=cutoffs,
+            factor=self.row_factor,
             width=self.row_width,
             dtype=self.dtype,
             table_init=nn.initializers.zeros,
@@ -137,14 +195,21 @@ class NGrams(nn.Module):
         """Vectors `[rows, time, features]` of n-grams `[rows, time, order]`, 0 where a token of
         them is -1.
         """
-        exist = jnp.all(ngrams >= 0, axis=-1, keepdims=True)
+        order = str(ngrams.shape[-1])
         codes = hashed(ngrams, self.hashes)
-        rows = jnp.where(exist, codes % jnp.uint32(self.rows), 0).astype(jnp.int32)
-        vectors = self.ngrams[str(ngrams.shape[-1])](rows)
-        if self.signs:
-            signs = 1 - 2 * (codes >> 31).astype(jnp.int32)
-            vectors *= signs.astype(vectors.dtype)[..., None]
-        return jnp.where(exist, vectors.sum(axis=-2), 0)
+        first = 0 if self.kind == "hashed" else self.rows
+        below = {"hashed": self.rows, "counted": 0, "banded": self.hashed_rows}[self.kind]
+        rows = first + (codes % jnp.uint32(max(1, below))).astype(jnp.int32)
+        signs = 1 - 2 * (codes >> 31).astype(jnp.int32) if self.signs else jnp.ones_like(rows)
+        signs = jnp.where(below > 0, signs, 0)
+        if self.kind != "hashed":
+            ranks = ranks_of(ngrams, **self.counted[order])[..., None]
+            once = (jnp.arange(self.hashes) == 0).astype(jnp.int32)  # a row of its own
+            signs = jnp.where(ranks < 0, signs, jnp.broadcast_to(once, rows.shape))
+            rows = jnp.where(ranks < 0, rows, ranks)
+        signs = jnp.where(jnp.all(ngrams >= 0, axis=-1, keepdims=True), signs, 0)
+        vectors = self.ngrams[order](jnp.where(signs == 0, 0, rows))
+        return jnp.sum(vectors * signs.astype(vectors.dtype)[..., None], axis=-2)
 
     def word_ids(self, tokens: jax.Array) -> jax.Array:
         """The ids of words of `tokens`, which are rows of the tables where `compose` made some; -1
@@ -204,6 +269,28 @@ def with_earlier(tokens: jax.Array, earlier, segments, reach: int) -> jax.Array:
             column = jnp.where(before == segments, column, -1)
         columns.insert(0, column)
     return jnp.stack(columns, axis=-1)
+
+
+def ranks_of(ngrams: jax.Array, keys: jax.Array, ranks: jax.Array) -> jax.Array:
+    """Ranks int32 `[...]` of n-grams `[..., order]`, -1 for others, by a binary search.
+
+    keys, ranks: see `adaptive_jax.data.vocabulary.ngrams.sorted_ngrams`.
+    """
+    ngrams, keys, ranks = ngrams.astype(jnp.int32), jnp.asarray(keys), jnp.asarray(ranks)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) // 2
+        key = keys.at[middle].get(mode="clip")
+        differ = key != ngrams
+        at = jnp.argmax(differ, axis=-1, keepdims=True)  # where the first of them differ
+        less = jnp.take_along_axis(key < ngrams, at, axis=-1)[..., 0] & (low < high)
+        return jnp.where(less, middle + 1, low), jnp.where(less, high, middle)
+
+    low = jnp.zeros_like(ngrams[..., 0])
+    low, _ = lax.fori_loop(0, len(keys).bit_length(), halve, (low, low + len(keys)))
+    same = jnp.all(keys.at[low].get(mode="fill", fill_value=-1) == ngrams, axis=-1)
+    return jnp.where(same, ranks.at[low].get(mode="clip"), -1)
 
 
 def hashed(ngrams: jax.Array, hashes: int) -> jax.Array:

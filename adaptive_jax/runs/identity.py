@@ -46,9 +46,11 @@ FREE = {
     "data.tokenizer",  # of these files the run keeps its own copies, which are compared
     "data.words",
     *LEXICONS,
+    "input.counts",
 }
 # Those in which the hosts of a run may differ
 OF_A_HOST = {"data.path", "data.tokenizer", "data.words", *LEXICONS, "output.clusters"}
+OF_A_HOST |= {"input.counts"}
 ID = "id"  # key of text.json and of a checkpoint's metadata
 ENDS = 1 << 16  # tokens at each end of a text that its checksum reads
 

@@ -1,5 +1,7 @@
 """N-grams beside words: vectors against a slow twin, and models whose words are composed."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 from adaptive_jax import AdaptiveInput, InputError, Lookup
 from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.ngrams import count, write
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.inputs.ngrams import NGrams
+from adaptive_jax.inputs.ngrams import NGrams, ranks_of
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel.sharding import FSDP, abstract_mesh, parameter_specs
@@ -89,6 +93,72 @@ def test_vectors_are_those_of_words_and_rows_of_ngrams(settings, cut):
     np.testing.assert_allclose(run(earlier).reshape(-1, FEATURES), expected, atol=1e-5)
     none = np.full_like(earlier, -1)
     np.testing.assert_array_equal(run(None), run(none))
+
+
+KINDS = {
+    "counted": {"kind": "counted", "rows": 20},
+    "banded": {"kind": "banded", "rows": 20, "row_cutoffs": (5, 11), "row_factor": 2}
+    | {"hashed_rows": 9, "hashes": 2, "signs": True},
+    "banded, none hashed": {"kind": "banded", "rows": 20, "row_cutoffs": (5,), "hashed_rows": 0},
+    "too few": {"kind": "counted", "rows": 90},
+}
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory):
+    """The file of n-grams of a text of few words, and the text."""
+    text = np.minimum(np.random.default_rng(1).zipf(1.5, 300) - 1, V - 1).astype(np.int32)
+    path = tmp_path_factory.mktemp("counts") / "ngrams.npz"
+    write(path, WORDS, {order: count(text, V, order, 60, 2) for order in (2, 3)})
+    return str(path), text
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_counted_ngrams_have_the_rows_of_their_ranks(counts, settings):
+    """The slow twin looks them up in a dict; others are hashed to the last band, if any."""
+    path, text = counts
+    layer = NGrams(Lookup(V, FEATURES), row_width=8, counts=path, **settings)
+    tokens, random = np.stack([text[:TIME], text[50 : 50 + TIME]]), np.random.default_rng(2)
+    tokens = np.concatenate([tokens, random.integers(0, V, (1, TIME))])
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), tokens)
+    params = random_params(shapes["params"])
+    arrays = jax.tree.map(jnp.asarray, lexicon(WORDS, layer.lexicon_spec))
+    vectors = jax.jit(layer.apply)({"params": params, "lexicon": arrays}, tokens)
+    expected = np.array(params["words"]["table"])[tokens].reshape(-1, FEATURES)
+    none = [[]] * ROWS, [[None] * TIME] * ROWS
+    ways = collections.Counter()
+    for n in layer.orders:
+        pairs = collections.Counter(zip(*(text[i:].tolist() for i in range(n)), strict=False))
+        ranked = sorted((each for each in pairs if pairs[each] > 1), key=lambda e: (-pairs[e], e))
+        ranks = {each: i for i, each in enumerate(ranked[: layer.rows])}
+        part = params[f"ngrams_{n}"]
+        rows = [part[f"table_{i}"] @ part[f"projection_{i}"] for i in range(len(part) // 2)]
+        rows = np.concatenate(rows)
+        for vector, (words,) in zip(expected, rows_of(tokens, *none, (n,)), strict=True):
+            words = words and tuple(map(int, words))
+            ways["none" if words is None else "counted" if words in ranks else "hashed"] += 1
+            if words in ranks:
+                vector += rows[ranks[words]]
+            elif words and len(rows) > layer.rows:
+                for number in range(layer.hashes):
+                    value = code(words, number)
+                    sign = -1 if layer.signs and value >> 31 else 1
+                    vector += sign * rows[layer.rows + value % layer.hashed_rows]
+    np.testing.assert_allclose(vectors.reshape(-1, FEATURES), expected, atol=1e-5)
+    assert min(ways[key] for key in ("none", "counted", "hashed")) > 3
+    assert len(rows) == layer.rows + (9 if settings.get("hashed_rows") else 0)
+
+
+def test_the_search_finds_every_key_and_no_other():
+    """At sizes around powers of two, where a search that ends too early misses the last ones."""
+    search = jax.jit(ranks_of)
+    for size in 1, 2, 3, 4, 7, 8, 9:
+        keys = np.array([(i // 3, i) for i in range(size)], np.int32)
+        ranks = np.arange(size, dtype=np.int32)[::-1]
+        every = np.stack(np.meshgrid(range(-1, 4), range(-1, 10), indexing="ij"), axis=-1)
+        found = {tuple(key): rank for key, rank in zip(keys.tolist(), ranks.tolist(), strict=True)}
+        expected = [[found.get(tuple(key), -1) for key in row] for row in every.tolist()]
+        np.testing.assert_array_equal(search(jnp.asarray(every), keys, ranks), expected)
 
 
 def test_a_model_starts_as_that_of_words_alone():
@@ -178,6 +248,11 @@ def test_tables_are_sharded_and_planned():
         ({"orders": (2, 2)}, "orders must be different whole numbers, got (2, 2)"),
         ({"orders": ()}, "orders must be different whole numbers, got ()"),
         ({"rows": 0}, "rows must be in [1, inf), got 0"),
+        ({"kind": "hasht"}, 'Did you mean "hashed"?'),
+        ({"least": 0}, "least must be in [1, inf), got 0"),
+        ({"row_cutoffs": (3,)}, "row_cutoffs=(3,) need kind='banded', got kind='hashed'"),
+        ({"kind": "banded", "rows": 9, "row_cutoffs": (9,)}, "whole numbers below rows=9"),
+        ({"kind": "banded", "row_cutoffs": (5, 3)}, "cutoffs (5, 3, 65536) do not increase"),
         ({"hashes": 0}, "hashes must be in [1, inf), got 0"),
         ({"row_width": -1}, "row_width must be in [0, inf), got -1"),
         ({"words": 3}, "words must be an input such as AdaptiveInput(...), got 3"),

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.config.keys import at, word_group
+from adaptive_jax.data.vocabulary.ngrams import sorted_ngrams
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
@@ -315,6 +316,7 @@ SOURCES = {
     "counts": counts,
     "relations": relations,
     "definitions": definitions,
+    "ngrams": sorted_ngrams,
 }
 READ = ("relations", "definitions")  # sources that read a lexicon
 
