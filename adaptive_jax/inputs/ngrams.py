@@ -1,8 +1,7 @@
 """Vectors of n-grams, the words that end with each token, added to an input's vectors of words."""
 
-import functools
+import operator
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +75,6 @@ class NGrams(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.words, nn.Module) or not hasattr(self.words, "bands"):
-            raise InputError(
-                f"words must be an input such as AdaptiveInput(...), got {self.words!r}"
-            )
         if getattr(self.words, "reach", 0):
             raise InputError(
                 f"words must be an input that reads no earlier tokens, got reach={self.words.reach}"
@@ -87,8 +82,7 @@ class NGrams(nn.Module):
         orders = self.orders if isinstance(self.orders, Sequence) else ()
         if not orders or len({*orders}) < len(orders):
             raise InputError(f"orders must be different whole numbers, got {self.orders!r}")
-        for order in orders:
-            check_at_least(2, orders=order)
+        check_at_least(2, orders=min(orders))
         check_known(f"kind={self.kind!r}", self.kind, ("hashed", "counted", "banded"))
         check_at_least(1, rows=self.rows, hashes=self.hashes)
         check_within("[1, inf)", least=self.least)
@@ -97,27 +91,12 @@ class NGrams(nn.Module):
             raise InputError(
                 f"row_cutoffs={self.row_cutoffs!r} need kind='banded', got kind={self.kind!r}"
             )
-        if not all(isinstance(cut, int) and cut < self.rows for cut in self.row_cutoffs):
-            raise InputError(
-                f"row_cutoffs must be whole numbers below rows={self.rows}, got"
-                f" {self.row_cutoffs!r}"
-            )
         self._table()  # checks its bands
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Words."""
-        return self.words.vocabulary_size
-
-    @property
-    def features(self) -> int:
-        """Width of the vectors."""
-        return self.words.features
-
-    @property
-    def dtype(self) -> Any:
-        """Dtype of the vectors."""
-        return self.words.dtype
+    vocabulary_size, features, dtype, cuts_words = (
+        property(operator.attrgetter(f"words.{name}"), doc="That of `words`.")
+        for name in ("vocabulary_size", "features", "dtype", "cuts_words")
+    )
 
     @property
     def reach(self) -> int:
@@ -125,19 +104,12 @@ class NGrams(nn.Module):
         return max(self.orders) - 1
 
     @property
-    def cuts_words(self) -> bool:
-        """True if the words can be cut over devices."""
-        return getattr(self.words, "cuts_words", False)
-
-    @property
     def lexicon_spec(self) -> dict:
         """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
-        spec = getattr(self.words, "lexicon_spec", {})
-        spec = {"words": spec} if spec else {}
-        if self.kind == "hashed":
-            return spec
+        spec = {"words": self.words.lexicon_spec} if hasattr(self.words, "lexicon_spec") else {}
         limits = {"orders": self.orders, "rows": self.rows, "least": self.least}
-        return spec | {"ngrams": {"path": self.counts} | limits}
+        ngrams = {"ngrams": {"path": self.counts} | limits}
+        return spec if self.kind == "hashed" else spec | ngrams
 
     def lexicon_shapes(self, words: int) -> dict:
         """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
@@ -145,38 +117,25 @@ class NGrams(nn.Module):
         if "words" in spec:
             shapes["words"] = self.words.lexicon_shapes(words)
         if "ngrams" in spec:
-            array = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-            shapes["ngrams"] = {
-                str(order): {"keys": array((self.rows, order)), "ranks": array((self.rows,))}
-                for order in self.orders
-            }
+            sizes = {str(order): (self.rows, order + 1) for order in self.orders}
+            shapes["ngrams"] = {n: jax.ShapeDtypeStruct(s, jnp.int32) for n, s in sizes.items()}
         return shapes
 
     def setup(self):
         self.ngrams = {str(order): self._table() for order in self.orders}
-        self.counted = {}
         if self.kind != "hashed":
             self.counted = from_lexicon(self, "ngrams", self.vocabulary_size)
 
     def _table(self):
         """The rows of one order: of counted n-grams, then those of hashed ones."""
         below = self.hashed_rows if self.kind == "banded" else 0
-        cutoffs = tuple(self.row_cutoffs) + ((self.rows,) if below else ())
-        return AdaptiveInput(
-            self.rows + below,
-            self.features,
-            cutoffs=cutoffs,
-            factor=self.row_factor,
-            width=self.row_width,
-            dtype=self.dtype,
-            table_init=nn.initializers.zeros,
-            word_axes=self.word_axes,
-            parent=None,  # adopted where it is assigned
-        )
+        bands = {"cutoffs": (*self.row_cutoffs, *[self.rows] * bool(below))}
+        bands |= {"factor": self.row_factor, "width": self.row_width, "word_axes": self.word_axes}
+        settings = bands | {"dtype": self.dtype, "table_init": nn.initializers.zeros}
+        # No parent: it is adopted where it is assigned.
+        return AdaptiveInput(self.rows + below, self.features, **settings, parent=None)
 
-    def __call__(
-        self, tokens: jax.Array, batch=None, *, train: bool = False, earlier=None
-    ) -> jax.Array:
+    def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False, earlier=None):
         """Token ids `[rows, time]`, or rows of composed tables, to vectors `[rows, time,
         features]`.
 
@@ -203,7 +162,7 @@ class NGrams(nn.Module):
         signs = 1 - 2 * (codes >> 31).astype(jnp.int32) if self.signs else jnp.ones_like(rows)
         signs = jnp.where(below > 0, signs, 0)
         if self.kind != "hashed":
-            ranks = ranks_of(ngrams, **self.counted[order])[..., None]
+            ranks = ranks_of(ngrams, self.counted[order])[..., None]
             once = (jnp.arange(self.hashes) == 0).astype(jnp.int32)  # a row of its own
             signs = jnp.where(ranks < 0, signs, jnp.broadcast_to(once, rows.shape))
             rows = jnp.where(ranks < 0, rows, ranks)
@@ -240,11 +199,9 @@ class NGrams(nn.Module):
         """The parameters with a row for each word or n-gram, by their paths, and the rows of the
         bands in each.
         """
-        of_words = getattr(self.words, "word_tables", dict)()
-        table = self._table().word_tables()
-        return {f"words/{name}": words for name, words in of_words.items()} | {
-            f"ngrams_{order}/{name}": rows for order in self.orders for name, rows in table.items()
-        }
+        tables = {"words": getattr(self.words, "word_tables", dict)()}
+        tables |= {f"ngrams_{order}": self._table().word_tables() for order in self.orders}
+        return {f"{of}/{name}": rows for of in tables for name, rows in tables[of].items()}
 
     def over_words(self, axes: str | Sequence[str]) -> "NGrams":
         """The layer for one device of `jax.shard_map` that has its rows of words and n-grams."""
@@ -271,26 +228,26 @@ def with_earlier(tokens: jax.Array, earlier, segments, reach: int) -> jax.Array:
     return jnp.stack(columns, axis=-1)
 
 
-def ranks_of(ngrams: jax.Array, keys: jax.Array, ranks: jax.Array) -> jax.Array:
+def ranks_of(ngrams: jax.Array, counted: jax.Array) -> jax.Array:
     """Ranks int32 `[...]` of n-grams `[..., order]`, -1 for others, by a binary search.
 
-    keys, ranks: see `adaptive_jax.data.vocabulary.ngrams.sorted_ngrams`.
+    counted: `[n-grams, order + 1]`, see `adaptive_jax.data.vocabulary.ngrams.sorted_ngrams`.
     """
-    ngrams, keys, ranks = ngrams.astype(jnp.int32), jnp.asarray(keys), jnp.asarray(ranks)
+    ngrams, counted = ngrams.astype(jnp.int32), jnp.asarray(counted)
 
     def halve(_, bounds):
         low, high = bounds
         middle = (low + high) // 2
-        key = keys.at[middle].get(mode="clip")
+        key = counted.at[middle].get(mode="clip")[..., :-1]
         differ = key != ngrams
         at = jnp.argmax(differ, axis=-1, keepdims=True)  # where the first of them differ
         less = jnp.take_along_axis(key < ngrams, at, axis=-1)[..., 0] & (low < high)
         return jnp.where(less, middle + 1, low), jnp.where(less, high, middle)
 
     low = jnp.zeros_like(ngrams[..., 0])
-    low, _ = lax.fori_loop(0, len(keys).bit_length(), halve, (low, low + len(keys)))
-    same = jnp.all(keys.at[low].get(mode="fill", fill_value=-1) == ngrams, axis=-1)
-    return jnp.where(same, ranks.at[low].get(mode="clip"), -1)
+    low, _ = lax.fori_loop(0, len(counted).bit_length(), halve, (low, low + len(counted)))
+    nearest = counted.at[low].get(mode="clip")
+    return jnp.where(jnp.all(nearest[..., :-1] == ngrams, axis=-1), nearest[..., -1], -1)
 
 
 def hashed(ngrams: jax.Array, hashes: int) -> jax.Array:

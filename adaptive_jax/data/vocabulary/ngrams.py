@@ -5,7 +5,6 @@ arrays by which a model finds them.
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,27 +17,20 @@ PIECE = 1 << 26  # ids that are sorted at a time
 PADDING = np.iinfo(np.int32).max  # behind the last n-gram; no id is as large
 
 
-class NGramCounts(NamedTuple):
-    """N-grams of one order, the most frequent first, and those that sort first among equals.
-
-    ngrams: ids of words, int32 `[n-grams, order]`.
-    counts: occurrences in the train split, int64 `[n-grams]`.
-    """
-
-    ngrams: np.ndarray
-    counts: np.ndarray
-
-
-def count(ids: np.ndarray, words: int, order: int, most: int, least: int) -> NGramCounts:
-    """The `most` frequent n-grams of a text that occur `least` times or more.
+def count(ids: np.ndarray, words: int, order: int, most: int, least: int) -> np.ndarray:
+    """The `most` frequent n-grams of a text that occur `least` times or more; if there are none,
+    the most frequent ones. Equals are in the order of their ids.
 
     Exact: each n-gram is one whole number, the bits of its ids side by side. Of a text that is read
     in segments, also those that no segment has whole are counted.
 
     ids: int32 `[tokens]`, a split of a corpus. words: of the vocabulary.
 
+    Returns:
+        int64 `[n-grams, order + 1]`: the ids of the words of each, and how often it occurs.
+
     Raises:
-        InputError: ids of an n-gram that take more than 64 bits, or no such n-gram.
+        InputError: ids of an n-gram that take more than 64 bits.
     """
     bits = max(1, int(words - 1).bit_length())
     if bits * order > 64:
@@ -48,22 +40,13 @@ def count(ids: np.ndarray, words: int, order: int, most: int, least: int) -> NGr
         )
     keys, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
     for begin in range(0, len(ids) - order + 1, PIECE):
-        piece = np.asarray(ids[begin : begin + PIECE + order - 1])
-        new, number = _counted(_packed(piece, order, bits))
-        if begin:
-            both = np.concatenate([keys, new]), np.concatenate([counts, number])
-            new, number = _counted(*both)
-        keys, counts = new, number
-    frequent = np.flatnonzero(counts >= least)
-    if not len(frequent):
-        raise InputError(
-            f"input.least={least} leaves no n-gram of {order} words of the train split: its most"
-            f" frequent one occurs {counts.max(initial=0)} times"
-        )
+        new = _counted(_packed(np.asarray(ids[begin : begin + PIECE + order - 1]), order, bits))
+        keys, counts = _counted(*map(np.append, (keys, counts), new)) if begin else new
+    frequent = np.flatnonzero(counts >= min(least, counts.max(initial=0)))
     first = frequent[np.argsort(-counts[frequent], kind="stable")[:most]]
     shifts = bits * np.arange(order - 1, -1, -1, dtype=np.uint64)
     ngrams = keys[first, None] >> shifts & np.uint64(2**bits - 1)
-    return NGramCounts(ngrams.astype(np.int32), counts[first])
+    return np.column_stack([ngrams.astype(np.int64), counts[first]])
 
 
 def _packed(ids, order, bits):
@@ -95,8 +78,9 @@ def counted_settings(config: Mapping) -> Mapping:
     return group if group.get("kind") in ("counted", "banded") and "counts" in group else {}
 
 
-def count_for(config: Mapping, vocabulary: Vocabulary, ids: np.ndarray) -> dict[int, NGramCounts]:
-    """The n-grams that a config asks for, by order: of the file `input.counts`, or of `ids`.
+def count_for(config: Mapping, vocabulary: Vocabulary, ids: np.ndarray) -> dict[int, np.ndarray]:
+    """The n-grams that a config asks for, by order, as `count` returns them: of the file
+    `input.counts`, or of `ids`.
 
     Raises:
         InputError: as `count` and `read`.
@@ -108,19 +92,15 @@ def count_for(config: Mapping, vocabulary: Vocabulary, ids: np.ndarray) -> dict[
     return {order: count(ids, len(vocabulary), order, *sizes) for order in group["orders"]}
 
 
-def write(path: Path, vocabulary: Vocabulary, by_order: Mapping[int, NGramCounts]) -> None:
+def write(path: Path, vocabulary: Vocabulary, by_order: Mapping[int, np.ndarray]) -> None:
     """Writes n-grams of a vocabulary, and their checksum beside them."""
-    arrays = {
-        f"{name}_{order}": array
-        for order, ngrams in by_order.items()
-        for name, array in ngrams._asdict().items()
-    }
+    arrays = {str(order): ngrams for order, ngrams in by_order.items()}
     with replacing(path) as file:
         np.savez(file, vocabulary=np.array(vocabulary.digest), **arrays)
     write_checksums(path.with_suffix(".sha256"), [path])
 
 
-def read(path: str | Path, vocabulary: Vocabulary, orders: Sequence[int]) -> dict[int, NGramCounts]:
+def read(path: str | Path, vocabulary: Vocabulary, orders: Sequence[int]) -> dict[int, np.ndarray]:
     """Reads what `write` wrote.
 
     Raises:
@@ -143,20 +123,16 @@ def read(path: str | Path, vocabulary: Vocabulary, orders: Sequence[int]) -> dic
             f"{place} counts n-grams of another vocabulary (digest {digest}, here"
             f" {len(vocabulary):,} words, {vocabulary.digest}): {cure} of these words"
         )
-    names = [f"{name}_{order}" for order in orders for name in NGramCounts._fields]
-    if missing := next((name for name in names if name not in arrays), None):
-        raise InputError(f"{place} has no {missing}: {cure} with the same input.orders")
-    return {
-        order: NGramCounts(*(arrays[f"{name}_{order}"] for name in NGramCounts._fields))
-        for order in orders
-    }
+    if missing := {*map(str, orders)} - arrays.keys():
+        raise InputError(f"{place} has no n-grams of {min(missing)} words: {cure} that counts them")
+    return {order: arrays[str(order)] for order in orders}
 
 
 def sorted_ngrams(
     vocabulary: Vocabulary, path: str, orders: Sequence[int], rows: int, least: int
-) -> dict[str, dict[str, np.ndarray]]:
-    """For each order, by its text: `keys` int32 `[rows, order]`, the n-grams in the order of their
-    ids, and `ranks` int32 `[rows]`, their places by frequency; padded by keys that no text has.
+) -> dict[str, np.ndarray]:
+    """For each order, by its text, int32 `[rows, order + 1]`: n-grams in the order of their ids,
+    and their ranks by frequency; padded by ids that no text has.
 
     path: as `read` takes it. least: occurrences that an n-gram has at least.
 
@@ -164,17 +140,15 @@ def sorted_ngrams(
         InputError: as `read`, or a file without such n-grams.
     """
     by_order = {}
-    for order, (ngrams, counts) in read(path, vocabulary, orders).items():
-        ngrams = ngrams[counts >= least][:rows]
+    for order, counted in read(path, vocabulary, orders).items():
+        ngrams = counted[counted[:, -1] >= least, :-1][:rows]
         if not len(ngrams):
             raise InputError(
-                f"input.least={least} leaves no n-gram of {order} words of {path}: its most"
-                f" frequent one occurs {counts.max(initial=0)} times"
+                f"input.least={least} leaves no n-gram of {order} words of the train split: its"
+                f" most frequent one occurs {counted[:, -1].max(initial=0)} times"
             )
-        ranks = np.lexsort(ngrams.T[::-1]).astype(np.int32)
-        padding = (0, rows - len(ngrams))
-        by_order[str(order)] = {
-            "keys": np.pad(ngrams[ranks], (padding, (0, 0)), constant_values=PADDING),
-            "ranks": np.pad(ranks, padding, constant_values=-1),
-        }
+        ranks = np.lexsort(ngrams.T[::-1])
+        ranked, padding = np.column_stack([ngrams[ranks], ranks]), (0, rows - len(ngrams))
+        ranked = np.pad(ranked, (padding, (0, 0)), constant_values=PADDING)
+        by_order[str(order)] = ranked.astype(np.int32)
     return by_order
