@@ -348,7 +348,7 @@ RUNS = [
         EVAL,
         "run/checkpoints",
         (NOTHING, "no checkpoint yet", "checkpoint_every"),
-        (b"x", "no checkpoint yet"),
+        (b"x", "saved none yet"),
         (DIRECTORY, "saved none yet: wait", "checkpoint_every"),
     ),
     *damaged(

@@ -150,8 +150,10 @@ class LineScorer:
         if context is None:
             context = 0 if self.carries or break_mode in ALONE else window // 2
         self.settings = Windows.of(run.config, window, context, break_mode)
-        closed, self._begun = lines.cut_open(config.given)
-        self.given = last_example(lines.encode(closed), self.eos, break_mode)
+        self.given, self._begun, self._line_end = NO_TOKENS, "", lines.words("\n")
+        if config.given:
+            closed, self._begun = lines.cut_open(config.given)
+            self.given = last_example(lines.encode(closed), self.eos, break_mode)
         self._reader = WindowReader(self.eos, self.settings.window, self._rows)
         self._scorer = functools.partial(Scorer, run, tables, hidden=config.rank_and_entropy)
         self._first = functools.partial(first_carry, run, batches["layout"])
@@ -192,7 +194,7 @@ class LineScorer:
         text = source.text
         words = self.lines.words(before + text if before else text)
         if not text.endswith("\n"):
-            words += self.lines.words("\n")
+            words += self._line_end
         ids, _ = self.lines.tokens(words)
         break_mode = self.settings.break_mode
         if self.config.context_from != "previous" and break_mode in ALONE:
@@ -206,6 +208,8 @@ class LineScorer:
         if self.lines.vocabulary.unit == "token":
             spells = self.lines.vocabulary.utf8
             words = [spells[i].decode(errors="replace").strip() for i in ids]
+        if not before:
+            return Line(source, words, ids)
         read = self.lines.units_within(ids, before)
         words = words[self.lines.vocabulary.ends_word[ids[:read]].sum() :]
         return Line(source, words, ids, read, before)

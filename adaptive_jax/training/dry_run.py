@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from adaptive_jax.config.keys import at, word_group
 from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import checked_settings
+from adaptive_jax.data.vocabulary.words import read_words
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import variable_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -58,7 +59,11 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     words, place = config["data"]["vocabulary_size"], config["data"]["path"]
     if place and not home_of(place, "data.path").exists():
         hosts.log0(f"text         data.path={place} does not exist here: training needs it")
-    if lines := coverage.describe(config, by_frequency=not job.saved_config["output"]["clusters"]):
+    if path := config["data"]["words"]:
+        hosts.log0(f"words        {len(read_words(path)):,} of data.words={path}")
+    elif lines := coverage.describe(
+        config, by_frequency=not job.saved_config["output"]["clusters"]
+    ):
         hosts.log0(lines)
     if not words:
         if target is not None:

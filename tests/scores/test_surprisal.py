@@ -14,11 +14,11 @@ from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.scores import surprisal
 from adaptive_jax.scores.scoring import score_split
 from adaptive_jax.text.load import LoadedModel
+from tests import refuses
 from tests.random_runs import quiet, random_run
 
 WINDOW, CONTEXT = 16, 8
@@ -236,9 +236,7 @@ def test_what_sentences_see(model):
             model.score(LINES, given=given), model.score(LINES, given=seen), strict=True
         ):
             np.testing.assert_array_equal(one.log_probs, other.log_probs)
-    with pytest.raises(
-        InputError, match="must be one sentence, got several, and this run's sentences saw"
-    ):
+    with refuses("one sentence", "break_mode=eos"):
         list(model.score(["7\n0 ab1"]))
 
 
@@ -291,11 +289,8 @@ def test_embeddings_are_what_the_body_reads(model):
     found = model.embeddings(words)
     assert found.dtype == np.float32 and found.shape == (3, 16)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    for words, says in (
-        (["7", "unheard"], "'unheard' is not one of the 60 words"),
-        ("7 ab1", "words must be a list of strings"),
-    ):
-        with pytest.raises(InputError, match=says):
+    for words, names in (["7", "unheard"], ("'unheard'", "60 words")), ("7 ab1", ("words",)):
+        with refuses(*names):
             model.embeddings(words)
 
 
@@ -322,9 +317,9 @@ def test_words_of_several_units(config):
     others = [i for i, word in enumerate(vocabulary.words) if word not in closed]
     assert of_words > 0.01 and of_words + first[others].sum() == pytest.approx(1, abs=1e-5)
     assert scored.unseen is None and scored.frequencies is None
-    with pytest.raises(InputError, match="rank and entropy"):
+    with refuses("rank and entropy"):
         model.score([line], rank_and_entropy=True)
-    with pytest.raises(InputError, match="is several units of this run"):
+    with refuses("several units"):
         model.embeddings(["0", "Ж"])
 
 
@@ -355,22 +350,22 @@ def test_units_may_cross_the_border_of_given_text(config, layers):
 def test_settings_that_do_not_fit(model, lstm, config):
     sentences = opened(config, break_mode="eos")
     wrong = [
-        (lambda: model.score("0 ab1"), "lines must be a list of strings or an open file"),
-        (lambda: model.score(None), "lines must be a list of strings or an open file, got None"),
-        (lambda: list(model.score([1, 2])), "text must be a string, got 1"),
-        (lambda: model.encode(b"0"), "text must be a string, got b'0'"),
-        (lambda: model.score(["0"], windwo=3), 'option windwo=3 is not one .* mean "window"'),
-        (lambda: model.score(["0"], window="3"), "window must be in"),
-        (lambda: lstm.score(["0"], context=3), "context=3 does not apply"),
-        (lambda: model.score(["0"], "before"), "context_from='before'"),
-        (lambda: model.score(["0"], context=WINDOW), "window=16 must be greater"),
-        (lambda: sentences.score(["0"], "previous"), "sentences saw nothing"),
-        (lambda: model.perplexity([]), "no lines"),
+        (lambda: model.score("0 ab1"), ("lines", "'0 ab1'")),
+        (lambda: model.score(None), ("lines", "None")),
+        (lambda: list(model.score([1, 2])), ("text", "1")),
+        (lambda: model.encode(b"0"), ("text", "b'0'")),
+        (lambda: model.score(["0"], windwo=3), ("windwo=3", '"window"')),
+        (lambda: model.score(["0"], window="3"), ("window",)),
+        (lambda: lstm.score(["0"], context=3), ("context=3",)),
+        (lambda: model.score(["0"], "before"), ("context_from='before'",)),
+        (lambda: model.score(["0"], context=WINDOW), ("window=16", "context=16")),
+        (lambda: sentences.score(["0"], "previous"), ("context_from='previous'", "sentences")),
+        (lambda: model.perplexity([]), ("lines",)),
     ]
-    for call, says in wrong:
-        with pytest.raises(InputError, match=says) as error:
+    for call, names in wrong:
+        with refuses(*names) as error:
             call()
-        assert "\n" not in str(error.value) and len(str(error.value)) < 220
+        assert len(str(error.value)) < 220
 
 
 @pytest.mark.parametrize("eager", [False, True])

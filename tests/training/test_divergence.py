@@ -135,7 +135,7 @@ def test_skip_is_a_cure(config, tmp_path, caplog, monkeypatch):
     skipped = [line["step"] for line in metrics(tmp_path / "run") if line.get("train/skipped")]
     assert skipped == [7]
     assert sum("skipped" in record.getMessage() for record in caplog.records) == 1
-    del losses[7], whole[7]
+    del whole[7]  # an update without words has no loss a word
     assert losses == pytest.approx(whole, abs=1e-4)
 
 

@@ -186,8 +186,8 @@ def checked_settings(data: Mapping) -> Settings:
             )
     if settings.tokenizer and not ids and settings.eos < 0:
         raise InputError(
-            f"data.eos={settings.eos} must be the id of data.tokenizer that ends a line of text,"
-            " such as that of <|endoftext|>"
+            f"data.eos={settings.eos} must be the id of data.tokenizer={settings.tokenizer} that"
+            " ends a line of text, such as that of <|endoftext|>"
         )
     if ids and settings.vocabulary_size < 2:
         raise InputError(

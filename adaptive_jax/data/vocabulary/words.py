@@ -290,6 +290,8 @@ def read_counts(path: str | os.PathLike) -> dict[str, int]:
 
 def read_words(path: str | os.PathLike) -> list[str]:
     """The words of a file, one a line. Raises InputError: anything else, with the line's number."""
+    if not path_of(path).is_file():
+        raise InputError(f"data.words={path} must be a file with a word a line: there is none")
     words = []
     for number, line in enumerate(_lines(path), start=1):
         if len(line.split()) != 1:
