@@ -9,6 +9,7 @@ _MODULES = {
     "AWDLSTM": "bodies.lstm",
     "LSTM": "bodies.lstm",
     "NCE": "outputs.sampled",
+    "NGrams": "inputs.ngrams",
     "AdaptiveInput": "inputs.adaptive",
     "AdaptiveSoftmax": "outputs.softmax",
     "AssembledTable": "outputs.computed",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
     from adaptive_jax.inputs.char_cnn import CharacterCNN as CharacterCNN
     from adaptive_jax.inputs.groc import GroC as GroC
     from adaptive_jax.inputs.lookup import Lookup as Lookup
+    from adaptive_jax.inputs.ngrams import NGrams as NGrams
     from adaptive_jax.interop.save_run import save_run as save_run
     from adaptive_jax.losses.cross_entropy import adaptive_cross_entropy as adaptive_cross_entropy
     from adaptive_jax.losses.cross_entropy import linear_cross_entropy as linear_cross_entropy

@@ -43,6 +43,8 @@ SPELT = {"ab" * (n % 9) + chr(ord("a") + n % 26) + str(n): 1 for n in range(VOCA
 WORDS = Vocabulary.build({"<eos>": 3, "<unk>": 2} | SPELT)
 
 LEXICON = str(Path(__file__).parent / "fixtures" / "lexicon.jsonl")
+# N-grams of i² modulo the words, i < 400: `write` of `adaptive_jax.data.vocabulary.ngrams`
+COUNTS = str(Path(__file__).parent / "fixtures" / "ngrams.npz")
 
 SHORT = {"width": 4, "filters": ((1, 6), (3, 8)), "length": 8}
 LONG = {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40}
@@ -62,6 +64,18 @@ INPUT = {
         LONG | {"strides": (), "relations": 0, "combine": "add", "lexicon": LEXICON},
     ],
 }
+INPUT["ngrams"] = [
+    {"words": {"name": "adaptive", **INPUT["adaptive"][0]}, "rows": 41, "row_width": 4},
+    {"words": {"name": "char_cnn", **SHORT}, "orders": (3,), "rows": 50, "row_width": 0}
+    | {"hashes": 2, "signs": True},
+]
+INPUT["ngrams"] += [
+    {"words": {"name": "lookup"}, "rows": 30, "row_width": 8, "counts": COUNTS} | kind
+    for kind in (
+        {"kind": "counted"},
+        {"kind": "banded", "row_cutoffs": (9,), "row_factor": 2, "hashed_rows": 7},
+    )
+]
 # Words share what they are spelt with, so a gradient for one reaches others.
 SPELLING = {"char_cnn", "groc"}
 BODY = {
@@ -173,6 +187,7 @@ COMPUTED = [
         ("assembled", TABLE["assembled"][0]),
     ),
     (GROC, ADAPTIVE, ("mapped", OF_GROC)),
+    (("ngrams", INPUT["ngrams"][1]), ADAPTIVE, ("tied", {})),
 ]
 MODELS = [*OWN_ROWS, *(pytest.param(case, id=f"computed-{i}") for i, case in enumerate(COMPUTED))]
 
@@ -424,8 +439,9 @@ def test_parameters_under_x64(parts):
 def test_input(source):
     """See `check_input`."""
     layer = build(config(input=source), VOCABULARY).input
-    variables = alone_variables(layer, jnp.arange(VOCABULARY))
-    check_input(layer, variables, own_rows=source[0] not in SPELLING)
+    variables = alone_variables(layer, jnp.arange(VOCABULARY)[:, None])
+    words = source[1].get("words", {}).get("name", source[0])
+    check_input(layer, variables, own_rows=words not in SPELLING)
 
 
 @pytest.mark.parametrize("body", cases(BODY))
@@ -543,7 +559,9 @@ def test_log_probs_of_positions_builds_no_more_than_asked_for():
         pytest.param(CNN, "inputs", id="inputs"),
         pytest.param(MAPPED, "all", id="mapped"),
         pytest.param(COMPUTED[1], "all", id="mapped and composed"),
-        pytest.param(COMPUTED[-1], "all", id="groc"),
+        pytest.param(COMPUTED[-2], "all", id="groc"),
+        pytest.param(COMPUTED[-1], "all", id="n-grams"),
+        pytest.param((COMPUTED[-1][0], *CNN[1:]), "inputs", id="n-grams, inputs"),
         pytest.param((GROC, *CNN[1:]), "inputs", id="groc, inputs"),
     ],
 )
@@ -624,7 +642,7 @@ def test_letters_are_neither_in_the_program_nor_read_by_every_microbatch(case):
 
 # Every body, and every kind of operation with a gradient of its own
 SHARED = [
-    ("transformer", BANDS, ADAPTIVE, ("tied", {})),
+    ("transformer", ("ngrams", INPUT["ngrams"][0]), ADAPTIVE, ("tied", {})),
     ("gated_conv", ("char_cnn", SHORT), ("sampled", {"samples": 9}), ("own", {})),
     ("transformer_post_norm", NARROW, ("differentiated", {}), ("own", TABLE["own"][0])),
     ("lstm", GROC, ADAPTIVE, ("mapped", OF_GROC)),

@@ -14,6 +14,7 @@ TITLES = {
     "data": "the corpus",
     "batches": "rows of an update",
     "input": "from token ids to vectors",
+    "input.words": "the vectors of words beside n-grams",
     "body": "from vectors to hidden states",
     "output": "from hidden states to the loss",
     "output.table": "the words' vectors in the output",
@@ -57,6 +58,9 @@ def page() -> str:
     lines = [HEAD]
     for group in ALL_GROUPS:
         lines.append(f"## {f'`{group}`: ' * bool(group)}{TITLES[group]}\n")
+        if group == "input.words":
+            lines.append("A class of `input` and its keys, such as `input.words.width`.\n")
+            continue
         if paragraphs := _of_others(group):
             lines += ["```text", *paragraphs[:-1], "```\n"]
         for name in home(group) if group in NAMES else [None]:

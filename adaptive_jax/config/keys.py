@@ -33,6 +33,7 @@ LARGEST = 2**31 - 2  # of any number but the seed: JAX counts in 32 bits, and wo
 SEEDS = 2**32
 NAMES = {  # the default classes of groups with a key `name`, outer groups before inner ones
     "input": "adaptive",
+    "input.words": "adaptive",
     "body": "transformer",
     "output": "adaptive",
     "output.table": "own",
@@ -45,6 +46,7 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
     "": "adaptive_jax.config.keys:General",
     "metrics": "adaptive_jax.config.keys:Metrics",
     "input": "adaptive_jax.model.language_model:INPUTS",
+    "input.words": "adaptive_jax.model.language_model:WORDS",
     "body": "adaptive_jax.model.language_model:BODIES",
     "output": "adaptive_jax.model.language_model:OUTPUTS",
     "output.table": "adaptive_jax.model.language_model:TABLES",
@@ -60,11 +62,13 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
 }
 GIVEN = {  # arguments that the program gives, never a config
     "input": {"vocabulary_size", "features", "word_axes"},
+    "input.words": {"vocabulary_size", "features", "word_axes"},
     "output": {"table"},
     "output.table": {"vocabulary_size", "features", "source", "word_axes", "cnn"},
     "output.table.cnn": {"vocabulary_size", "features"},
     "schedule": {"learning_rate"},
 }
+LAYERS = {"input.words", "output.table.cnn"}  # groups that some classes have
 _allowed: set[str] = set()  # modules of other packages that this process may import
 
 
@@ -175,16 +179,33 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Field]:
         fields = home("optimizer.arguments")(name or NAMES[group])
     if group == "output":
         fields = {"clusters": Field("", str, False)} | fields  # whose file adaptive_jax.data reads
-    reserved = GIVEN.get(group, set()) | {"parent", "name"}
+    inner = {each.rpartition(".")[2] for each in inner_groups(group, name)}
+    reserved = GIVEN.get(group, set()) | inner | {"parent", "name"}
     return {key: field for key, field in fields.items() if key not in reserved}
 
 
 def inner_groups(group: str, name: str | None = None) -> list[str]:
-    """The groups inside a group. `output.table.cnn` is one where the table's class has a field of
-    that name.
+    """The groups inside a group. Those of `LAYERS` are some where the class has a layer of that
+    name.
     """
     inner = [each for each in rows.GROUPS if each.rpartition(".")[0] == group]
-    return [] if group == "output.table" and "cnn" not in fields_of(maker(group, name)) else inner
+    if not LAYERS.intersection(inner):
+        return inner
+    fields = fields_of(maker(group, name))
+    layers = {key for key, field in fields.items() if field.default is inspect.Parameter.empty}
+    return [each for each in inner if each.rpartition(".")[2] in layers]
+
+
+def word_group(config: Mapping) -> str:
+    """The group of a config's input of words: `input`, or `input.words` inside it."""
+    return "input.words" if isinstance(at(config, "input.words.name"), str) else "input"
+
+
+def with_words(config: Mapping, **settings) -> dict:
+    """The config with other settings of its input of words, see `word_group`."""
+    group = word_group(config)
+    new = {**at(config, group), **settings}
+    return {**config, "input": new if group == "input" else {**config["input"], "words": new}}
 
 
 def at(config: Mapping, key: str) -> Any:

@@ -27,7 +27,7 @@ with of_extra("train"):
     from ml_collections import ConfigDict
 
 # Groups of keys, outer ones before inner ones
-GROUPS = ("metrics", "data", "batches", "input", "body")
+GROUPS = ("metrics", "data", "batches", "input", "input.words", "body")
 GROUPS += ("output", "output.table", "output.table.cnn", "optimizer", "schedule")
 
 

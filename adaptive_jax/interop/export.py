@@ -20,7 +20,8 @@ from adaptive_jax.runs.start import check_name
 
 __all__ = ["Shape", "export"]
 
-COPIES = "lexicon.jsonl", "lexicon.sha256"  # what a run keeps of its words
+# What a run keeps of its words
+COPIES = "lexicon.jsonl", "lexicon.sha256", "ngrams.npz", "ngrams.sha256"
 
 
 def export(

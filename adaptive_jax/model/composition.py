@@ -20,6 +20,7 @@ from flax import traverse_util
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import LanguageModel, variable_shapes
+from adaptive_jax.numerics.layers import word_layer
 from adaptive_jax.parallel import sharding
 
 
@@ -48,7 +49,7 @@ class Compose(NamedTuple):
         """True if the surface vector of every word is needed, so that `read` should run first."""
         model = self.model
         return (
-            hasattr(model.input, "read")
+            hasattr(word_layer(model.input), "read")
             and len(words) >= model.input.vocabulary_size
             and "input" not in (stored or {})
         )
@@ -95,12 +96,13 @@ def compose_shared(compose: Compose, mesh) -> Callable:
 
 
 def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable:
-    """Returns `tables_for(params, lexicon, inputs, key, stored=None) -> (tables, inputs, pull)`,
-    for use under `shard_map`.
+    """Returns `tables_for(params, lexicon, inputs, key, stored=None) -> (tables, ids, inputs,
+    pull)`, for use under `shard_map`.
 
     `key` is that of the update's dropout. `inputs` are a device's token ids of a whole update, in
-    any shape; those returned are rows of the tables. `pull` takes a gradient of the tables to one
-    of the parameters. A model that composes nothing has no tables and no `pull`. stored: what
+    any shape; those returned are rows of the tables. `ids` is what the tables have beside vectors,
+    the ids of words of an input that looks back. `pull` takes a gradient of the tables to one of
+    the parameters. A model that composes nothing has no tables and no `pull`. stored: what
     `encoded` gave of earlier tables, of all words; then only the others are computed and returned.
     """
     composed = model.composed_words()
@@ -108,15 +110,20 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
 
     def tables_for(params, lexicon, inputs, key, stored=None):
         if composed == "none":
-            return {}, inputs, None
+            return {}, {}, inputs, None
         if composed == "all":
             words, made = jnp.arange(model.input.vocabulary_size), compose_shared(compose, mesh)
         else:
             size = min(inputs.size, model.input.vocabulary_size)
             words, rows = jnp.unique(inputs, return_inverse=True, size=size, fill_value=0)
             inputs, made = rows.reshape(inputs.shape).astype(inputs.dtype), compose
-        tables, pull = jax.vjp(lambda params: made(params, lexicon, words, key, stored), params)
-        return tables, inputs, lambda gradient: pull(gradient)[0]
+
+        def compose_both(params):
+            tables = made(params, lexicon, words, key, stored)
+            return _part(tables, _is_vectors), _part(tables, lambda path: not _is_vectors(path))
+
+        tables, pull, ids = jax.vjp(compose_both, params, has_aux=True)
+        return tables, ids, inputs, lambda gradient: pull(gradient)[0]
 
     return tables_for
 
@@ -128,19 +135,25 @@ def encoded(model: LanguageModel, tables: dict) -> dict:
     """
     composes_output = hasattr(model.output.table, "lexicon_spec")
     return _part(
-        tables, lambda path: path[0] == "input" or (composes_output and path[-1] == "vectors")
+        tables,
+        lambda path: (
+            _is_vectors(path)
+            and (path[0] == "input" or (composes_output and path[-1] == "vectors"))
+        ),
     )
 
 
 def encoders(model: LanguageModel, params: dict) -> dict:
     """Mask, a tree of bools like `params`, of the parameters that serve `encoded` alone."""
     composes_output = hasattr(model.output.table, "lexicon_spec")
-    composes_input = hasattr(model.input, "compose")
+    layer = word_layer(model.input)
+    source = ("input",) if layer is model.input else ("input", "words")
+    composes_input = hasattr(layer, "compose")
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(
         {
             path: (
-                (composes_input and path[0] == "input")
+                (composes_input and path[: len(source)] == source)
                 or (
                     composes_output
                     and path[:2] == ("output", "table")
@@ -180,6 +193,11 @@ def encoded_shapes(model: LanguageModel) -> dict:
         )[1]["tables"]
 
     return encoded(model, jax.eval_shape(compose, variable_shapes(model)))
+
+
+def _is_vectors(path):
+    """True but for the ids of words, which are whole numbers and have no gradient."""
+    return path[-1] != "word_ids"
 
 
 def _part(tables, keep):

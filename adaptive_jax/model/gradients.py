@@ -71,14 +71,14 @@ def make_gradients(
         # varying.
         by_layer = len(batch.inputs) == 1 and platform() != "cpu" and not axes
         local = sharding.gathering(model, parameter_shapes(model), mesh, by_layer, by_words=True)
-        tables, inputs, pull = compose_for_update(*local, mesh)(
+        tables, ids, inputs, pull = compose_for_update(*local, mesh)(
             params, lexicon, batch.inputs, key if train else None, stored
         )
 
         def add(total, part):
             microbatch, carry = part
             (loss, (carry, nll)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
-                (params, tables), local, stored, lexicon, microbatch, carry, key
+                (params, tables), local, joined(stored, ids), lexicon, microbatch, carry, key
             )
             sums = Sums(loss, nll, jnp.sum(microbatch.weights))
             return jax.tree.map(jnp.add, total, (gradients, sums)), carry

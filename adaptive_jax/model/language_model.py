@@ -17,16 +17,19 @@ from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.inputs.ngrams import NGrams
 from adaptive_jax.numerics.arrays import ids
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.layers import word_layer
 from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.softmax import FullSoftmax, Hierarchical, Loss, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 
-INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN, "groc": GroC}
+WORDS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN, "groc": GroC}
+INPUTS = WORDS | {"ngrams": NGrams}  # of which some stand around one of words
 BODIES = {
     "transformer": Transformer,
     "transformer_post_norm": PostNormTransformer,
@@ -153,7 +156,8 @@ class LanguageModel(nn.Module):
         earlier = carry.earlier
         if reset is not None:
             earlier = jnp.where(reset[:, None], -1, earlier)
-        after = jnp.concatenate([earlier, tokens], axis=1)[:, tokens.shape[1] :]
+        words = self.input.word_ids(tokens) if hasattr(self.input, "word_ids") else tokens
+        after = jnp.concatenate([earlier, words], axis=1)[:, tokens.shape[1] :]
         return {"earlier": earlier}, after, carry.body
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
@@ -186,7 +190,7 @@ class LanguageModel(nn.Module):
         batch's `inputs` are indices into `words`; `composed_words` says which. Vectors of the input
         that "tables" already has are not computed again.
         """
-        if hasattr(self.input, "compose") and not self.input.has_variable("tables", "vectors"):
+        if self.composes_input and not self.input.has_variable("tables", "vectors"):
             self.input.compose(words, train=train)
         # Of the class, or a tied table would be set up for these words alone.
         if hasattr(type(self.output.table), "compose"):
@@ -201,11 +205,15 @@ class LanguageModel(nn.Module):
     def composed_words(self) -> str:
         """The words whose vectors `compose` must make: "none", those of the "inputs", or "all"."""
         table = self.output.table
-        if hasattr(table, "compose") or (
-            hasattr(self.input, "compose") and getattr(table, "source", None) is self.input
-        ):
+        tied = getattr(table, "source", None) is self.input
+        if hasattr(table, "compose") or (self.composes_input and tied):
             return "all"
-        return "inputs" if hasattr(self.input, "compose") else "none"
+        return "inputs" if self.composes_input else "none"
+
+    @property
+    def composes_input(self) -> bool:
+        """True if the input composes the vectors of words, by its `compose`."""
+        return hasattr(word_layer(self.input), "compose")
 
     def word_tables(self) -> dict[tuple[str, ...], list[int]]:
         """The parameters with a row for each word, by their paths, and the words of the bands in
@@ -213,7 +221,7 @@ class LanguageModel(nn.Module):
         """
         owners = {("input",): self.input, ("output", "table"): self.output.table}
         return {
-            (*path, name): words
+            (*path, *name.split("/")): words
             for path, layer in owners.items()
             for name, words in getattr(layer, "word_tables", dict)().items()
         }
@@ -222,10 +230,11 @@ class LanguageModel(nn.Module):
         """The model for one device of `jax.shard_map` whose tables have its own rows of the words,
         which are cut over these axes as the rows of the batch are. It computes losses and nll.
         """
-        source, table = self.input.clone(word_axes=axes), self.output.table
-        tied = getattr(table, "source", None) is self.input
-        table = table.clone(**({"source": source} if tied else {"word_axes": axes}))
-        return self.clone(input=source, output=self.output.clone(table=table))
+        source, table = self.input, self.output.table
+        cut = getattr(source, "over_words", lambda axes: source.clone(word_axes=axes))(axes)
+        tied = getattr(table, "source", None) is source
+        table = table.clone(**({"source": cut} if tied else {"word_axes": axes}))
+        return self.clone(input=cut, output=self.output.clone(table=table))
 
     def lexicon_spec(self) -> dict:
         """The arrays that layers read of each word, by layer: the second argument of
@@ -263,7 +272,11 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     dtype = jnp.dtype(config["dtype"])
     body = make("body", BODIES, config["body"], dtype=dtype)
     words = {"vocabulary_size": vocabulary_size, "dtype": dtype}
-    source = make("input", INPUTS, config["input"], features=body.features, **words)
+    source_settings = dict(config["input"])
+    words |= {"features": body.features}
+    if isinstance(inner := source_settings.get("words"), Mapping):
+        source_settings["words"] = make("input.words", WORDS, inner, **words)
+    source = make("input", INPUTS, source_settings, **words)
     settings = dict(config["output"])
     if clusters := settings.pop("clusters", ""):
         raise InputError(
@@ -361,7 +374,7 @@ def _check_word_tables(model, config):
 
 def _check(model, output):
     """Runs the layers' own checks, which raise one-line errors, before anything is compiled."""
-    if getattr(model.input, "scaled", False) and getattr(model.body, "scaled", False):
+    if getattr(word_layer(model.input), "scaled", False) and getattr(model.body, "scaled", False):
         raise InputError(
             "config.input.scaled=True and config.body.scaled=True would both multiply vectors by"
             " sqrt(features): use config.input.scaled=False"

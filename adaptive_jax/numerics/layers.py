@@ -33,6 +33,12 @@ ACTIVATIONS = {
 }
 
 
+def word_layer(layer: nn.Module) -> nn.Module:
+    """The part of an input that makes the vectors of words: its field `words`, or itself."""
+    words = getattr(layer, "words", None)
+    return words if isinstance(words, nn.Module) else layer
+
+
 def from_lexicon(layer: nn.Module, name: str, words: int):
     """Arrays of the collection "lexicon" for a layer under `name`, of the shapes that
     `layer.lexicon_shapes(words)` says; ones where there is none and parameters are made.

@@ -15,7 +15,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_known, check_r
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import look_up
 from adaptive_jax.numerics.bands import Band, band_sizes
-from adaptive_jax.numerics.layers import ACTIVATIONS, uniform
+from adaptive_jax.numerics.layers import ACTIVATIONS, uniform, word_layer
 from adaptive_jax.outputs.tables import check_bands
 
 BIASES = ("none", "own", "predicted")
@@ -80,7 +80,7 @@ class ComputedTable(nn.Module):
         """Rows of the source's `table` that belong to `words [n]`; a table that the source
         composed has these rows alone.
         """
-        composed = self.source.has_variable("tables", "vectors")
+        composed = word_layer(self.source).has_variable("tables", "vectors")
         return table if composed else look_up(table, words)
 
     def _set_up_bias(self):

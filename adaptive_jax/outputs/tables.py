@@ -26,7 +26,7 @@ from adaptive_jax.numerics.bands import (
     split_rows,
     words_in_tables,
 )
-from adaptive_jax.numerics.layers import norms, weight_norm
+from adaptive_jax.numerics.layers import norms, weight_norm, word_layer
 
 
 def xavier_uniform(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
@@ -222,13 +222,13 @@ class TiedTable(nn.Module):
 
     def words(self) -> list[int]:
         """Words of each band."""
-        return self.source.words()
+        return word_layer(self.source).words()
 
     def word_tables(self) -> dict[str, list[int]]:
         """The parameters of its own with a row for each word, and the words of the bands in
         each; none beside a source that composes its vectors.
         """
-        if not hasattr(self.source, "words"):
+        if not hasattr(word_layer(self.source), "words"):
             return {}
         head = {"head": self.words()[:1]} if self.own_head else {}
         return head | ({"bias": self.words()} if self.bias else {})

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.config.keys import at, word_group
 from adaptive_jax.data.corpora.load import count_prepared
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.planning.cutoffs import Workload, band_shares, cost, propose, smallest_band
@@ -51,7 +52,7 @@ def fold(
 
 def workload(config: Mapping) -> Workload:
     """The softmax of a config, to divide it into bands."""
-    table, source = config["output"]["table"], config["input"]
+    table, source = config["output"]["table"], at(config, word_group(config))
     table = table if table.get("cutoffs") or "factor" in table else source
     return Workload(
         features=config["body"].get("features", Workload().features),
@@ -98,7 +99,8 @@ def describe(config: Mapping, by_frequency: bool = True) -> str:
 def _cutoffs(config, counts):
     """A line for the cutoffs of the config, and for the cheapest ones of each number of bands."""
     size, load = len(counts), workload(config)
-    configured = config["output"]["table"].get("cutoffs") or config["input"].get("cutoffs", ())
+    source = at(config, word_group(config))
+    configured = config["output"]["table"].get("cutoffs") or source.get("cutoffs", ())
     most = size // smallest_band(size)
     bands = [n for n in BANDS if n <= most and load.features >= load.factor ** (n - 1)]
     rows = {"of the config": configured} if configured else {}

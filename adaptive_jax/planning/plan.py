@@ -17,6 +17,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes
 from adaptive_jax.model.language_model import LanguageModel, band_shapes, parameter_shapes
 from adaptive_jax.numerics.devices import DEVICES
+from adaptive_jax.numerics.layers import word_layer
 from adaptive_jax.parallel.sharding import (
     abstract_mesh,
     gathered_bytes,
@@ -47,6 +48,8 @@ class Plan(NamedTuple):
     Attributes:
         parameters: numbers in all ("total") and in each of "input", "body" and "output"; a tied
             table counts as the input's.
+        ngrams: "rows", "parameters" and "bytes" of the input's tables of n-grams and their maps,
+            over all orders; {} without.
         devices: that share an update, of the `present` ones.
         accumulation: microbatches of an update.
         tokens_per_device: as the config says, or as is chosen for it; only whole rows of them are
@@ -65,6 +68,7 @@ class Plan(NamedTuple):
     """
 
     parameters: dict[str, int]
+    ngrams: dict[str, int]
     vocabulary_size: int
     tokens_per_update: int
     rows_per_update: int
@@ -119,6 +123,7 @@ def make_plan(
     counts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
     return Plan(
         parameters={"total": _count(shapes)} | counts,
+        ngrams=_sizes_of_ngrams(model, shapes),
         vocabulary_size=model.input.vocabulary_size,
         tokens_per_update=division.rows * length,
         rows_per_update=division.rows,
@@ -183,8 +188,9 @@ def training_flops(model: LanguageModel, length: int) -> float:
     """
     shapes, bands = parameter_shapes(model), band_shapes(model)
     attention = getattr(model.body, "attention_flops", lambda length: 0)(length)
-    names = ("body",) if hasattr(model.input, "compose") else ("input", "body")
-    layers = {name: shapes.get(name, {}) for name in names}
+    layers = {name: shapes.get(name, {}) for name in ("input", "body")}
+    if model.composes_input:
+        layers["input"] = _of_ngrams(model, shapes)
     return 3 * (2 * multiplied(model, layers) + attention + model.output.flops(bands))
 
 
@@ -249,8 +255,13 @@ def describe(plan: Plan, data: Mapping, steps: int = 0) -> str:
     ids = data["corpus"] == "ids" or data["tokenizer"]
     units = "units" if data["codes"] else "ids" if ids else "words"
     beside = "" if plan.composes == "none" else ", beside composing words"
-    lines = {
-        "parameters": f"{_short(parameters['total'])}  ({parts})",
+    lines = {"parameters": f"{_short(parameters['total'])}  ({parts})"}
+    if ngrams := plan.ngrams:
+        lines["n-grams"] = (
+            f"{ngrams['rows']:,} rows in the input, {_short(ngrams['parameters'])} parameters,"
+            f" {_large(ngrams['bytes'], 'GM')}B in all"
+        )
+    lines |= {
         "vocabulary": f"{plan.vocabulary_size:,} {units}",
         "update": f"{plan.tokens_per_update:,} tokens = {plan.accumulation} x"
         f" {plan.rows_per_device} rows x {plan.devices} device(s){filled}{shared}",
@@ -298,6 +309,19 @@ def _short(number):
 
 def _count(shapes):
     return sum(math.prod(a.shape) for a in jax.tree.leaves(shapes))
+
+
+def _of_ngrams(model, shapes):
+    """The parameters of the input's n-grams; {} without."""
+    names = () if word_layer(model.input) is model.input else shapes["input"].keys() - {"words"}
+    return {name: shapes["input"][name] for name in sorted(names)}
+
+
+def _sizes_of_ngrams(model, shapes):
+    leaves = jax.tree.leaves_with_path(_of_ngrams(model, shapes))
+    rows = sum(len(a) for path, a in leaves if path[-1].key.startswith(TABLES))
+    parameters = _count([a for _, a in leaves])
+    return {"rows": rows, "parameters": parameters, "bytes": 4 * parameters} if leaves else {}
 
 
 def _fewest(needed: Callable[[int], int], devices: int, memory: int | None) -> int:

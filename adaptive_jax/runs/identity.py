@@ -23,6 +23,7 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.runs.checkpoints import recorded, steps_in
 from adaptive_jax.runs.settings import as_json, read_config, read_words, to_json
 
+LEXICONS = "input.lexicon", "input.words.lexicon"
 # Settings that may change when a run is resumed: none of them changes an update that does not
 # diverge. (evaluate_every: unless `optim.waits`.)
 FREE = {
@@ -44,10 +45,12 @@ FREE = {
     "data.vocabulary_size",
     "data.tokenizer",  # of these files the run keeps its own copies, which are compared
     "data.words",
-    "input.lexicon",
+    *LEXICONS,
+    "input.counts",
 }
 # Those in which the hosts of a run may differ
-OF_A_HOST = {"data.path", "data.tokenizer", "data.words", "input.lexicon", "output.clusters"}
+OF_A_HOST = {"data.path", "data.tokenizer", "data.words", *LEXICONS, "output.clusters"}
+OF_A_HOST |= {"input.counts"}
 ID = "id"  # key of text.json and of a checkpoint's metadata
 ENDS = 1 << 16  # tokens at each end of a text that its checksum reads
 

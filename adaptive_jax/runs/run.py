@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from adaptive_jax.config.keys import at, with_words, word_group
 from adaptive_jax.data.vocabulary.lexicon import check_same_entries, coverage, lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -108,12 +109,12 @@ class Run:
                 check_same_entries(self.trained_vocabulary, path, path_of_copy)
         if self.share is None:
             return config
-        if "share" not in config["input"]:
+        if "share" not in at(config, word_group(config)):
             raise InputError(
                 f"share={self.share} is for a run with a lexicon, and this one has none: leave it"
                 " out"
             )
-        return config | {"input": config["input"] | {"share": self.share}}
+        return with_words(config, share=self.share)
 
     @functools.cached_property
     def model(self) -> LanguageModel:

@@ -8,15 +8,17 @@ from pathlib import Path
 from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
-from adaptive_jax.config.keys import General, at, check_allowed, keys_of, resolve
+from adaptive_jax.config.keys import General, at, check_allowed, keys_of, resolve, with_words
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of
+from adaptive_jax.data.vocabulary.ngrams import counted_settings
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, in_bucket, names_in, path_of, replacing
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
+NGRAMS = "ngrams.npz"  # counts of n-grams of the train split
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
 
 
@@ -133,7 +135,8 @@ def at_clusters(config: dict, begun: dict | None) -> dict:
 
 def with_own_files(config: dict, workdir: Path | None, other_words: bool = False) -> dict:
     """The config of a run as `build` takes it: without its clusters, whose cutoffs are already in
-    it, and, once the run has begun, with the lexicon that was copied into its workdir.
+    it, and, once the run has begun, with the lexicon that was copied into its workdir; with the
+    counts of n-grams there.
 
     config: see `at_clusters`, or as `read_config` returns it.
     other_words: words that the run does not know are asked for, and its copy of the lexicon lacks
@@ -144,6 +147,8 @@ def with_own_files(config: dict, workdir: Path | None, other_words: bool = False
         InputError: the copy is missing.
     """
     result = config | {"output": config["output"] | {"clusters": ""}}
+    if workdir is not None and counted_settings(config):
+        result["input"] = config["input"] | {"counts": str(workdir / NGRAMS)}
     if workdir is None or not (workdir / "config.json").exists():
         return result
     lexicon = lexicon_of(config)
@@ -154,7 +159,7 @@ def with_own_files(config: dict, workdir: Path | None, other_words: bool = False
             raise InputError(
                 f"{path} is missing: restore the file of this run, or use another --workdir"
             )
-        result["input"] = config["input"] | {"lexicon": str(path)}
+        return with_words(result, lexicon=str(path))
     return result
 
 

@@ -13,6 +13,8 @@ import jax
 
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
+from adaptive_jax.data.vocabulary.ngrams import count_for, counted_settings
+from adaptive_jax.data.vocabulary.ngrams import write as write_counts
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, one_line
@@ -27,10 +29,10 @@ from adaptive_jax.runs.identity import (
     of_corpus,
     text_of,
 )
-from adaptive_jax.runs.settings import PUBLISHED, has_checkpoints, is_exported, write_json
+from adaptive_jax.runs.settings import NGRAMS, PUBLISHED, has_checkpoints, is_exported, write_json
 
 # Beginnings of the names that a dry run leaves, or a run that ended before it wrote config.json
-BEFORE_CONFIG = ".", "plan.", "vocabulary.", "subwords.", "lexicon.", "text."
+BEFORE_CONFIG = ".", "plan.", "vocabulary.", "subwords.", "lexicon.", "ngrams.", "text."
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
 
@@ -140,11 +142,25 @@ def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
         time.sleep(1)
 
 
+def write_ngrams(workdir: Path, config: Mapping, vocabulary: Vocabulary, ids=()) -> None:
+    """Writes the n-grams that the input of a new run reads, if it reads counted ones; see
+    `adaptive_jax.data.vocabulary.ngrams.count_for`.
+
+    ids: of the train split.
+    """
+    if counted_settings(config) and not (workdir / "config.json").exists():
+        write_counts(workdir / NGRAMS, vocabulary, count_for(config, vocabulary, ids))
+
+
 def write_words(workdir: Path, config: dict, vocabulary: Vocabulary) -> None:
-    """Writes the vocabulary of a run, and of a new one the entries of its words in the lexicon."""
+    """Writes the vocabulary of a run, and of a new one the entries of its words in the lexicon, and
+    their n-grams unless they are there.
+    """
     write_with_checksums(vocabulary, workdir / "vocabulary.txt")
     if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
         write_entries(workdir / "lexicon.jsonl", read_entries(vocabulary, lexicon))
+    if not (workdir / NGRAMS).exists():
+        write_ngrams(workdir, config, vocabulary)
 
 
 def _check_shared(workdir):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from adaptive_jax.config.keys import at, word_group
 from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.data.vocabulary.words import read_words
@@ -145,7 +146,8 @@ def check_config(config: Mapping, devices: int | None) -> Parts:
     if warmup > steps:
         raise InputError(f"schedule.warmup_steps must be in [0, {steps}], all steps, got {warmup}")
     writers.check(config["metrics"])
-    cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
+    layers = at(config, word_group(config)), config["output"]["table"]
+    cutoffs = [cutoff for layer in layers for cutoff in layer.get("cutoffs", ())]
     # Of a vocabulary that is not made yet: as many words as the layers need at least.
     least = *(cutoff + 1 for cutoff in cutoffs), config["output"].get("classes", 0), 2
     words = max(config["data"]["vocabulary_size"], *least)

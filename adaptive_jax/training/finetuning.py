@@ -13,6 +13,8 @@ from jax.sharding import Mesh
 
 from adaptive_jax.config.keys import General
 from adaptive_jax.data.vocabulary.clusters import in_order
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.ngrams import counted_settings
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import in_bucket, path_of
@@ -79,6 +81,8 @@ def config_of_origin(init_from: str, workdir: Path) -> dict:
             config[group] |= {key: ""}
     if begun:
         return config
+    if counted_settings(config):
+        config["input"]["counts"] = ""  # those of the new text
     start = {key: getattr(General, key) for key in ("init_from", "init_checkpoint", "init_words")}
     return config | start | {"metrics": {}}
 
@@ -166,6 +170,8 @@ def finetuned(
     if type(run.vocabulary) is not type(vocabulary):  # a sub-word or an id is not a word
         ids = {}
     old_ids = np.array([ids.get(entry, -1) for entry in vocabulary.names])
+    same_ids = np.array_equal(old_ids[: len(ids)], np.arange(len(ids))) and ids
+    same_ngrams = same_ids and _ranks(run.model, run.vocabulary) == _ranks(model, vocabulary)
     arrays = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
     old, new = map(traverse_util.flatten_dict, arrays)
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
@@ -181,7 +187,7 @@ def finetuned(
             if path[-1] != "bias":
                 carried[first : first + len(fresh)] |= shared
             array = fresh
-        elif array.shape != fresh.shape:
+        elif array.shape != fresh.shape or (_by_ngram(path) and not same_ngrams):
             array = fresh
         params[path] = sharding.put(array, shardings[path])
     line = "all word vectors are composed, so new words start with a vector as others do"
@@ -243,4 +249,17 @@ def _warn_of_other_settings(config, old):
 
 def _by_word(path):
     """True if a parameter has rows of words. Biases of bodies have none."""
-    return path[0] != "body" and bool(path[-1] in (*BY_WORD, HEAD) or BY_BAND.fullmatch(path[-1]))
+    if path[0] == "body" or _by_ngram(path):
+        return False
+    return bool(path[-1] in (*BY_WORD, HEAD) or BY_BAND.fullmatch(path[-1]))
+
+
+def _ranks(model, vocabulary):
+    """The counted n-grams of a model's rows; {} without."""
+    spec = getattr(model.input, "lexicon_spec", {}).get("ngrams", {})
+    return jax.tree.map(np.ndarray.tobytes, lexicon(vocabulary, {"ngrams": spec} if spec else {}))
+
+
+def _by_ngram(path):
+    """True for parameters of n-grams, whose rows follow from the ids of words."""
+    return path[0] == "input" and path[1].startswith("ngrams_")

@@ -33,7 +33,7 @@ from adaptive_jax.runs.checkpoints import Checkpoints, last_intact, steps_in
 from adaptive_jax.runs.identity import ID, check_hosts, check_resumes, id_of, of_corpus
 from adaptive_jax.runs.lock import Lock, locked
 from adaptive_jax.runs.run import Run, put_lexicon
-from adaptive_jax.runs.start import begin, write_published
+from adaptive_jax.runs.start import begin, write_ngrams, write_published
 from adaptive_jax.scores.scores import Scores
 from adaptive_jax.scores.scoring import score_split
 from adaptive_jax.scores.unseen import describe_words
@@ -115,6 +115,9 @@ def train(
     unit, description = vocabulary.unit, describe_words(corpus, "validation")
     description += "; losses and perplexities are per token" if unit == "token" else ""
     hosts.log0(f"{unit + 's':<13}of the validation split: {description}")
+    if hosts.first():
+        write_ngrams(workdir, checks.saved_config, vocabulary, corpus.ids["train"])
+    hosts.barrier("the n-grams")
     lexicon = put_lexicon(parts.model, vocabulary, mesh, hosts.log0)
     run = Run(workdir, checks.saved_config, vocabulary)
     run = run.with_parts(config=config, model=parts.model, mesh=mesh, lexicon=lexicon)

@@ -17,8 +17,10 @@ from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
 
+CUTOFFS = "input.cutoffs", "input.words.cutoffs"
 # The keys that the text decides, where they have these values.
-OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0, "input.cutoffs": ()}
+OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0}
+OPEN |= dict.fromkeys(CUTOFFS, ())
 MOST_UNKNOWN = 0.05  # of the words of the validation text; beyond, sub-words
 FULL_SOFTMAX = 4_000  # words and fewer need no bands
 BANDS = 3  # of more words (Baevski & Auli 2019)
@@ -67,11 +69,11 @@ def with_text(config: dict, begun: dict | None) -> dict:
         vocabulary = load(data).vocabulary
     size = len(vocabulary)
     data["vocabulary_size"] = data["vocabulary_size"] or size
-    if "input.cutoffs" in _open_keys(config):
+    if open_cutoffs := [key for key in _open_keys(config) if key in CUTOFFS]:
         bands = "none: a full softmax over so few words is cheap"
         if size > FULL_SOFTMAX:
             cutoffs, _ = propose(vocabulary.counts, BANDS, workload(config))
-            config["input"]["cutoffs"] = cutoffs
+            rows.put(config, *open_cutoffs, cutoffs)
             bands = (
                 f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {BANDS} bands"
             )

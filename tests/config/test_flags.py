@@ -174,6 +174,7 @@ CHOICES = [
     ("char_cnn", "differentiated", "mapped"),
     ("char_cnn", "adaptive", "composed"),
     ("groc", "sampled", "tied"),
+    ("ngrams", "softmax", "tied"),
 ]
 
 

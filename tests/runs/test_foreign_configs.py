@@ -7,22 +7,26 @@ import shutil
 import socket
 import sys
 
+import numpy as np
 import pytest
 
 from adaptive_jax import load, save_run
 from adaptive_jax.config import keys
 from adaptive_jax.config.keys import ALL_GROUPS, NAMES, complete, home, keys_of
 from adaptive_jax.config.rows import put
+from adaptive_jax.data.vocabulary.ngrams import write
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.runs.settings import read_words
 from tests.toys import random_params
 
 MODULES = [f"{group}.name" for group in NAMES]
 PATHS = ["data.path", "data.tokenizer", "data.words", "init_from"]
 PATHS += ["input.lexicon", "output.clusters"]
+OF_NGRAMS = ["input.words.lexicon", "input.counts"]  # paths of runs with counted n-grams
 # Texts that are neither, but one of a list, or the name of a checkpoint
 OTHER = {"init_checkpoint", "evaluate_break_mode", "data.corpus", "output.proposal", "body.remat"}
-NAMES_OF_LISTS = {"activation", "form", "positions", "combine", "letters", "bias"}
+NAMES_OF_LISTS = {"activation", "form", "positions", "combine", "letters", "bias", "kind"}
 WORDS, COUNTS = ("the", "cat", "<eos>", "sat"), (9, 5, 5, 1)
 CONFIG = {
     "data.corpus": "text_files",
@@ -43,10 +47,15 @@ CONFIG = {
     "output.table.name": "tied",
 }
 
+NGRAMS = {key.replace("input.", "input.words."): value for key, value in CONFIG.items()}
+NGRAMS |= {"input.name": "ngrams", "input.kind": "counted", "input.rows": 4, "input.row_width": 2}
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with a lexicon and clusters, and beside it the text that its config names."""
+    """A run with a lexicon and clusters, and beside it the text that its config names, and one with
+    n-grams.
+    """
     place = tmp_path_factory.mktemp("run")
     (place / "text").mkdir()
     for split in "train", "valid", "test":
@@ -56,12 +65,19 @@ def run(tmp_path_factory):
     config = complete(CONFIG | {"data.path": str(place / "text"), "input.lexicon": str(lexicon)})
     params = random_params(parameter_shapes(build(config, len(WORDS))))
     save_run(place / "run", config, params, WORDS, COUNTS)
+    counts = {order: np.array([[*[0] * order, 3]]) for order in (2, 3)}
+    write(place / "ngrams.npz", read_words(place / "run"), counts)
+    paths = {"input.words.lexicon": str(lexicon), "input.counts": str(place / "ngrams.npz")}
+    config = complete(NGRAMS | {"data.path": str(place / "text")} | paths)
+    params = random_params(parameter_shapes(build(config, len(WORDS))))
+    save_run(place / "of_ngrams", config, params, WORDS, COUNTS)
     return place
 
 
 def trapped(run, place, changes):
     """A copy of the run whose config has other values."""
-    workdir = shutil.copytree(run / "run", place / "run")
+    name = "of_ngrams" if {*OF_NGRAMS} & changes.keys() else "run"
+    workdir = shutil.copytree(run / name, place / "run")
     config = json.loads((workdir / "config.json").read_text())
     for key, value in changes.items():
         put(config, key, value)
@@ -78,7 +94,7 @@ def test_every_text_of_a_config_is_a_path_a_module_or_one_of_a_list():
                 if field.kind is str and not field.option.among:
                     texts.add(f"{group}.{key}".lstrip("."))
     texts = {text for text in texts if text.rpartition(".")[2] not in NAMES_OF_LISTS}
-    assert texts == {*MODULES, *PATHS, *OTHER}
+    assert texts == {*MODULES, *PATHS, *OF_NGRAMS, *OTHER}
 
 
 @pytest.fixture
@@ -99,8 +115,11 @@ def commands(workdir, run):
     """Command lines that open a run, each with what it reads from stdin."""
     adaptive = "-m", "adaptive_jax"
     text = f"--config.data.path={run / 'text'}"
-    settings = [f"--config.{key}={value}".replace(" ", "") for key, value in CONFIG.items()]
-    config, lexicon = run / "config.py", f"--config.input.lexicon={run / 'lexicon.jsonl'}"
+    counted = (workdir / "ngrams.npz").exists()
+    settings = (NGRAMS if counted else CONFIG).items()
+    settings = [f"--config.{key}={value}".replace(" ", "") for key, value in settings]
+    words = "input.words" if counted else "input"
+    config, lexicon = run / "config.py", f"--config.{words}.lexicon={run / 'lexicon.jsonl'}"
     config.write_text("def get_config():\n    return {}\n")
     new = f"--init_from={workdir}", f"--workdir={workdir.with_name('new')}", text
     yield "evaluate.py", f"--workdir={workdir}"
@@ -137,7 +156,7 @@ def test_no_module_of_a_config_is_imported(key, run, in_process, tmp_path, monke
 
 
 @pytest.mark.parametrize("value", ["{}/made/here", "gs://trap/here"])
-@pytest.mark.parametrize("key", [path for path in PATHS if path != "init_from"])
+@pytest.mark.parametrize("key", [key for key in PATHS + OF_NGRAMS if key != "init_from"])
 def test_nothing_is_made_or_fetched_for_a_path_of_a_config(
     key, value, run, in_process, tmp_path, no_network
 ):

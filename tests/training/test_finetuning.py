@@ -12,10 +12,14 @@ import pytest
 
 from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.corpus import Corpus
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.ngrams import count, read
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.interop.export import export
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
@@ -114,6 +118,23 @@ def vectors(model, params, vocabulary):
         which = [i for i, b in enumerate(made) for _ in b.table]
         by_group[group] = {word: (words[i], which[i]) for i, word in enumerate(vocabulary.words)}
     return by_group
+
+
+def test_ngrams_are_carried_over_where_words_keep_their_ids(tmp_path):
+    """They are hashed by ids: rows of a table of n-grams were taken for those of words."""
+    changes = {"input.name": "ngrams", "input.words.name": "lookup", "input.rows": len(NEW)}
+    config = complete(BODY, TIED | SOFTMAX, changes)
+    saved_run(tmp_path, config, OLD)
+    config = complete(BODY, TIED | SOFTMAX, changes, {"init_from": str(tmp_path)})
+    saved = random_params(build(config, len(OLD)), 3)["input"]
+    both = OLD.with_words(NEW.words)
+    for vocabulary, kept in (OLD, True), (NEW, False), (both, both.words[: len(OLD)] == OLD.words):
+        _, fresh, params = started(config, vocabulary)
+        expected = (saved if kept else fresh["input"])["ngrams_2"]
+        jax.tree.map(np.testing.assert_array_equal, params["input"]["ngrams_2"], expected)
+        same = vocabulary.index["w3"], OLD.index["w3"]
+        tables = params["input"]["words"]["table"], saved["words"]["table"]
+        np.testing.assert_array_equal(tables[0][same[0]], tables[1][same[1]])
 
 
 def test_ids_keep_their_vectors(tmp_path):
@@ -301,6 +322,47 @@ def test_a_run_goes_on_with_another_text(small, tmp_path):
     assert words.words[: len(alone)] == alone.words
     assert set(words.words) == {*alone.words, *first.vocabulary.words} > set(alone.words)
     assert not words.counts[len(alone) :].any()
+
+
+def test_a_run_keeps_the_ngrams_that_it_counts(small, tmp_path):
+    """In ngrams.npz, which resuming, scoring and exporting read; a run that starts from it takes
+    over their rows where it counts the same ones.
+    """
+    ngrams = {"input.name": "ngrams", "input.words.name": "lookup", "input.rows": 30}
+    ngrams |= {"input.kind": "banded", "input.row_width": 8, "input.hashed_rows": 9, "steps": 2}
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(small(**ngrams), first)
+    saved = (first / "ngrams.npz").read_bytes()
+    run = Run.open(first, "latest")
+    ids = load(run.saved_config["data"]).ids["train"]
+    for order, counts in read(first / "ngrams.npz", run.vocabulary, (2, 3)).items():
+        expected = count(np.asarray(ids), len(run.vocabulary), order, 30, 2)
+        np.testing.assert_array_equal(counts, expected)
+    train(small(**ngrams | {"steps": 3}), first)
+    assert (first / "ngrams.npz").read_bytes() == saved
+    export(first, tmp_path / "exported", "latest")
+    exported = Run.open(tmp_path / "exported")
+    jax.tree.map(np.testing.assert_array_equal, exported.lexicon, run.lexicon)
+    with refuses("counts", str(tmp_path / "none.npz")):
+        train(small(**ngrams | {"input.counts": str(tmp_path / "none.npz")}), second)
+    with pytest.raises(InputError, match="of another vocabulary"):
+        train(small(path="other", **ngrams | {"input.counts": str(first / "ngrams.npz")}), second)
+
+    learnt = Run.open(first, "latest").params["input"]["ngrams_2"]
+    pairs = read(first / "ngrams.npz", run.vocabulary, (2,))[2]
+    for least, kept in (2, True), (int(pairs[-1, -1]) + 1, False):
+        train(
+            small(
+                **ngrams
+                | {"input.least": least, "steps": 1, "init_from": str(first)}
+                | {"init_checkpoint": "latest", "optimizer.learning_rate": 1e-9}
+            ),
+            second,
+        )
+        rows = Run.open(second, "latest").params["input"]["ngrams_2"]["table_0"]
+        assert np.allclose(rows, learnt["table_0"], atol=1e-6) == kept
+        assert np.abs(learnt["table_0"]).max() > 1e-4
+        shutil.rmtree(second)
 
 
 def test_a_resumed_run_keeps_its_origin(small, tmp_path):

@@ -92,7 +92,7 @@ def cut(config: Mapping) -> dict:
             f" output.table.name={table!r}: leave it empty, or use an output that takes a table of"
             " several bands, such as hierarchical, with own or tied"
         )
-    if table == "own" and (cutoffs := config["input"].get("cutoffs")):
+    if table == "own" and (cutoffs := keys.at(config, keys.word_group(config)).get("cutoffs")):
         raise InputError(
             f"config.output.clusters={path!r} also orders the words of the input, and"
             f" input.cutoffs={tuple(cutoffs)} are for words in order of frequency: use"
@@ -106,14 +106,15 @@ def with_cutoffs(config: Mapping, cutoffs: Sequence[int], words: int) -> dict:
     """The config with these cutoffs of its output's table, and this number of words."""
     new = {**config, "data": {**config["data"], "vocabulary_size": words}}
     if _cut_by_input(config):
-        return new | {"input": {**config["input"], "cutoffs": tuple(cutoffs)}}
+        return keys.with_words(new, cutoffs=tuple(cutoffs))
     table = {**config["output"]["table"], "cutoffs": tuple(cutoffs)}
     return new | {"output": {**config["output"], "table": table}}
 
 
 def cutoffs_of(config: Mapping) -> tuple[int, ...]:
     """The cutoffs of a config's output, wherever it has them."""
-    group = config["input"] if _cut_by_input(config) else config["output"]["table"]
+    source, table = keys.at(config, keys.word_group(config)), config["output"]["table"]
+    group = source if _cut_by_input(config) else table
     return tuple(group["cutoffs"])
 
 
@@ -166,4 +167,5 @@ def in_order(vocabulary: Vocabulary, path: str | Path) -> Vocabulary:
 
 def _cut_by_input(config):
     """True if the output shares a table that the input's cutoffs cut."""
-    return config["output"]["table"]["name"] == "tied" and "cutoffs" in config["input"]
+    source = keys.at(config, keys.word_group(config))
+    return config["output"]["table"]["name"] == "tied" and "cutoffs" in source

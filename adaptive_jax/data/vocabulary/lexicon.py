@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.config.keys import at, word_group
+from adaptive_jax.data.vocabulary.ngrams import sorted_ngrams
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
@@ -48,7 +50,7 @@ class Entry(NamedTuple):
 
 def lexicon_of(config: Mapping) -> str:
     """The path of the lexicon that a config's input reads; empty if it reads none."""
-    group = config["input"]
+    group = at(config, word_group(config))
     reads = "lexicon" in group and (group["relations"] or group["definition"])
     return group["lexicon"] if reads else ""
 
@@ -314,6 +316,7 @@ SOURCES = {
     "counts": counts,
     "relations": relations,
     "definitions": definitions,
+    "ngrams": sorted_ngrams,
 }
 READ = ("relations", "definitions")  # sources that read a lexicon
 
