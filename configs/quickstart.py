@@ -39,9 +39,7 @@ SETTINGS = {
     "schedule.cycles": 1,
 }
 LAYERS = papers.layers(cutoffs=(1_000, 4_000), width=96, narrow=48)
-LAYERS["ngrams"] = papers.with_ngrams(
-    LAYERS["adp_t"], kind="banded", rows=40_000, row_width=96, row_cutoffs=(4_000, 16_000)
-)
+LAYERS["ngrams"] = papers.with_ngrams(LAYERS["adp_t"], **papers.banded(60_000))
 ROWS = {"adp_t": rows.Row("adp_t")}
 # How the same model knows the order of its tokens, which decides what it can read beyond the 64
 # that it was trained on.
