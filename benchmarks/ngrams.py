@@ -43,7 +43,7 @@ from configs import papers, penn_treebank, wikitext2
 CORPORA = {"penn_treebank": penn_treebank, "wikitext2": wikitext2}
 UPDATES = {"penn_treebank": 600, "wikitext2": 600}  # 1.3 epochs, and 0.6
 ROWS = {"penn_treebank": 30_000, "wikitext2": 60_000}  # of the banded table of each order
-WORDS = "words alone"
+WORDS, WIDER = "words alone", "a wider body"
 EDGES = 10, 100, 1_000, 10_000  # largest frequencies of bins of words
 CONTEXTS = 1, 10, 100  # and of bins of the pairs of words that stand before them
 NUMBERS = Path(__file__).with_suffix(".json")
@@ -77,7 +77,7 @@ def configs_of(corpus: str, path: str) -> dict[str, dict]:
         config = complete(file.SETTINGS, words, settings | wide)
         if parameters(config) >= most:
             break
-    return configs | {"a wider body": config}
+    return configs | {WIDER: config}
 
 
 def parameters(config: dict) -> int:
@@ -150,9 +150,8 @@ def train_all(corpus: str, settings) -> None:
     """Trains and scores what is not there yet of a corpus."""
     home = Path(settings.workdir)
     seconds = json.loads((home / f"{corpus}.json").read_text())["seconds"]
-    for seed, (name, config) in itertools.product(
-        map(int, settings.seeds), configs_of(corpus, settings.path).items()
-    ):
+    runs = itertools.product(map(int, settings.seeds), configs_of(corpus, settings.path).items())
+    for seed, (name, config) in sorted(runs, key=lambda run: run[1][0] == WIDER):  # the slow ones
         workdir = home / corpus / f"{name.replace(' ', '_')}-{seed}"
         if (workdir / "row.json").exists():
             continue
