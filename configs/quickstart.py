@@ -8,6 +8,9 @@ adaptive softmax), scaled down. Corpus: the American Standard Version of the Bib
     python train.py --config=configs/quickstart.py --workdir=runs/quickstart
     python evaluate.py --workdir=runs/quickstart --split=test
 
+`ngrams` adds pairs and triples of words to the input, docs/ngrams.md: test perplexity 69.08, with
+4.8M parameters.
+
 The rows `learned` and `alibi` differ in positions alone; `evaluate.py --window=512` shows how they
 read longer windows than those of training.
 """
@@ -39,6 +42,7 @@ SETTINGS = {
     "schedule.cycles": 1,
 }
 LAYERS = papers.layers(cutoffs=(1_000, 4_000), width=96, narrow=48)
+LAYERS["ngrams"] = papers.with_ngrams(LAYERS["adp_t"], **papers.banded(60_000))
 ROWS = {"adp_t": rows.Row("adp_t")}
 # How the same model knows the order of its tokens, which decides what it can read beyond the 64
 # that it was trained on.
@@ -49,6 +53,8 @@ ROWS |= {
     ),
     "alibi": rows.Row("adp_t", {"body.positions": "alibi"}),
 }
+
+ROWS["ngrams"] = rows.Row("ngrams")
 
 
 def get_config(row="adp_t"):
