@@ -75,23 +75,27 @@ def zipf(config: dict, *shape: int) -> np.ndarray:
     return ids.astype(np.int32)
 
 
+def numbered(words: int) -> Vocabulary:
+    """A vocabulary of so many words, which are spelt as numbers."""
+    return Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64))
+
+
 def model_and_lexicon(config: dict):
-    """The model of a config, and the lexicon of as many words, which are spelt as numbers."""
+    """The model of a config, and the lexicon of as many words."""
     words = config["data"]["vocabulary_size"]
     model = build(config, words)
-    return model, lexicon(
-        Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64)), model.lexicon_spec()
-    )
+    return model, lexicon(numbered(words), model.lexicon_spec())
 
 
-def our_update(config: dict, rows: int):
-    """A function that makes an update of `rows` rows and returns its loss; and the bytes it
-    needs as the compiler counts them.
+def our_update(config: dict, rows: int, microbatches: int = 1):
+    """A function that makes an update of microbatches of `rows` rows and returns its loss; and the
+    bytes it needs as the compiler counts them.
     """
     (model, words), mesh = model_and_lexicon(config), sharding.device_mesh()
     optimizer = optim.from_config(config)
-    ids = zipf(config, 1, rows, config["batches"]["sequence_length"] + 1)
-    inputs, row_ids = ids[..., :-1], np.arange(rows, dtype=np.int32)[None]
+    ids = zipf(config, microbatches, rows, config["batches"]["sequence_length"] + 1)
+    inputs = ids[..., :-1]
+    row_ids = np.arange(microbatches * rows, dtype=np.int32).reshape(microbatches, rows)
     batch = Batch(inputs, ids[..., 1:], np.ones(inputs.shape, np.float32), row_ids)
     words = jax.device_put(words, sharding.replicated(mesh))
     given = words, sharding.put_batch(mesh, batch, axis=1)

@@ -2,9 +2,34 @@
 dotted key, for the `LAYERS` of a file. Its rows add sizes.
 """
 
+import re
 from collections.abc import Mapping
 
 from adaptive_jax.config.rows import Paper, Row, streams
+
+# The body of Baevski & Auli 2019 and its training, but for the length of its cycles
+TRANSFORMER = {
+    "dtype": "bfloat16",
+    "tokens_per_update": 65_536,
+    "tokens_per_device": 0,  # what memory holds
+    "log_every": 100,
+    "keep": 2,
+    "batches.sequence_length": 512,
+    "body.layers": 16,
+    "body.features": 1024,
+    "body.heads": 16,
+    "body.feed_forward": 4096,
+    "body.final_norm": False,
+    "schedule.warmup_steps": 16_000,
+}
+# The same on WikiText-103
+TRANSFORMER_103 = TRANSFORMER | {
+    "evaluate_every": 2_000,
+    "checkpoint_every": 2_000,
+    "body.dropout": 0.3,
+    "body.activation_dropout": 0.1,
+    "schedule.cycle_steps": 18_000,
+}
 
 
 def layers(
@@ -40,6 +65,12 @@ def layers(
         "adp": adaptive | own_bands,
         "adp_t": adaptive | tied | to_bands,
     }
+
+
+def with_ngrams(layers: Mapping, **tables) -> dict:
+    """These layers, with n-grams beside the words of their input; tables: keys of `ngrams`."""
+    words = {re.sub("^input[.]", "input.words.", key): value for key, value in layers.items()}
+    return words | {"input.name": "ngrams"} | {f"input.{key}": tables[key] for key in tables}
 
 
 # Dauphin et al. 2017, section 4.2 and 4.3; the division of the rate is that of fairseq's recipe
