@@ -22,6 +22,7 @@ The peers take turns, so that a busy machine slows all of them alike; times are 
 
 import gzip
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -80,20 +81,29 @@ def numbered(words: int) -> Vocabulary:
     return Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64))
 
 
-def model_and_lexicon(config: dict):
-    """The model of a config, and the lexicon of as many words."""
+def model_and_lexicon(config: dict, vocabulary: Vocabulary | None = None):
+    """The model of a config, and the lexicon of the words; None: as many, spelt as numbers."""
     words = config["data"]["vocabulary_size"]
     model = build(config, words)
-    return model, lexicon(numbered(words), model.lexicon_spec())
+    return model, lexicon(vocabulary or numbered(words), model.lexicon_spec())
 
 
-def our_update(config: dict, rows: int, microbatches: int = 1):
+def our_update(
+    config: dict,
+    rows: int,
+    vocabulary: Vocabulary | None = None,
+    text: np.ndarray | None = None,
+    microbatches: int = 1,
+):
     """A function that makes an update of microbatches of `rows` rows and returns its loss; and the
     bytes it needs as the compiler counts them.
+
+    text: ids that are read; None: random words.
     """
-    (model, words), mesh = model_and_lexicon(config), sharding.device_mesh()
+    (model, words), mesh = model_and_lexicon(config, vocabulary), sharding.device_mesh()
     optimizer = optim.from_config(config)
-    ids = zipf(config, microbatches, rows, config["batches"]["sequence_length"] + 1)
+    shape = microbatches, rows, config["batches"]["sequence_length"] + 1
+    ids = zipf(config, *shape) if text is None else text[: math.prod(shape)].reshape(shape)
     inputs = ids[..., :-1]
     row_ids = np.arange(microbatches * rows, dtype=np.int32).reshape(microbatches, rows)
     batch = Batch(inputs, ids[..., 1:], np.ones(inputs.shape, np.float32), row_ids)

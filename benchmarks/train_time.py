@@ -85,7 +85,7 @@ def seconds_of(config: dict, batch: int, repeats: int, workdir: Path) -> float:
         ngrams.write(path, numbered(words), counts)
         config = config | {"input": config["input"] | {"counts": str(path)}}
     microbatches = config["tokens_per_update"] // batch // config["batches"]["sequence_length"]
-    run, _ = our_update(config, batch, microbatches)
+    run, _ = our_update(config, batch, microbatches=microbatches)
     return timed({"update": run}, repeats)[0]["seconds"]
 
 

@@ -73,6 +73,14 @@ def with_ngrams(layers: Mapping, **tables) -> dict:
     return words | {"input.name": "ngrams"} | {f"input.{key}": tables[key] for key in tables}
 
 
+def banded(rows: int) -> dict:
+    """Keys of `ngrams` that count `rows` n-grams of each order, in bands of 64, 32 and 16 numbers:
+    the first tenth, the next quarter, the others; with half as many rows of 8 for all others.
+    """
+    settings = {"kind": "banded", "rows": rows, "row_width": 64, "row_factor": 2}
+    return settings | {"row_cutoffs": (rows // 10, rows * 7 // 20), "hashed_rows": rows // 2}
+
+
 # Dauphin et al. 2017, section 4.2 and 4.3; the division of the rate is that of fairseq's recipe
 GCNN = {
     "input.name": "lookup",

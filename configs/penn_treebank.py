@@ -8,6 +8,8 @@ end here yet. The commands, with a download or with a local copy of the corpus:
         [--config.data.path=DIR]
     python evaluate.py --workdir=runs/ptb --split=test --window=128 --context=64
 
+`ngrams` is `adp_t` with pairs and triples of words at the input, docs/ngrams.md.
+
 The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
 
 - `gcnn_sentences`, `lstm_sentences`: every sentence is read and scored alone, as by Dauphin et al.
@@ -40,6 +42,7 @@ SETTINGS = wikitext2.SETTINGS | {
 LAYERS = papers.layers(
     cutoffs=(2_000, 5_000), width=128, narrow=64, tail_dropout=0.2, characters=wikitext2.CHARACTERS
 )
+LAYERS["ngrams"] = papers.with_ngrams(LAYERS["adp_t"], **papers.banded(30_000))
 BPE = {"data.codes": 4_000, "data.vocabulary_size": 4_298}
 LAYERS |= {"awd_lstm": papers.AWD_LSTM} | papers.thesis_layers((1_000, 4_000))
 WORDS = 929_589

@@ -39,6 +39,7 @@ SETTINGS = {
     "schedule.cycles": 1,
 }
 LAYERS = papers.layers(cutoffs=(1_000, 4_000), width=96, narrow=48)
+LAYERS["ngrams"] = papers.with_ngrams(LAYERS["adp_t"], **papers.banded(60_000))
 ROWS = {"adp_t": rows.Row("adp_t")}
 # How the same model knows the order of its tokens, which decides what it can read beyond the 64
 # that it was trained on.
@@ -49,6 +50,8 @@ ROWS |= {
     ),
     "alibi": rows.Row("adp_t", {"body.positions": "alibi"}),
 }
+
+ROWS["ngrams"] = rows.Row("ngrams")
 
 
 def get_config(row="adp_t"):

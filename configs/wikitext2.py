@@ -9,6 +9,8 @@ end here yet. `python -m benchmarks.tables adaptive_inputs_3` compares all eight
         [--config.data.path=DIR]
     python evaluate.py --workdir=runs/wikitext2 --split=test --window=256 --context=128
 
+`ngrams` is `adp_t` with pairs and triples of words at the input, docs/ngrams.md.
+
 AWD-LSTM: 3 layers of 1150, 1150 and 400, tied words with a bias, streams in windows of about 70
 words; 33.6M parameters.
 
@@ -57,6 +59,8 @@ LAYERS = papers.layers(
 BPE = {"data.codes": 8_000, "data.vocabulary_size": 8_389}
 ROWS = {name: Row(name) for name in ("sm", "sm_t", "asm", "cnn", "adp", "adp_t")}
 ROWS |= {"bpe": Row("bpe", BPE), "bpe_t": Row("bpe_t", BPE)}
+LAYERS["ngrams"] = papers.with_ngrams(LAYERS["adp_t"], **papers.banded(60_000))
+ROWS["ngrams"] = Row("ngrams")
 LAYERS |= {"awd_lstm": papers.AWD_LSTM} | papers.thesis_layers((2_500, 10_000))
 WORDS = 2_088_628
 ROWS |= {
