@@ -34,7 +34,7 @@ from benchmarks.throughput import flops, numbered, our_update, zipf
 from benchmarks.timing import machine, timed
 from configs import wikitext2
 
-EVALUATIONS = 20  # of a row that is trained
+EVALUATIONS = 12  # of a row that is trained
 COUNTED = 1_000_000  # random words of which n-grams are counted
 SMALL = {  # what two cores train in hours
     "dtype": "float32",
