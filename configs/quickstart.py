@@ -8,6 +8,9 @@ adaptive softmax), scaled down. Corpus: the American Standard Version of the Bib
     python train.py --config=configs/quickstart.py --workdir=runs/quickstart
     python evaluate.py --workdir=runs/quickstart --split=test
 
+`ngrams` adds pairs and triples of words to the input, docs/ngrams.md: test perplexity 69.08, with
+4.8M parameters.
+
 The rows `learned` and `alibi` differ in positions alone; `evaluate.py --window=512` shows how they
 read longer windows than those of training.
 """

@@ -14,6 +14,8 @@ from adaptive_jax.numerics.arrays import whole_numbers
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.layers import from_lexicon
 
+LECUN = nn.initializers.lecun_normal()
+
 
 class NGrams(nn.Module):
     """An input beside which tables have rows for the pairs, triples … of words that end with a
@@ -28,7 +30,8 @@ class NGrams(nn.Module):
         banded     the same rows as an adaptive input, wide for the frequent n-grams and narrow for
                    the rare ones, and a last, narrowest band to which all others are hashed
 
-    Tables start as zeros, so that the model starts as the one of words alone. An n-gram never
+    Tables start as zeros, so that the model starts as the one of words alone, and maps of rows of
+    width w as N(0, 1 / w), so that narrow rows learn as fast as wide ones. An n-gram never
     reaches over the start of a text, over the border of a segment, or over a word that is not in
     the vocabulary: there is then nothing to add.
 
@@ -131,7 +134,8 @@ class NGrams(nn.Module):
         below = self.hashed_rows if self.kind == "banded" else 0
         bands = {"cutoffs": (*self.row_cutoffs, *[self.rows] * bool(below))}
         bands |= {"factor": self.row_factor, "width": self.row_width, "word_axes": self.word_axes}
-        settings = bands | {"dtype": self.dtype, "table_init": nn.initializers.zeros}
+        starts = {"table_init": nn.initializers.zeros, "projection_init": LECUN}
+        settings = bands | starts | {"dtype": self.dtype}
         # No parent: it is adopted where it is assigned.
         return AdaptiveInput(self.rows + below, self.features, **settings, parent=None)
 
