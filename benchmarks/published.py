@@ -25,9 +25,10 @@ import sys
 import time
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
-from adaptive_jax.config import rows
+from adaptive_jax.config import commands, rows
+from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, path_of
 
 ROOT = Path(__file__).parents[1]
@@ -294,9 +295,9 @@ def draw() -> None:
     pyplot.close(figure)
 
 
-def main(_):
+def main():
     if (NEXT.value or STOP.value) and not HOME.value:
-        sys.exit("error: --home is missing: use a directory for clone, environment and runs")
+        raise InputError("--home is missing: use a directory for clone, environment and runs")
     if STOP.value:
         stop(path_of(HOME.value).resolve())
     elif NEXT.value:
@@ -306,4 +307,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

@@ -76,25 +76,36 @@ def zipf(config: dict, *shape: int) -> np.ndarray:
     return ids.astype(np.int32)
 
 
+def numbered(words: int) -> Vocabulary:
+    """A vocabulary of so many words, which are spelt as numbers."""
+    return Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64))
+
+
 def model_and_lexicon(config: dict, vocabulary: Vocabulary | None = None):
     """The model of a config, and the lexicon of the words; None: as many, spelt as numbers."""
     words = config["data"]["vocabulary_size"]
-    vocabulary = vocabulary or Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64))
     model = build(config, words)
-    return model, lexicon(vocabulary, model.lexicon_spec())
+    return model, lexicon(vocabulary or numbered(words), model.lexicon_spec())
 
 
-def our_update(config: dict, rows: int, vocabulary: Vocabulary | None = None, text=None):
-    """A function that makes an update of `rows` rows and returns its loss; and the bytes it
-    needs as the compiler counts them.
+def our_update(
+    config: dict,
+    rows: int,
+    vocabulary: Vocabulary | None = None,
+    text: np.ndarray | None = None,
+    microbatches: int = 1,
+):
+    """A function that makes an update of microbatches of `rows` rows and returns its loss; and the
+    bytes it needs as the compiler counts them.
 
     text: ids that are read; None: random words.
     """
     (model, words), mesh = model_and_lexicon(config, vocabulary), sharding.device_mesh()
     optimizer = optim.from_config(config)
-    shape = 1, rows, config["batches"]["sequence_length"] + 1
+    shape = microbatches, rows, config["batches"]["sequence_length"] + 1
     ids = zipf(config, *shape) if text is None else text[: math.prod(shape)].reshape(shape)
-    inputs, row_ids = ids[..., :-1], np.arange(rows, dtype=np.int32)[None]
+    inputs = ids[..., :-1]
+    row_ids = np.arange(microbatches * rows, dtype=np.int32).reshape(microbatches, rows)
     batch = Batch(inputs, ids[..., 1:], np.ones(inputs.shape, np.float32), row_ids)
     words = jax.device_put(words, sharding.replicated(mesh))
     given = words, sharding.put_batch(mesh, batch, axis=1)

@@ -55,27 +55,15 @@ from adaptive_jax.config import rows
 from adaptive_jax.config.rows import Paper, Row
 from configs import papers
 
-SETTINGS = {
+SETTINGS = papers.TRANSFORMER | {
     "steps": 975_000,
-    "dtype": "bfloat16",
-    "tokens_per_update": 65_536,
-    "tokens_per_device": 0,  # what memory holds
-    "log_every": 100,
     "evaluate_every": 5_000,
     "checkpoint_every": 5_000,
-    "keep": 2,
     "data.corpus": "billion_word",
     "data.threshold": 3,
     "data.vocabulary_size": 793_471,
-    "batches.sequence_length": 512,
     "batches.break_mode": "eos",
-    "body.layers": 16,
-    "body.features": 1024,
-    "body.heads": 16,
-    "body.feed_forward": 4096,
-    "body.final_norm": False,
-    "schedule.warmup_steps": 16_000,  # 16K + 137K (1 + 2 + 4) = 975K updates
-    "schedule.cycle_steps": 137_000,
+    "schedule.cycle_steps": 137_000,  # 16K + 137K (1 + 2 + 4) = 975K updates
     "schedule.shrink": 0.6,
 }
 LAYERS = papers.layers(

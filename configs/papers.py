@@ -7,6 +7,30 @@ from collections.abc import Mapping
 
 from adaptive_jax.config.rows import Paper, Row, streams
 
+# The body of Baevski & Auli 2019 and its training, but for the length of its cycles
+TRANSFORMER = {
+    "dtype": "bfloat16",
+    "tokens_per_update": 65_536,
+    "tokens_per_device": 0,  # what memory holds
+    "log_every": 100,
+    "keep": 2,
+    "batches.sequence_length": 512,
+    "body.layers": 16,
+    "body.features": 1024,
+    "body.heads": 16,
+    "body.feed_forward": 4096,
+    "body.final_norm": False,
+    "schedule.warmup_steps": 16_000,
+}
+# The same on WikiText-103
+TRANSFORMER_103 = TRANSFORMER | {
+    "evaluate_every": 2_000,
+    "checkpoint_every": 2_000,
+    "body.dropout": 0.3,
+    "body.activation_dropout": 0.1,
+    "schedule.cycle_steps": 18_000,
+}
+
 
 def layers(
     cutoffs, width: int, narrow: int, tail_dropout: float = 0.0, characters: Mapping | None = None

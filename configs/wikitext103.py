@@ -67,28 +67,11 @@ from adaptive_jax.config import rows
 from adaptive_jax.config.rows import Paper, Row
 from configs import papers
 
-SETTINGS = {
+SETTINGS = papers.TRANSFORMER_103 | {
     "steps": 286_000,
-    "dtype": "bfloat16",
-    "tokens_per_update": 65_536,
-    "tokens_per_device": 0,  # what memory holds
-    "log_every": 100,
-    "evaluate_every": 2_000,
-    "checkpoint_every": 2_000,
-    "keep": 2,
     "data.corpus": "wikitext103",
     "data.vocabulary_size": 267_735,
-    "batches.sequence_length": 512,
-    "body.layers": 16,
-    "body.features": 1024,
-    "body.heads": 16,
-    "body.feed_forward": 4096,
-    "body.dropout": 0.3,
-    "body.activation_dropout": 0.1,
-    "body.final_norm": False,
-    "schedule.warmup_steps": 16_000,  # 16K + 18K (1 + 2 + 4 + 8) = 286K updates
-    "schedule.cycle_steps": 18_000,
-    "schedule.cycles": 4,
+    "schedule.cycles": 4,  # 16K + 18K (1 + 2 + 4 + 8) = 286K updates
 }
 LAYERS = papers.layers(cutoffs=(20_000, 60_000), width=512, narrow=64, tail_dropout=0.2)
 # Trained on blocks that ignore sentences, evaluated on whole sentences (section 4.3)

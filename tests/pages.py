@@ -67,5 +67,17 @@ def python_blocks(text):
     return [code for kind, code in blocks(text) if kind == "python"]
 
 
+def measured(text):
+    """Results with the whole commands for which they write `benchmarks.x` alone, and without those
+    of earlier versions, `COMMIT:benchmarks.x`.
+    """
+    text = re.sub(r"^ *[0-9a-f]{7,8}:benchmarks.*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"`(benchmarks\.\w+(?: [^`]*)?)`", r"`python -m \1`", text)
+
+
+RESULTS = "benchmarks/RESULTS.md"
+READ = PAGES | {RESULTS: measured((ROOT / RESULTS).read_text())}  # what tests do not run
 COMMANDS = [(page, words) for page, text in PAGES.items() for words in commands(text)]
 PYTHON = [(page, words) for page, words in COMMANDS if words[0] == "python"]
+PYTHON_READ = PYTHON + [(RESULTS, words) for words in commands(READ[RESULTS])]
+PYTHON_READ = [(page, words) for page, words in PYTHON_READ if words[0] == "python"]

@@ -1,5 +1,5 @@
 """README and docs: commands that train make a plan; every path, module, flag and config key
-exists. test_docs.py runs the code.
+exists, and those of RESULTS.md, too. test_docs.py runs the code.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ import pytest
 from adaptive_jax.__main__ import COMMANDS as NAMES_OF_COMMANDS
 from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of, resolve
 from adaptive_jax.runs.identity import FREE
-from tests.pages import PAGES, PYTHON, ROOT, commands, reads_quickstart
+from tests.pages import PAGES, PYTHON, PYTHON_READ, READ, ROOT, commands, reads_quickstart
 
 # What commands make, and files of a user; metrics begin with train/.
 MADE = "runs/", "eval/", "wandb/", "checkpoints/", "shards/", "train/", "clusters/", "docs/_build"
@@ -121,7 +121,7 @@ def test_flags(quick_command):
     mention by themselves.
     """
     helps = {}
-    for program in {tuple(programs(words)) for _, words in PYTHON if words[1] != "-c"} - {
+    for program in {tuple(programs(words)) for _, words in PYTHON_READ if words[1] != "-c"} - {
         ("-m", "venv")
     }:
         done = quick_command(*program, "--help")
@@ -129,7 +129,7 @@ def test_flags(quick_command):
         helps[program] = done.stdout
         # Of absl; of a list of commands; of an example, which reads them by argparse
         assert re.search("flags:|python -m|^usage:", helps[program]), program
-    for page, words in PYTHON:
+    for page, words in PYTHON_READ:
         for word in itertools.takewhile(lambda word: word != "--", words):  # then another's flags
             if word.startswith("--") and not word.startswith("--config."):
                 flag = word[2:].split("=")[0]
@@ -156,7 +156,7 @@ def test_paths_modules_and_links():
     """Files that pages name exist, or are what a command makes; links lead to pages and
     headings.
     """
-    for page, content in PAGES.items():
+    for page, content in READ.items():
         here = (ROOT / page).parent
         files = re.findall(r"`((?:[\w.]+/)*[\w.-]+\.(?:py|md|txt|toml))`", content)
         for path in files + re.findall(r"`((?:\w+/)+\w*)`", content):
@@ -167,7 +167,7 @@ def test_paths_modules_and_links():
             if "://" not in target:
                 assert (here / target).exists(), (page, target)
                 assert not heading or heading in slugs(here / target), (page, heading)
-    for page, words in PYTHON:
+    for page, words in PYTHON_READ:
         if words[1] == "-m":
             assert words[2] == "venv" or importlib.util.find_spec(words[2]), (page, words)
             assert words[2] != "adaptive_jax" or {*words[3:4]} <= {*NAMES_OF_COMMANDS}, page
@@ -180,7 +180,7 @@ def test_config_keys():
     `body.remat`, and whole groups.
     """
     known, groups = keys(), ALL_GROUPS
-    for page, content in PAGES.items():
+    for page, content in READ.items():
         named = re.findall(r"--config\.([a-z_.]+)=", content)
         named += re.findall(r"`config\.([a-z_.]+)`", content)
         dotted = re.findall(r"`([a-z_]+\.[a-z_.]+?)(?:=[^`]*)?`", content)
