@@ -42,6 +42,8 @@ _MODULES = {
     "linear_log_probs": "losses.cross_entropy",
     "load": "text.load",
     "log_probs": "losses.distribution",
+    "row_wise_adagrad": "optimizers.row_wise",
+    "row_wise_adam": "optimizers.row_wise",
     "save_run": "interop.save_run",
     "update_rows": "optimizers.row_sparse",
 }
@@ -71,6 +73,8 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
     from adaptive_jax.numerics.bands import Band as Band
     from adaptive_jax.numerics.batch import Batch as Batch
     from adaptive_jax.optimizers.row_sparse import update_rows as update_rows
+    from adaptive_jax.optimizers.row_wise import row_wise_adagrad as row_wise_adagrad
+    from adaptive_jax.optimizers.row_wise import row_wise_adam as row_wise_adam
     from adaptive_jax.outputs.computed import AssembledTable as AssembledTable
     from adaptive_jax.outputs.computed import ComposedTable as ComposedTable
     from adaptive_jax.outputs.computed import MappedTable as MappedTable

@@ -132,7 +132,8 @@ def get_config():
         "body.heads": 1, "body.feed_forward": 8, "schedule.warmup_steps": 1,
     })
 """
-LAYERS = ["AdaptiveInput", "AdaptiveSoftmax", "LSTM", "Transformer", "build", "update_rows"]
+LAYERS = ["AdaptiveInput", "AdaptiveSoftmax", "LSTM", "Transformer", "build"]
+LAYERS += ["row_wise_adam", "update_rows"]
 
 
 @pytest.mark.slow

@@ -83,10 +83,13 @@ def _table(group: str, keys: Mapping[str, Field]) -> Iterable[str]:
 
 def _of_others(group, name=None):
     """The meaning of keys that are no arguments of their class: `output.clusters`, a paragraph in
-    the docstring of the function that reads it, and what every optimizer of optax has.
+    the docstring of the function that reads it, and what every optimizer has, or every one of
+    optax.
     """
-    if group == "optimizer" and name and home("optimizer.is_of_optax")(name):
-        return ["clip_norm, l2_decay: as those of `adaptive_jax.optimizers.optim.sgd`.", ""]
+    if group == "optimizer":
+        of_optax = name and home("optimizer.is_of_optax")(name)
+        text = ["clip_norm, l2_decay: as those of `adaptive_jax.optimizers.optim.sgd`.", ""]
+        return [*inspect.getdoc(home("optimizer.tables")).splitlines(), "", *text * bool(of_optax)]
     if group != "output":
         return []
     paragraphs = inspect.getdoc(home("output.clusters")).split("\n\n")

@@ -56,6 +56,7 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
     "optimizer.name": "adaptive_jax.optimizers.optim:optimizer_named",  # those of optax, too
     "optimizer.arguments": "adaptive_jax.optimizers.optim:arguments",
     "optimizer.is_of_optax": "adaptive_jax.optimizers.optim:is_of_optax",
+    "optimizer.tables": "adaptive_jax.optimizers.optim:OfTables",  # keys that all have
     "schedule": "adaptive_jax.optimizers.schedules:SCHEDULES",
     "data": "adaptive_jax.data.corpora.load:Settings",
     "batches": "adaptive_jax.data.batches.pipeline:Layout",

@@ -27,18 +27,25 @@ LAYERWISE = {
 
 
 def optimizer_of(
-    config: Mapping, body: Any, shapes: Mapping
+    config: Mapping, model: Any, shapes: Mapping
 ) -> optax.GradientTransformationExtraArgs:
-    """A config's optimizer for a model with this body and parameters of these shapes.
+    """A config's optimizer for a language model with parameters of these shapes.
 
     Raises:
         InputError: as `optim.from_config`; an optimizer that treats arrays as layers, over stacked
-            layers with sparse updates; one whose state no checkpoint can hold.
+            layers with sparse updates; one whose state no checkpoint can hold; one of tables beside
+            averages, or of a model that has no tables.
     """
-    optimizer, name = optim.from_config(config), config["optimizer"]["name"]
+    name, tables = config["optimizer"]["name"], config["optimizer"]["tables"]
+    optimizer = optim.from_config(config, model.word_tables())
+    state = jax.eval_shape(optimizer.init, shapes)
+    averages = optim.params_to_evaluate(state, None)
+    if tables and (averages or not model.word_tables()):
+        reason = f"optimizer.name={name!r}, which averages" if averages else "a model without any"
+        raise InputError(f"optimizer.tables must be empty with {reason}, got {tables!r}")
     if name in optim.OPTIMIZERS:
         return optimizer
-    groups = getattr(body, "parameter_groups", ())
+    groups = getattr(model.body, "parameter_groups", ())
     stacks = [each for group in groups if group.stacked for each in group.names]
     if stacks and is_layerwise(name):
         if (share := config["compose_share"]) != 1:
@@ -46,9 +53,9 @@ def optimizer_of(
                 f"compose_share={share:g} must be 1 with optimizer.name={name!r} and stacked layers"
             )
         optimizer = on_each_layer(optimizer, stacks)
-        if optim.params_to_evaluate(jax.eval_shape(optimizer.init, shapes), None):
+        if averages:
             raise InputError(f"optimizer.name={name!r} must not average and treat arrays as layers")
-    state = jax.eval_shape(optimizer.init, shapes)
+        state = jax.eval_shape(optimizer.init, shapes)
     if any(a.size == 0 for a in jax.tree.leaves(state)):
         raise InputError(
             f"optimizer.name={name!r} keeps empty arrays, which no checkpoint can hold"

@@ -12,8 +12,8 @@ evaluated in place of the parameters are a field `average`.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from adaptive_jax.config.options import (
 )
 from adaptive_jax.errors import InputError, check_known, one_line
 from adaptive_jax.optimizers.nt_asgd import FORMS, descend_and_average
+from adaptive_jax.optimizers.row_wise import row_wise_adagrad, row_wise_adam
 from adaptive_jax.optimizers.schedules import SCHEDULES, scheduled
 
 Rate = PositiveFloat
@@ -156,6 +157,24 @@ def asgd(
     return nt_asgd(learning_rate, nonmono=0, form=form, clip_norm=clip_norm, l2_decay=l2_decay)
 
 
+TABLES = {"row_wise_adagrad": row_wise_adagrad, "row_wise_adam": row_wise_adam}
+
+
+class OfTables(NamedTuple):
+    """Keys of every optimizer.
+
+    Attributes:
+        tables: the optimizer of tables, the parameters with a row for each word or n-gram, with one
+            number of state a row, see adaptive_jax/optimizers/row_wise.py; empty: as the others.
+            Then clipping and L2 decay come before all, as those of `sgd`, decoupled_decay is for
+            tables, too, and other settings are for the others.
+        tables_scale: times the learning rate of the others, that of tables with such an optimizer.
+    """
+
+    tables: Annotated[str, Option(among=("", *TABLES))] = ""
+    tables_scale: Rate = 1.0
+
+
 OPTIMIZERS = {"nag": nag, "sgd": sgd, "adam": adam, "nt_asgd": nt_asgd, "asgd": asgd}
 # Parts of optimizers, and those whose parameters to evaluate optax knows otherwise than by a field
 PARTS = "_", "scale_by", "schedule_free"
@@ -196,14 +215,15 @@ def arguments(name: str) -> Mapping[str, Field]:
     """The arguments that a config may set of the optimizer `optimizer.name`.
 
     Those of optax are numbers or text, a `learning_rate` without a default has 1e-3; beside them
-    stand `clip_norm` and `l2_decay` as `sgd` has them, by default without effect.
+    stand `clip_norm` and `l2_decay` as `sgd` has them, by default without effect. All have those of
+    `OfTables`.
 
     Raises:
         InputError: as `optimizer_named`.
     """
     fields, common = fields_of(optimizer_named(name)), fields_of(sgd)
     if not is_of_optax(name):
-        return fields
+        return fields | fields_of(OfTables)
     rate = fields["learning_rate"].default
     changed = {
         "learning_rate": common["learning_rate"]._replace(
@@ -213,12 +233,17 @@ def arguments(name: str) -> Mapping[str, Field]:
         "l2_decay": common["l2_decay"],
     }
     fields = fields | changed
-    return {key: field for key, field in fields.items() if _is_plain(field)}
+    plain = {key: field for key, field in fields.items() if _is_plain(field)}
+    return plain | fields_of(OfTables)
 
 
-def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
+def from_config(
+    config: Mapping, tables: Collection[tuple[str, ...]] = ()
+) -> optax.GradientTransformationExtraArgs:
     """The optimizer that a config's groups `optimizer` and `schedule` describe;
     `optimizer.learning_rate` is the schedule's.
+
+    tables: paths of the parameters that `optimizer.tables` is for.
 
     Raises:
         InputError: a name or a key that does not exist or is missing, a value out of range, or an
@@ -226,17 +251,31 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
     """
     settings = dict(config["optimizer"])
     name = settings["name"]
-    classes = {name: optimizer_named(name)}
-    if of_optax := is_of_optax(name):
-        before = _clipped(settings.pop("clip_norm", None), settings.pop("l2_decay", 0.0))
+    of_tables = OfTables(settings.pop("tables"), settings.pop("tables_scale"))
+    classes, before, clipping = {name: optimizer_named(name)}, (), {}
+    if is_of_optax(name) or of_tables.tables:
+        clipping = {"clip_norm": None, "l2_decay": 0.0}
+        before = _clipped(*(settings.pop(key, off) for key, off in clipping.items()))
     if "learning_rate" not in settings:
         raise InputError(f"optimizer.name={name!r} must take a learning_rate, for the schedule")
     rate = settings.pop("learning_rate")
     schedule = make("schedule", SCHEDULES, config["schedule"], learning_rate=rate)
 
     def optimizer_of(rate):
-        chosen = make("optimizer", classes, settings, learning_rate=rate)
-        return optax.chain(*before, chosen) if of_optax else chosen
+        chosen = make("optimizer", classes, settings, learning_rate=rate, **clipping)
+        if of_tables.tables:
+            rate, decay = rate * of_tables.tables_scale, settings.get("decoupled_decay", 0.0)
+            decayed = [optax.add_decayed_weights(-rate * decay)] if decay else []
+            by_row = optax.chain(TABLES[of_tables.tables](rate), *decayed)
+            chosen = optax.partition({"tables": by_row, "others": chosen}, groups)
+        return optax.chain(*before, chosen) if clipping else chosen
+
+    def groups(params):
+        def group_of(path, _):
+            keys = tuple(getattr(key, "key", None) for key in path)
+            return "tables" if keys in tables else "others"
+
+        return jax.tree.map_with_path(group_of, params)
 
     optimizer = scheduled(optimizer_of, schedule)
     params = {"a": jnp.zeros((2, 2))}

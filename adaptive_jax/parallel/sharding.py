@@ -142,12 +142,14 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
     A matrix is split over `FSDP` along its first axis that fsdp divides, not counting an axis that
     stacks blocks. So a table is split by rows, or by width if its rows do not divide: as many bytes
     either way. Where fsdp divides no axis, as 8 none of [5, 850, 1700], it is split along two,
-    into 2 x 4 parts; or along one over the larger axis of devices alone, into 4; or into 2.
+    into 2 x 4 parts; or along one over the larger axis of devices alone, into 4; or into 2. The
+    `row_moments` of an optimizer, a number for each row, are split as a table by rows.
 
-    Replicated are vectors, and matrices of which no axis divides. Padding would split these, but
-    shapes of the state would be those of no checkpoint. At 8 devices it would save two of the rows
-    in configs/ 80 MB a device with momentum (billion_word:gcnn_13 and wikitext103:awd_sm_small,
-    whose tables have an odd number of words), and the others less than 20 MB.
+    Replicated are other vectors, and matrices of which no axis divides. Padding would split these,
+    but shapes of the state would be those of no checkpoint. At 8 devices it would save two of the
+    rows in configs/ 80 MB a device with momentum (billion_word:gcnn_13 and
+    wikitext103:awd_sm_small, whose tables have an odd number of words), and the others less than 20
+    MB.
     """
 
     if fsdp_of(mesh) == 1:
@@ -155,7 +157,8 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
 
     def spec(path, a):
         stacked = is_stacked(path, model)
-        axes = _cut(a.shape[stacked:], mesh)
+        by_row = any(getattr(key, "name", None) == "row_moments" for key in path)
+        axes = _cut(a.shape[stacked:] + (1,) * by_row, mesh)
         return PartitionSpec(*[None] * stacked, *axes) if axes else PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec, tree)

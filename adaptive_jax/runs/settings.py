@@ -87,10 +87,11 @@ def _rename_keys(config):
     """Gives a config of an earlier version the keys of this one, in place.
 
     The keys of a composed table's CNN stood among those of the table. The embedded corpus itself
-    separated its words. There were no data.tokenizer and data.words. `data.cache`, a directory of
-    the machine, is left out: programs would be run from there.
+    separated its words. There were no data.tokenizer and data.words, and no optimizers of tables.
+    `data.cache`, a directory of the machine, is left out: programs would be run from there.
     """
     table, data = at(config, "output.table"), at(config, "data")
+    config["optimizer"] = {"tables": "", "tables_scale": 1.0} | config["optimizer"]
     data.pop("cache", None)
     for key in ("tokenizer", "words"):
         data.setdefault(key, "")

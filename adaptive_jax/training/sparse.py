@@ -42,7 +42,7 @@ def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransforma
             words.
     """
     shapes, share = parameter_shapes(model), config["compose_share"]
-    dense = optimizer_of(config, model.body, shapes)
+    dense = optimizer_of(config, model, shapes)
     if share == 1:
         return dense
     encoded_shapes(model)
@@ -94,7 +94,12 @@ def _moments(optimizer, state, encoder):
     parameter, except averages, which take in the encoder as it stands.
     """
     moments = tree_utils.tree_map_params(
-        optimizer, lambda _, e: e, state, encoder, transform_non_params=lambda _: False
+        optimizer,
+        lambda _, e: e,
+        state,
+        encoder,
+        transform_non_params=lambda _: False,
+        is_leaf=lambda a: isinstance(a, optax.MaskedNode),  # another part of the optimizer has it
     )
     if tree_utils.tree_get(state, "average", filtering=optim.is_field) is None:
         return moments

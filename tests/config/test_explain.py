@@ -38,10 +38,10 @@ def test_every_key_is_explained(group):
     of --explain sees a key and no word about it.
     """
     for name in home(group) if group in NAMES else [None]:
-        text = "\n".join(explain.meanings(group, name))
+        text = "\n".join([*explain.meanings(group, name), *explain._of_others(group)])
         if name in ELSEWHERE:
             text += "\n".join(explain.meanings(*ELSEWHERE[name]))
-        for key in keys_of(group, name).keys() - {"clusters"}:  # of the model, above all outputs
+        for key in keys_of(group, name):
             assert re.search(rf"^ *(\w+, )*{key}(, \w+)*: ", text, re.MULTILINE), (name, key)
 
 
