@@ -4,9 +4,8 @@
         [--repeats=5] [--count] [--hours=H --data=DIR] [--workdir=runs/train_time]
 
 Updates are timed on random words, at the size of configs/CORPUS.py or, with --size=cpu, with 4
-blocks of width 256 and 4,096 tokens an update; nothing else should run. One model after the other,
-of --batch rows at a time. --count times nothing and counts the work, without that of composing
-words.
+blocks of width 256 and 4,096 tokens an update, --batch rows at a time. Rows take turns, and nothing
+else should run. --count times nothing and counts the work, without that of composing words.
 
 With --hours the rows are then trained, each for as many updates as fit into these hours by its time
 of one, so that a machine that is busy later changes nothing, and scored on the test split. The same
@@ -75,8 +74,8 @@ def config_of(corpus: str, name: str, size: str) -> dict:
     return complete(file.SETTINGS, settings, small)
 
 
-def seconds_of(config: dict, batch: int, repeats: int, workdir: Path) -> float:
-    """Median seconds of an update on random words; n-grams are those of a random text."""
+def update_of(config: dict, batch: int, workdir: Path):
+    """A function that makes an update on random words; n-grams are those of a random text."""
     words = config["data"]["vocabulary_size"]
     if orders := ngrams.counted_settings(config).get("orders"):
         ids, path = zipf(config, COUNTED), workdir / "random_ngrams.npz"
@@ -84,25 +83,24 @@ def seconds_of(config: dict, batch: int, repeats: int, workdir: Path) -> float:
         counts = {order: ngrams.count(ids, words, order, *limits) for order in orders}
         ngrams.write(path, numbered(words), counts)
         config = config | {"input": config["input"] | {"counts": str(path)}}
-    microbatches = config["tokens_per_update"] // batch // config["batches"]["sequence_length"]
-    run, _ = our_update(config, batch, microbatches=microbatches)
-    return timed({"update": run}, repeats)[0]["seconds"]
+    rows = config["tokens_per_update"] // config["batches"]["sequence_length"]
+    batch = min(batch, rows)
+    return our_update(config, batch, microbatches=rows // batch)[0]
 
 
 def times_of(settings, corpus: str, workdir: Path) -> dict[str, dict]:
     """Numbers of the rows by name: those in the workdir, or new ones, which it then keeps."""
-    path = workdir / "times.json"
+    path, peers = workdir / "times.json", {}
     kept = json.loads(path.read_text()) if path.exists() else {}
     for name in settings.rows:
         config = config_of(corpus, name, settings.size)
         tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
-        if name not in kept:
-            kept[name] = {"flops": flops(config, tokens // length), "tokens": tokens}
+        kept.setdefault(name, {"flops": flops(config, tokens // length), "tokens": tokens})
         if "seconds" not in kept[name] and not settings.count:
-            batch = min(settings.batch, tokens // length)
-            seconds = seconds_of(config, batch, settings.repeats, workdir)
-            kept[name] |= {"seconds": seconds, "machine": machine()}
-        write_json(path, kept)
+            peers[name] = update_of(config, settings.batch, workdir)
+    for row in timed(peers, settings.repeats) if peers else ():
+        kept[row["peer"]] |= {"seconds": row["seconds"], "machine": machine()}
+    write_json(path, kept)
     return {name: kept[name] for name in settings.rows}
 
 
