@@ -127,8 +127,8 @@ def measure(config: dict, workdir: Path) -> dict:
 
 
 def counts_of_pairs(train_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """How often the two words before each word of a text stand side by side in the train split,
-    int64 `[tokens]`; 0 for the first two.
+    """Counts in the train split of the pair of words before each word of a text, int64 `[tokens]`;
+    0 for the first two.
     """
     keys, counts = np.unique(_pairs(train_ids), return_counts=True)
     wanted = _pairs(ids)[:-1]
@@ -173,7 +173,7 @@ def train_all(corpus: str, settings) -> None:
 
 def draw(settings) -> None:
     """Prints the tables in Markdown, and writes numbers and figure of all finished runs."""
-    dots, found = [], {}
+    dots, numbers = [], {}
     for corpus in CORPORA:
         runs, times = defaultdict(list), Path(settings.workdir) / f"{corpus}.json"
         for path in sorted((Path(settings.workdir) / corpus).glob("*/row.json")):
@@ -184,7 +184,7 @@ def draw(settings) -> None:
             continue
         timing = json.loads(times.read_text())
         names = [name for name in timing["seconds"] if name in runs]
-        found[corpus] = {name: runs[name] for name in names} | {"machine": timing["machine"]}
+        numbers[corpus] = {name: runs[name] for name in names} | {"machine": timing["machine"]}
         print(f"\n{corpus}: {timing['machine']}\n\n{table(runs, timing['seconds'], names)}")
         for measure in "word", "context":
             print(f"\n{by_bins(runs, names, measure)}")
@@ -205,7 +205,7 @@ def draw(settings) -> None:
             )
     figure = {"kind": "table", "title": "Inputs with and without n-grams, means over seeds"}
     figure |= {"measure": "test perplexity", "by": "seconds of training"}
-    figures.write(NUMBERS, figure | {"rows": dots, "runs": found})
+    figures.write(NUMBERS, figure | {"rows": dots, "runs": numbers})
 
 
 def table(runs: dict, seconds: dict, names: list[str]) -> str:

@@ -48,7 +48,7 @@ def speeds(config: dict, shapes: dict[str, tuple[int, int]], repeats: int) -> di
     def score(model, batch):
         return model.nll(model.hidden(batch)[0], batch.targets)
 
-    found = {}
+    rates = {}
     for name, (sequences, length) in shapes.items():
         ids = zipf(config, sequences, length + 1)
         batch = Batch(ids[:, :-1], ids[:, 1:], np.ones((sequences, length)), np.arange(sequences))
@@ -56,21 +56,21 @@ def speeds(config: dict, shapes: dict[str, tuple[int, int]], repeats: int) -> di
         compiled = jax.jit(functools.partial(model.apply, method=score)).lower(*arguments).compile()
         run = functools.partial(compiled, *arguments)
         [row] = timed({name: lambda run=run: jax.block_until_ready(run())}, repeats)
-        found[name] = sequences * length / row["seconds"]
-    return found
+        rates[name] = sequences * length / row["seconds"]
+    return rates
 
 
-def table(found: dict[str, dict[str, float]]) -> str:
+def table(rates: dict[str, dict[str, float]]) -> str:
     """Tokens a second, and ratios to the first row: ours, the paper's on a CPU and on a GPU."""
     lines = ["| row | measure | tokens/s | ratio | paper, CPU | paper, GPU |"]
     lines += ["|---|---|---:|---:|---:|---:|"]
-    first = next(iter(found))
+    first = next(iter(rates))
     for at, measure in enumerate(("throughput", "responsiveness")):
-        for name, row in found.items():
-            ratios = [row[measure] / found[first][measure]]
+        for name, row in rates.items():
+            ratios = [row[measure] / rates[first][measure]]
             for column in (0 if at == 0 else None, at + 1):
-                known = column is not None and name in PAPER and first in PAPER
-                ratios.append(PAPER[name][column] / PAPER[first][column] if known else None)
+                published = column is not None and name in PAPER and first in PAPER
+                ratios.append(PAPER[name][column] / PAPER[first][column] if published else None)
             cells = [f"`{name}`", measure, f"{row[measure]:,.1f}"]
             cells += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
             lines.append(f"| {' | '.join(cells)} |")
@@ -87,9 +87,9 @@ def main(settings) -> None:
         "throughput": (settings.sequences, settings.length),
         "responsiveness": (1, settings.tokens),
     }
-    found = {row: speeds(config_of(row), shapes, settings.repeats) for row in settings.rows}
-    print(f"{machine()}; {counts}\n\n{table(found)}")
-    write_json(settings.json, {"machine": machine(), **counts, "tokens_per_second": found})
+    rates = {row: speeds(config_of(row), shapes, settings.repeats) for row in settings.rows}
+    print(f"{machine()}; {counts}\n\n{table(rates)}")
+    write_json(settings.json, {"machine": machine(), **counts, "tokens_per_second": rates})
 
 
 COUNTS = {  # flags of whole numbers: default and meaning
