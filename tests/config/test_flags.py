@@ -259,7 +259,7 @@ def test_a_config_file_that_is_refused(parsed, tmp_path, text, row, says):
         ("configs", "--config=configs cannot be read: Is a directory"),
         ("a\0b.py", "cannot be read: embedded null byte"),
         ("configs/quickstart.py:", "row '' of configs/quickstart.py"),
-        ("configs/quickstart.py:adp_s", 'learned, alibi, ngrams. Did you mean "adp_t"?'),
+        ("configs/quickstart.py:adp_s", 'ngrams, row_wise. Did you mean "adp_t"?'),
     ],
 )
 def test_a_place_without_a_config(parsed, place, says):
