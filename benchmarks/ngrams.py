@@ -5,12 +5,11 @@
     python -m benchmarks.ngrams --draw
 
 CORPUS is penn_treebank or wikitext2. `--time` measures the seconds of an update of each model, in
-turn, on a machine that does nothing else. Then every model with n-grams makes
-as many updates as fit into the time that the words alone take for theirs, at most as many; models
-of words alone that have as many parameters make all updates, however long that takes. The same
-command resumes, and keeps the runs that are finished; of several at once each takes other seeds.
-`--draw` writes the table and the figure of what is there to benchmarks/ngrams.json, .png and, in
-Markdown, the terminal.
+turn, on a machine that does nothing else. Then every model with n-grams makes as many updates as fit
+into the time that the words alone take for theirs, at most as many; models of words alone that have
+as many parameters make all updates, however long that takes. The same command resumes, and keeps
+the runs that are finished; of several at once each takes other seeds. `--draw` writes the table and
+the figure of what is there to benchmarks/ngrams.json, .png and, in Markdown, the terminal.
 """
 
 import itertools
@@ -159,9 +158,8 @@ def train_all(corpus: str, settings) -> None:
         steps = config["steps"]
         if "n-grams" in name:
             steps = min(steps, round(steps * seconds[WORDS] / seconds[name]))
-        warmup = config["schedule"]["warmup_steps"]
-        config |= {"seed": seed, "steps": steps}
-        config["schedule"] |= {"cycle_steps": steps - warmup}
+        schedule = config["schedule"] | {"cycle_steps": steps - config["schedule"]["warmup_steps"]}
+        config = config | {"seed": seed, "steps": steps, "schedule": schedule}
         print(f"{corpus}, {name}, seed {seed}:", flush=True)
         write_json(workdir / "row.json", measure(config, workdir))
         jax.clear_caches()
