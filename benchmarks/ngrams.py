@@ -5,11 +5,12 @@
     python -m benchmarks.ngrams --draw
 
 CORPUS is penn_treebank or wikitext2. `--time` measures the seconds of an update of each model, in
-turn, on a machine that does nothing else. Then every model with n-grams makes as many updates as fit
-into the time that the words alone take for theirs, at most as many; models of words alone that have
-as many parameters make all updates, however long that takes. The same command resumes, and keeps
-the runs that are finished; of several at once each takes other seeds. `--draw` writes the table and
-the figure of what is there to benchmarks/ngrams.json, .png and, in Markdown, the terminal.
+turn, on a machine that does nothing else. Then every model with n-grams makes as many updates as
+fit into the time that the words alone take for theirs, at most as many; models of words alone that
+have as many parameters make all updates, however long that takes. The same command resumes, and
+keeps the runs that are finished; of several at once each takes other seeds. `--draw` writes the
+table and the figure of what is there to benchmarks/ngrams.json, .png and, in Markdown, the
+terminal.
 """
 
 import itertools
