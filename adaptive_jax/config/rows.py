@@ -19,11 +19,11 @@ A config file states what differs from the defaults, by dotted keys, and has a r
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from adaptive_jax.errors import check_known, of_extra
 
-with of_extra("train"):
+if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 # Groups of keys, outer ones before inner ones
@@ -58,12 +58,15 @@ class Row(NamedTuple):
     paper: Paper = Paper()
 
 
-def config(*changes: Mapping[str, object]) -> ConfigDict:
+def config(*changes: Mapping[str, object]) -> "ConfigDict":
     """The settings by dotted key, later ones last, as groups: what differs from the defaults.
 
     Setting a group's `name` forgets what was set in the group before: those were keys of another
     class.
     """
+    with of_extra("train"):  # layers, which have no such extra, import this module
+        from ml_collections import ConfigDict
+
     merged: dict[str, object] = {}
     for flat in changes:
         for group in [key.removesuffix("name") for key in flat if key.endswith(".name")]:
@@ -87,7 +90,7 @@ def put(config: dict, key: str, value: object) -> None:
 
 def config_of(
     row: str, file: str, rows: Mapping[str, Row], layers: Mapping[str, dict], settings: dict
-) -> ConfigDict:
+) -> "ConfigDict":
     """The config of a row of a file: the file's settings, the row's layers, the row's changes.
 
     Raises:
