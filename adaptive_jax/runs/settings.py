@@ -91,7 +91,9 @@ def _rename_keys(config):
     `data.cache`, a directory of the machine, is left out: programs would be run from there.
     """
     table, data = at(config, "output.table"), at(config, "data")
-    config["optimizer"] = {"tables": "", "tables_scale": 1.0} | config["optimizer"]
+    optimizer = at(config, "optimizer")
+    for key, off in ("tables", ""), ("tables_scale", 1.0):
+        optimizer.setdefault(key, off)
     data.pop("cache", None)
     for key in ("tokenizer", "words"):
         data.setdefault(key, "")

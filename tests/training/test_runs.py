@@ -286,6 +286,8 @@ def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path
     assert settings["optimizer"] == {"name": "tests.toys:halving", "learning_rate": 0.3} | {
         "flip": False,
         "share": 0.5,
+        "tables": "",
+        "tables_scale": 1.0,
     }
     train(settings, tmp_path / "run")
     heard = tree_get(state_of(tmp_path / "run", settings).optimizer, "heard")

@@ -33,6 +33,7 @@ PARTS = {
         "lookup": {"width": 0},
         "adaptive": {"cutoffs": (20, 60)},
         "char_cnn": LETTERS,
+        "ngrams": {"rows": 40, "row_width": 8, "hashed_rows": 20, "words.cutoffs": (20, 60)},
         "groc": LETTERS | {"strides": (1, 2, 1), "lexicon": "{lexicon}", "definition": 4},
     },
     "body": {
