@@ -156,8 +156,10 @@ def test_the_search_finds_every_key_and_no_other():
         keys = np.array([(i // 3, i) for i in range(size)], np.int32)
         ranks = np.arange(size, dtype=np.int32)[::-1]
         every = np.stack(np.meshgrid(range(-1, 4), range(-1, 10), indexing="ij"), axis=-1)
-        found = {tuple(key): rank for key, rank in zip(keys.tolist(), ranks.tolist(), strict=True)}
-        expected = [[found.get(tuple(key), -1) for key in row] for row in every.tolist()]
+        rank_of = {
+            tuple(key): rank for key, rank in zip(keys.tolist(), ranks.tolist(), strict=True)
+        }
+        expected = [[rank_of.get(tuple(key), -1) for key in row] for row in every.tolist()]
         counted = np.column_stack([keys, ranks])
         np.testing.assert_array_equal(search(jnp.asarray(every), counted), expected)
 

@@ -164,15 +164,15 @@ def test_tables_of_a_model(name):
     shapes = parameter_shapes(model)
     state = jax.eval_shape(sparse.optimizer(config, model).init, shapes)
     specs = sharding.parameter_specs(state, sharding.abstract_mesh(8, 8), model)
-    found = {
+    cuts = {
         jax.tree_util.keystr(path).partition("row_moments")[2]: (a.shape, spec)
         for (path, a), spec in zip(
             jax.tree.leaves_with_path(state), jax.tree.leaves(specs), strict=True
         )
     }
     rows, halves = (sharding.PartitionSpec(axes) for axes in (sharding.FSDP, sharding.OUTER))
-    del found[""]
-    assert found == {
+    del cuts[""]
+    assert cuts == {
         "['input']['ngrams_2']['table_0']": ((64,), rows),
         "['input']['words']['table_0']": ((24,), rows),
         "['input']['words']['table_1']": ((40,), rows),
