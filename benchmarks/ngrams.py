@@ -4,7 +4,7 @@
     python -m benchmarks.ngrams CORPUS --time [--path=DIR]
     python -m benchmarks.ngrams --draw
 
-CORPUS is penn_treebank or wikitext2. `--time` measures the seconds of an update of each model, in
+CORPUS is penn_treebank, wikitext2 or europarl. `--time` measures the seconds of an update of each model, in
 turn, on a machine that does nothing else. Then every model with n-grams makes as many updates as
 fit into the time that the words alone take for theirs, at most as many; models of words alone that
 have as many parameters make all updates, however long that takes. The same command resumes, and
@@ -18,7 +18,9 @@ import json
 import math
 import statistics
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import numpy as np
@@ -39,11 +41,27 @@ from benchmarks.lines import one_cycle
 from benchmarks.paper_tables import TRANSFORMER_CPU
 from benchmarks.throughput import our_update
 from benchmarks.timing import machine, timed
-from configs import papers, penn_treebank, wikitext2
+from configs import europarl, papers, penn_treebank, wikitext2
 
-CORPORA = {"penn_treebank": penn_treebank, "wikitext2": wikitext2}
-UPDATES = {"penn_treebank": 600, "wikitext2": 600}  # 1.3 epochs, and 0.6
-ROWS = {"penn_treebank": 30_000, "wikitext2": 60_000}  # of the banded table of each order
+UPDATES = 600  # 1.3 epochs of the Penn Treebank, 0.6 of WikiText-2, 0.02 of Europarl
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A config file, the rows of the banded table of each order, and the number of times that a run
+    is scored on the validation split.
+    """
+
+    file: ModuleType
+    rows: int
+    validations: int = 5
+
+
+CORPORA = {
+    "penn_treebank": Corpus(penn_treebank, rows=30_000),
+    "wikitext2": Corpus(wikitext2, rows=60_000),
+    "europarl": Corpus(europarl, rows=260_000, validations=2),  # whose split is 270 updates long
+}
 WORDS, WIDER = "words alone", "a wider body"
 EDGES = 10, 100, 1_000, 10_000  # largest frequencies of bins of words
 CONTEXTS = 1, 10, 100  # and of bins of the pairs of words that stand before them
@@ -64,12 +82,13 @@ def tables(rows: int) -> dict[str, dict]:
 
 def configs_of(corpus: str, path: str) -> dict[str, dict]:
     """The config of each model of a corpus, by name."""
-    file, updates = CORPORA[corpus], UPDATES[corpus]
-    settings = TRANSFORMER_CPU | one_cycle(updates, updates // 5, tokens=2_048, warmup=50)
+    file, every = CORPORA[corpus].file, UPDATES // CORPORA[corpus].validations
+    settings = TRANSFORMER_CPU | one_cycle(UPDATES, every, tokens=2_048, warmup=50)
     settings |= {"data.path": path, "output.tail_dropout": 0.0, "log_every": 100}
+    settings |= {"dtype": "float32"}
     words = file.LAYERS["adp_t"]
     layers = {WORDS: words, "no narrow words": words | {"input.factor": 1}}
-    for kind, each in tables(ROWS[corpus]).items():
+    for kind, each in tables(CORPORA[corpus].rows).items():
         layers[kind] = papers.with_ngrams(words, **each)
     configs = {name: complete(file.SETTINGS, layers[name], settings) for name in layers}
     most = parameters(configs["banded n-grams"])

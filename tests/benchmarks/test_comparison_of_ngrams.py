@@ -28,7 +28,7 @@ def test_models_with_ngrams_take_the_time_of_words_alone(tmp_path, monkeypatch, 
     monkeypatch.setattr(ngrams, "write_json", lambda path, numbers: None)
     settings = SimpleNamespace(workdir=str(tmp_path), path="", seeds=["0", "1"])
     ngrams.train_all("wikitext2", settings)
-    whole, half = ngrams.UPDATES["wikitext2"], ngrams.UPDATES["wikitext2"] // 2
+    whole, half = ngrams.UPDATES, ngrams.UPDATES // 2
     steps = [whole, whole, half, whole, half]  # the wider bodies come last
     assert [config["steps"] for config in made] == [*steps, *steps, whole, whole]
     assert [config["seed"] for config in made] == [0] * 5 + [1] * 5 + [0, 1]
