@@ -9,25 +9,26 @@ from benchmarks import ngrams
 
 
 def test_models_have_as_many_parameters():
-    """Those with n-grams to within 2 %, and a wider body at most a tenth more."""
+    """Those with n-grams to within 2 %, and one of words alone has as many, at most a tenth more."""
     for corpus in ngrams.CORPORA:
         configs = ngrams.configs_of(corpus, "")
         sizes = {name: ngrams.parameters(config) for name, config in configs.items()}
         banded = sizes["banded n-grams"]
         assert all(abs(sizes[name] / banded - 1) < 0.02 for name in sizes if "n-grams" in name)
-        assert banded <= sizes[ngrams.WIDER] < 1.1 * banded
+        wide = sizes.get(ngrams.WIDER, sizes["no narrow words"])
+        assert 0.98 * banded <= wide < 1.1 * banded
 
 
 def test_models_with_ngrams_take_the_time_of_words_alone(tmp_path, monkeypatch, capsys):
     """Every seed makes as many updates; a model that is as fast makes no more than words alone."""
-    seconds = dict.fromkeys(ngrams.configs_of("wikitext2", ""), 2.0) | {ngrams.WORDS: 1.0}
+    seconds = dict.fromkeys(ngrams.configs_of("penn_treebank", ""), 2.0) | {ngrams.WORDS: 1.0}
     seconds["counted n-grams"] = 0.9
-    (tmp_path / "wikitext2.json").write_text(json.dumps({"seconds": seconds}))
+    (tmp_path / "penn_treebank.json").write_text(json.dumps({"seconds": seconds}))
     made = []
     monkeypatch.setattr(ngrams, "measure", lambda config, workdir: made.append(config) or {})
     monkeypatch.setattr(ngrams, "write_json", lambda path, numbers: None)
     settings = SimpleNamespace(workdir=str(tmp_path), path="", seeds=["0", "1"])
-    ngrams.train_all("wikitext2", settings)
+    ngrams.train_all("penn_treebank", settings)
     whole, half = ngrams.UPDATES, ngrams.UPDATES // 2
     steps = [whole, whole, half, whole, half]  # the wider bodies come last
     assert [config["steps"] for config in made] == [*steps, *steps, whole, whole]
