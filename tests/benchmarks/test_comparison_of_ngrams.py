@@ -9,7 +9,7 @@ from benchmarks import ngrams
 
 
 def test_models_have_as_many_parameters():
-    """Those with n-grams to within 2 %, and one of words alone has as many, at most a tenth more."""
+    """Those with n-grams to within 2 %, and one of words alone to within a tenth."""
     for corpus in ngrams.CORPORA:
         configs = ngrams.configs_of(corpus, "")
         sizes = {name: ngrams.parameters(config) for name, config in configs.items()}
