@@ -71,11 +71,11 @@ def gathered(layer: Callable, gather: Callable) -> Callable:
     `gather(params)`, a dict of those that are stored.
     """
 
-    def whole(variables):
+    def gather_variables(variables):
         # `variables` is empty where there are no parameters.
         return {collection: gather(params) for collection, params in variables.items()}
 
-    return nn.map_variables(layer, "params", whole)
+    return nn.map_variables(layer, "params", gather_variables)
 
 
 def gathered_twice(layer: Callable, gather: Callable, *, looped: bool = False) -> Callable:

@@ -55,7 +55,7 @@ class _Settings(NamedTuple):
             self.dropout, blocks, joint.shape[1], segment_ids is not None, bool(self.slopes)
         )
 
-    def given(self, segment_ids, seeds) -> list[jax.Array]:
+    def optional_arrays(self, segment_ids, seeds) -> list[jax.Array]:
         """The arrays that `_Kernel.read` reads, those that there are."""
         slopes = jnp.asarray(self.slopes, jnp.float32) if self.slopes else None
         return [array for array in (slopes, segment_ids, seeds) if array is not None]
@@ -99,7 +99,7 @@ def _forward(settings, joint, bias, segment_ids, seeds):
     attended, logsumexp = _call(
         functools.partial(_forward_kernel, settings.kernel(settings.forward, joint, segment_ids)),
         settings.forward,
-        [joint, *settings.given(segment_ids, seeds)],
+        [joint, *settings.optional_arrays(segment_ids, seeds)],
         [
             jax.ShapeDtypeStruct((rows, time, heads, width), joint.dtype),
             jax.ShapeDtypeStruct((rows, heads, time), jnp.float32),
@@ -124,7 +124,7 @@ def _backward(settings, residuals, gradient):
     of_joint, sums = _call(
         functools.partial(_backward_kernel, settings.kernel(settings.backward, joint, segment_ids)),
         settings.backward,
-        [joint, gradient, logsumexp, shared, *settings.given(segment_ids, seeds)],
+        [joint, gradient, logsumexp, shared, *settings.optional_arrays(segment_ids, seeds)],
         [
             jax.ShapeDtypeStruct(joint.shape, joint.dtype),
             jax.ShapeDtypeStruct((rows, time // size, *of_token), jnp.float32),

@@ -317,7 +317,7 @@ def _scan(x, weights, state, keep):
     return _forward(x, weights, state, keep)[0]
 
 
-def _kept(keep, time, *arrays):
+def _reset(keep, time, *arrays):
     return arrays if keep is None else tuple(jnp.where(keep[time], a, 0) for a in arrays)
 
 
@@ -334,7 +334,7 @@ def _forward(x, weights, state, keep):
     def step(time, loop):
         # What later steps of `gates` hold is still the product of their inputs.
         before, (hiddens, cells, gates) = loop
-        hidden, cell = _kept(keep, time, *before)
+        hidden, cell = _reset(keep, time, *before)
         recurred = step_product(hidden, recurrent, len(weights.bias))
         i, f, g, o = jnp.split(gates[time] + weights.bias[None] + recurred, 4, axis=1)
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
@@ -364,7 +364,7 @@ def _backward(saved, gradient):
         (of_hidden, of_cell), gates = loop
         time = len(x) - 1 - number
         i, f, g, o = jnp.split(of_bits(gates[time], dtype).astype(wide), 4, axis=1)
-        (before,) = _kept(keep, time, jnp.where(time > 0, cells[time - 1], state.cell))
+        (before,) = _reset(keep, time, jnp.where(time > 0, cells[time - 1], state.cell))
         squashed = jnp.tanh(cells[time])
         of_hidden += of_hiddens[time].astype(wide)
         of_cell = _barrier(of_cell + of_hidden * o * (1 - squashed**2))
@@ -375,7 +375,7 @@ def _backward(saved, gradient):
         made = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
         of_sums, of_cell = made[:, : gates.shape[2]].astype(dtype), made[:, gates.shape[2] :]
         of_hidden = step_product(of_sums, back, hidden.shape[-1])
-        return _kept(keep, time, of_hidden, of_cell), _put(gates, time, bits_on_cpu(of_sums))
+        return _reset(keep, time, of_hidden, of_cell), _put(gates, time, bits_on_cpu(of_sums))
 
     after = of_state.hidden.astype(wide), of_state.cell
     of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, bits_on_cpu(gates)))

@@ -332,17 +332,17 @@ def _check_cache(cache, vectors, rows):
     """Raises InputError for what would give wrong hidden states: other rows, rows that begin anew,
     more tokens than fit.
     """
-    (count, time), wanted = vectors.shape[:2], "carry must be () or made by body.cache"
+    (count, time), expected = vectors.shape[:2], "carry must be () or made by body.cache"
     if not isinstance(cache, Cache) or cache.keys.shape[1] != count:
         got = f"{cache.keys.shape[1]} rows" if isinstance(cache, Cache) else type(cache).__name__
-        raise InputError(f"{wanted} for {count} rows, got {got}")
+        raise InputError(f"{expected} for {count} rows, got {got}")
     if rows.reset is not None:
         raise InputError("batch.reset must be None beside a cache: rows continue")
     length, seen = cache.keys.shape[2], 0
     with contextlib.suppress(jax.errors.ConcretizationTypeError):  # inside jax.jit
         seen = int(cache.seen)
     if seen + time > length:
-        raise InputError(f"{wanted} with length={seen + time} or more, got length {length}")
+        raise InputError(f"{expected} with length={seen + time} or more, got length {length}")
 
 
 class PostNormTransformer(Transformer):

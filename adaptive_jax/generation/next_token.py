@@ -146,8 +146,8 @@ def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -
         (values, ids), seen = state
         urgency = token.cluster_log_probs - _finite(least(values))[:, None]
         tail = _most(pending(values, seen), urgency)
-        more = token.visit(tail, lambda ids, values: _best(ids, values, k))
-        joint = [jnp.concatenate(pair, axis=1) for pair in zip((values, ids), more, strict=True)]
+        of_tail = token.visit(tail, lambda ids, values: _best(ids, values, k))
+        joint = [jnp.concatenate(pair, axis=1) for pair in zip((values, ids), of_tail, strict=True)]
         values, ids = lax.sort((-joint[0], joint[1]), num_keys=2)
         return (-values[:, :k], ids[:, :k]), seen.at[tail].set(True)
 
@@ -194,9 +194,9 @@ def draw(log_probs: jax.Array, keys: jax.Array, power: jax.Array) -> Sample:
 
 def _best(ids, values, k):
     """The k best of `values [rows, n]` and their ids, filled up with -inf."""
-    more = max(0, k - len(ids))
-    best, columns = lax.top_k(jnp.pad(values, ((0, 0), (0, more)), constant_values=-jnp.inf), k)
-    return best, jnp.pad(ids, (0, more))[columns]
+    padding = 0, max(0, k - len(ids))
+    best, columns = lax.top_k(jnp.pad(values, ((0, 0), padding), constant_values=-jnp.inf), k)
+    return best, jnp.pad(ids, padding)[columns]
 
 
 def _most(pending, urgency):

@@ -130,12 +130,12 @@ def _backward(reader, residuals, cotangent):
     widths = [kernel.shape[1] for kernel, _ in weights["highways"]]
 
     def visit(most, trip, gradient):
-        rows, pull, kept = (
+        rows, pull, saved = (
             lax.dynamic_slice_in_dim(a, trip * reader.chunk, reader.chunk)
             for a in (words, cotangent, products)
         )
-        kept = lax.split(kept, widths, axis=1) if kept.shape[1] else None
-        _, vjp = jax.vjp(lambda w: _vectors(reader, w, rows, spelling, most, kept)[0], weights)
+        saved = lax.split(saved, widths, axis=1) if saved.shape[1] else None
+        _, vjp = jax.vjp(lambda w: _vectors(reader, w, rows, spelling, most, saved)[0], weights)
         of_chunk = vjp(pull.astype(reader.dtype))[0]
         return jax.tree.map(
             lambda total, part: total + part.astype(total.dtype), gradient, of_chunk

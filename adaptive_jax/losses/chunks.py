@@ -474,7 +474,7 @@ def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted
     one_tile = softmax.tiles == 1
     d_x, d_group = visit(0, state) if one_tile else lax.fori_loop(0, softmax.tiles, visit, state)
     if clusters is not None:
-        more, part = products(clusters, wanted.clusters)
-        d_x = None if d_x is None else d_x + more
+        of_clusters, part = products(clusters, wanted.clusters)
+        d_x = None if d_x is None else d_x + of_clusters
         d_clusters = jax.tree.map(jnp.add, d_clusters, part)
     return None if d_x is None else lowering * slopes.factor * d_x, d_group, d_clusters

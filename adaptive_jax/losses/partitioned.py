@@ -370,12 +370,12 @@ def _local(call, layout, *leaves):
     )
 
 
-def _whole(call, *leaves):
+def _unpartitioned(call, *leaves):
     """The program of the whole mesh. `jax.jit` holds its constants, which would be refused."""
     return jax.jit(_local, static_argnums=(0, 1))(call, None, *leaves)
 
 
-_auto = custom_partitioning(_whole, static_argnums=(0,))
+_auto = custom_partitioning(_unpartitioned, static_argnums=(0,))
 
 
 def _partition(call, mesh, arguments, results):

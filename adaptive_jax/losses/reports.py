@@ -61,14 +61,14 @@ class Report(NamedTuple):
 
 def start(settings, x: jax.Array) -> dict:
     """Statistics over no column yet, for states `x [tokens, width]`, by name."""
-    dtype, tokens, wanted = sum_dtype(x.dtype), len(x), settings.reports
+    dtype, tokens, names = sum_dtype(x.dtype), len(x), settings.reports
     low, zero = jnp.full(tokens, LOW, dtype), jnp.zeros(tokens, dtype)
     stats = {}
-    if "entropy" in wanted:
+    if "entropy" in names:
         stats["moments"] = low, zero, zero
-    if "predicted" in wanted or "correct" in wanted:
+    if "predicted" in names or "correct" in names:
         stats["best"] = low, jnp.zeros(tokens, jnp.int32)
-    if "top_k" in wanted:
+    if "top_k" in names:
         shape = tokens, settings.top_k
         stats["top"] = jnp.full(shape, LOW, dtype), jnp.zeros(shape, jnp.int32)
     return pvary(stats, axes_of(x))

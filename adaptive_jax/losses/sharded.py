@@ -61,13 +61,13 @@ def for_all(function: Callable, axes: str | Sequence[str], tokens, softmax, dim:
     results, d_tokens, d_softmax = function(gathered, softmax)
     first = lax.axis_index(axes) * count
 
-    def own(array):
+    def local(array):
         return lax.dynamic_slice_in_dim(array, first, count, axis=dim)
 
-    def own_sum(array):
+    def local_sum(array):
         return lax.psum_scatter(array, axes, scatter_dimension=dim, tiled=True)
 
-    return jax.tree.map(own, results), jax.tree.map(own_sum, d_tokens), d_softmax
+    return jax.tree.map(local, results), jax.tree.map(local_sum, d_tokens), d_softmax
 
 
 def same_axes(axis_name: str | None, hidden, softmax, *by_token):

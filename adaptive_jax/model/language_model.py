@@ -101,21 +101,22 @@ class LanguageModel(nn.Module):
         return self.output.loss(hidden, targets, weights, rows, train=train), carry
 
     def hidden(
-        self, batch: Batch, carry=(), *, train: bool = False, known=None
+        self, batch: Batch, carry=(), *, train: bool = False, in_vocabulary=None
     ) -> tuple[jax.Array, object]:
         """Hidden states `[rows, time, features]`, and the body's next carry.
 
         With the carry `()` every row stands alone and `()` is returned.
 
-        known: bool `[rows, time]`; where False, the body reads a vector of zeros instead of the
-            input's. None: all True.
+        in_vocabulary: bool `[rows, time]`; where False, the body reads a vector of zeros instead of
+            the input's. None: all True.
         """
-        tokens = batch.inputs if known is None else jnp.where(known, batch.inputs, -1)
+        mask, tokens = in_vocabulary, batch.inputs
+        tokens = tokens if mask is None else jnp.where(mask, tokens, -1)
         arguments, before, body_carry = self._remembered(tokens, carry, batch.reset)
         # An input that looks back must see which tokens are not there.
         inputs = tokens if self.reach else batch.inputs
         vectors = self.input(inputs, batch, train=train, **arguments)
-        vectors = vectors if known is None else jnp.where(known[..., None], vectors, 0)
+        vectors = vectors if mask is None else jnp.where(mask[..., None], vectors, 0)
         hidden, after = self.body(vectors, body_carry, batch, train=train)
         return hidden, after if before is None else Remembered(before, after)
 
@@ -231,10 +232,10 @@ class LanguageModel(nn.Module):
         which are cut over these axes as the rows of the batch are. It computes losses and nll.
         """
         source, table = self.input, self.output.table
-        cut = getattr(source, "over_words", lambda axes: source.clone(word_axes=axes))(axes)
+        sharded = getattr(source, "over_words", lambda axes: source.clone(word_axes=axes))(axes)
         tied = getattr(table, "source", None) is source
-        table = table.clone(**({"source": cut} if tied else {"word_axes": axes}))
-        return self.clone(input=cut, output=self.output.clone(table=table))
+        table = table.clone(**({"source": sharded} if tied else {"word_axes": axes}))
+        return self.clone(input=sharded, output=self.output.clone(table=table))
 
     def lexicon_spec(self) -> dict:
         """The arrays that layers read of each word, by layer: the second argument of

@@ -52,7 +52,7 @@ def ids(what: str, values, count: int, *sizes, weights=None, ignored=None) -> ja
     Raises:
         InputError: as `whole_numbers`, and the first id that does not exist, with its place.
     """
-    concrete, weights = _known(values), np.ones(()) if weights is None else _known(weights)
+    concrete, weights = _concrete(values), np.ones(()) if weights is None else _concrete(weights)
     # Numbers beyond 32 bits are checked before JAX cuts them; of lists, it refuses them.
     array = whole_numbers(
         what, concrete if isinstance(values, Sequence) and concrete is not None else values, *sizes
@@ -140,7 +140,7 @@ def _array(what, values, sizes):
     return array
 
 
-def _known(values):
+def _concrete(values):
     """The values on the host, or None where they are not known before the program runs or not
     held by this process.
     """

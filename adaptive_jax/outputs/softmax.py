@@ -150,7 +150,7 @@ class Softmax(Output):
         """Negative log-likelihood of each target `[...]` in nats, in the order given; see
         `banded.losses`.
         """
-        return banded.losses(hidden, targets, None, *self.arrays(), self._cut(banded.PLAIN))
+        return banded.losses(hidden, targets, None, *self.arrays(), self._sharded(banded.PLAIN))
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
@@ -159,7 +159,7 @@ class Softmax(Output):
         Raises:
             InputError: the table has the words of one device alone.
         """
-        return banded.log_probs(hidden, *self._whole())
+        return banded.log_probs(hidden, *self._arrays_of_all_words())
 
     def predict(self, hidden: jax.Array) -> jax.Array:
         """The most probable word of each token, int32 `[...]`: the argmax of `log_probs`, without
@@ -168,7 +168,7 @@ class Softmax(Output):
         Raises:
             InputError: as `log_probs`.
         """
-        return banded.predict(hidden, *self._whole())
+        return banded.predict(hidden, *self._arrays_of_all_words())
 
     def _drawn(self, hidden, row_ids, train):
         """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""
@@ -184,14 +184,14 @@ class Softmax(Output):
             per_row = math.prod(hidden.shape[1:-1])
             numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
-        return hidden, self._cut(settings), seeds
+        return hidden, self._sharded(settings), seeds
 
-    def _whole(self):
+    def _arrays_of_all_words(self):
         """`arrays()` of all words."""
         check_bands("table", self.table)
         return self.arrays()
 
-    def _cut(self, settings):
+    def _sharded(self, settings):
         """The settings for a table whose words are cut over devices."""
         if not (axes := axes_of_words(self.table)):
             return settings

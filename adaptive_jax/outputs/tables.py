@@ -195,7 +195,7 @@ class TiedTable(nn.Module):
     def setup(self):
         bands = self.source.bands()
         if self.cutoffs:
-            bands = _cut(bands, self.cutoffs)
+            bands = _split_band(bands, self.cutoffs)
         if self.own_head:
             head = self.param("head", xavier_uniform, bands[0].table.shape, jnp.float32)
             bands = [bands[0]._replace(table=head), *bands[1:]]
@@ -238,7 +238,7 @@ class TiedTable(nn.Module):
         return list(self.shared)
 
 
-def _cut(bands, cutoffs):
+def _split_band(bands, cutoffs):
     """The single band of `bands` as several, of one width."""
     if len(bands) > 1:
         raise InputError(

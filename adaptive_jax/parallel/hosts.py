@@ -206,16 +206,16 @@ def barrier(name: str, seconds: float = WAITING) -> None:
 
 
 class Stop:
-    """Request to stop, see `stopping`. `asked` is true as soon as a single process has been
-    asked.
+    """Request to stop, see `stopping`. `requested` is true as soon as a single process has got
+    one.
     """
 
     def __init__(self, reached: Callable[[int], bool] | None = None):
-        self.asked, self.reached = False, reached
+        self.requested, self.reached = False, reached
 
     def __call__(self, step: int) -> bool:
         """True if training stops after this update."""
-        return self.asked if self.reached is None else self.reached(step)
+        return self.requested if self.reached is None else self.reached(step)
 
 
 @contextlib.contextmanager
@@ -229,12 +229,12 @@ def stopping(first: str = "") -> Iterator[Stop]:
     first: what a process does before it stops, for the line that it prints. Without it, signals act
         in a single process as they did before.
     """
-    several, asked = jax.distributed.is_initialized(), itertools.count(1)
+    several, calls = jax.distributed.is_initialized(), itertools.count(1)
 
     def reached(_):
         # JAX stops all at a number that follows the last one asked for, 0 before the first: steps
         # of a resumed run would be beyond it.
-        return multihost_utils.reached_preemption_sync_point(next(asked))
+        return multihost_utils.reached_preemption_sync_point(next(calls))
 
     stop, signalled = Stop(reached if several else None), False
     # Only the main thread receives signals.
@@ -255,7 +255,7 @@ def stopping(first: str = "") -> Iterator[Stop]:
         if several:
             os.kill(os.getpid(), signal.SIGTERM)  # jax catches it and tells the other hosts
         else:
-            stop.asked = True
+            stop.requested = True
 
     # jax has a handler of its own for SIGTERM, which a handler of Python would replace.
     before = signals.handle(receive, without={signal.SIGTERM} if several else ())

@@ -84,5 +84,5 @@ def may_have_accelerators() -> bool:
 def _large_pages_exist():
     """True if programs must ask for large pages, and glibc can: from 2.35 on."""
     name, version = platform.libc_ver()
-    asked = PAGES.exists() and "[madvise]" in PAGES.read_text()
-    return asked and name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
+    on_request = PAGES.exists() and "[madvise]" in PAGES.read_text()
+    return on_request and name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)

@@ -158,7 +158,7 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
     def spec(path, a):
         stacked = is_stacked(path, model)
         by_row = any(getattr(key, "name", None) == "row_moments" for key in path)
-        axes = _cut(a.shape[stacked:] + (1,) * by_row, mesh)
+        axes = _split_axes(a.shape[stacked:] + (1,) * by_row, mesh)
         return PartitionSpec(*[None] * stacked, *axes) if axes else PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec, tree)
@@ -182,7 +182,7 @@ def is_stacked(path: tuple, model: Any) -> bool:
     return not listed and any(group.stacked and name in group.names for group in _groups(model))
 
 
-def _cut(shape, mesh):
+def _split_axes(shape, mesh):
     """The axes of `mesh` over which each axis of an array is split; `()` where none is."""
     if len(shape) < 2:
         return ()
@@ -306,14 +306,14 @@ def gathering(
         return jax.tree.map(functools.partial(_gather, mesh, group.dtype), shards, of_layer)
 
     def gather(shards):
-        def whole(path, shard, spec):
+        def gather_parameter(path, shard, spec):
             if words := word_tables.get(_keys(path)):
                 return _own_words(mesh, shard, spec, words)
             later = _name_in_body(path) in group_of
             dtype = dtypes.get(_keys(path), jnp.float32)
             return shard if later else _gather(mesh, dtype, shard, spec)
 
-        return jax.tree_util.tree_map_with_path(whole, shards, specs)
+        return jax.tree_util.tree_map_with_path(gather_parameter, shards, specs)
 
     return (model.clone(body=model.body.clone(gather=gather_layer)) if groups else model), gather
 

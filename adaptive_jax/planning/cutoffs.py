@@ -184,5 +184,5 @@ def _candidates(words, sure):
         return np.arange(1, words)
     grid = np.geomspace(1, words - 1, GRID)
     unit = 10.0 ** np.maximum(np.floor(np.log10(grid)) - 2, 0)
-    wanted = np.unique(np.concatenate([np.rint(grid / unit) * unit, sure])).astype(np.int64)
-    return wanted[(wanted > 0) & (wanted < words)]
+    cutoffs = np.unique(np.concatenate([np.rint(grid / unit) * unit, sure])).astype(np.int64)
+    return cutoffs[(cutoffs > 0) & (cutoffs < words)]

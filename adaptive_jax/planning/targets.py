@@ -81,14 +81,14 @@ def _gpus(name, kind, grid):
     # The plugin refuses to start without cuBLAS and cuDNN, which only running a program takes.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     shape = "x".join(["1", "1", *sizes][-3:])
-    asked = {"platform": "cuda", "target_config": description(kind), "topology": shape}
+    options = {"platform": "cuda", "target_config": description(kind), "topology": shape}
     try:
-        return topologies.get_topology_desc(**asked).devices
+        return topologies.get_topology_desc(**options).devices
     except NotImplementedError:  # JAX has started before, without the plugin
         versions = (f"jax_plugins.xla_cuda{version}" for version in (13, 12))
         plugin = next(name for name in versions if importlib.util.find_spec(name))
         importlib.import_module(plugin).initialize()
-        return topologies.get_topology_desc(**asked).devices
+        return topologies.get_topology_desc(**options).devices
 
 
 def _tpus(name, kind, grid):

@@ -272,18 +272,18 @@ class Checkpoints:
         Raises:
             InputError: a damaged checkpoint, or one of another model.
         """
-        wanted = {name: item for name, item in like.items() if jax.tree.leaves(item)}
+        items = {name: item for name, item in like.items() if jax.tree.leaves(item)}
         directory, why = self.directory / str(step), None
         self.manager.wait_until_finished()
         if hosts.first() and step != self._intact:
             try:
-                why = _problem(directory, tuple(wanted))
+                why = _problem(directory, tuple(items))
             except OSError as error:  # of this host alone
                 why = one_line(error)
         if sharding.sum_over_hosts(why is not None):
             raise self._unreadable(step, why or "see the first host")
         try:
-            args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
+            args = {name: ocp.args.StandardRestore(item) for name, item in items.items()}
             items = self.manager.restore(step, args=ocp.args.Composite(**args))
         except Exception as error:  # Orbax and its storage raise many kinds
             if is_out_of_memory(error):

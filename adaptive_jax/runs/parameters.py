@@ -142,8 +142,10 @@ def _read_exported(workdir, like):
         arrays = library.load(path.read_bytes()) if in_bucket(path) else library.load_file(path)
     except Exception as error:  # the library raises many kinds
         raise _damaged(path) from error
-    wanted = traverse_util.flatten_dict(like, sep=".")
-    stored, expected = ({name: a.shape for name, a in each.items()} for each in (arrays, wanted))
+    arrays_of_model = traverse_util.flatten_dict(like, sep=".")
+    stored, expected = (
+        {name: a.shape for name, a in each.items()} for each in (arrays, arrays_of_model)
+    )
     for name in sorted({*stored, *expected}):
         shape, now = stored.get(name, "missing"), expected.get(name, "missing")
         if shape != now:
@@ -151,7 +153,7 @@ def _read_exported(workdir, like):
                 f"{path} is of another model than config.json: {name} has shape {shape}, not {now};"
                 " export the run again"
             )
-    parameters = {name: _on_devices(arrays[name], each) for name, each in wanted.items()}
+    parameters = {name: _on_devices(arrays[name], each) for name, each in arrays_of_model.items()}
     return traverse_util.unflatten_dict(parameters, sep=".")
 
 

@@ -256,8 +256,8 @@ def _sums_of_powers(hidden, blocks, read, thetas):
         def add(theta, sums, hits):
             scale = jnp.where(most > -jnp.inf, jnp.exp(theta * (most - now)), 0.0)
             powers = jnp.where(seen, jnp.exp(theta * (products - now[:, None])), 0.0)
-            own = jnp.where(hit, powers, 0.0)
-            return sums * scale + powers.sum(axis=1), hits * scale + own.sum(axis=1)
+            of_hits = jnp.where(hit, powers, 0.0)
+            return sums * scale + powers.sum(axis=1), hits * scale + of_hits.sum(axis=1)
 
         return now, *lax.map(lambda each: add(*each), (thetas, sums, hits))
 

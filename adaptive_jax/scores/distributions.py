@@ -56,14 +56,14 @@ def expected(
     size, k = max(1, min(TOKENS, LOG_PROBS // words)), min(k, words)
     describe, parts = _describer(run.model, run.mesh, k), []
     for begin in range(0, len(targets), size):
-        states, wanted = hidden[begin : begin + size], targets[begin : begin + size]
-        rest = size - len(wanted)
+        states, target_ids = hidden[begin : begin + size], targets[begin : begin + size]
+        rest = size - len(target_ids)
         # Parts of one size are one program, whatever the number of tokens.
-        states, wanted = (
+        states, target_ids = (
             np.pad(states, [(0, rest), (0, 0)]),
-            np.pad(np.minimum(wanted, words - 1), (0, rest)),
+            np.pad(np.minimum(target_ids, words - 1), (0, rest)),
         )
-        parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, wanted)))
+        parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, target_ids)))
     return PredictiveStats(
         *(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True))
     )

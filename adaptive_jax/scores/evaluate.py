@@ -250,22 +250,22 @@ def _best(score, job):
 
 def _settings(request, windows, config, lexicon):
     """Returns the settings that a result states. lexicon: where entries of new words are from."""
-    asked = {
+    stated = {
         key: getattr(request, key)
         for key in ("split", "window", "context", "checkpoint", "data_path", "method")
     }
     if windows.layout == "streams" or METHODS[request.method].one_row:
-        asked["rows"] = windows.rows
+        stated["rows"] = windows.rows
     if request.options:
-        asked["options"] = dict(request.options)
+        stated["options"] = dict(request.options)
     if request.vocabulary != TRAIN or request.uniform is not None:
-        asked |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
+        stated |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
     if request.vocabulary != TRAIN and lexicon:
-        asked["lexicon"] = lexicon
+        stated["lexicon"] = lexicon
     if request.share is not None:
-        asked["share"] = request.share
+        stated["share"] = request.share
     keys = "break_mode", "window", "context"
-    return asked | {key: getattr(windows, key) for key in keys} | {"config": config}
+    return stated | {key: getattr(windows, key) for key in keys} | {"config": config}
 
 
 def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:

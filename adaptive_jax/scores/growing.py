@@ -50,8 +50,8 @@ class GrowingText:
         """Adds lines at the end."""
         self._lines.extend(lines)
         ids = np.concatenate([line.ids for line in lines])
-        more = Scores.unscored(ids, self.scores.rank is not None)
-        self.scores = Scores.concatenated([self.scores, more])
+        unscored = Scores.unscored(ids, self.scores.rank is not None)
+        self.scores = Scores.concatenated([self.scores, unscored])
 
     def next_windows(self, ends: bool) -> WindowSpans:
         """Windows of tokens that are not scored yet: of those that are settled, or of all.

@@ -52,21 +52,21 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
     words = tokens.words(job.run.vocabulary)
     of_tokens = False
     if options.scores:
-        others = surprisals(path_of(options.scores), words, job.run.vocabulary.words)
+        other_nll = surprisals(path_of(options.scores), words, job.run.vocabulary.words)
     else:
-        others, of_tokens = other_scores(job, options.other)
+        other_nll, of_tokens = other_scores(job, options.other)
     expected = len(tokens.nll if of_tokens else words.nll)
-    if len(others) != expected:
+    if len(other_nll) != expected:
         raise InputError(
-            f"{options.scores or options.other} scores {len(others):,}"
+            f"{options.scores or options.other} scores {len(other_nll):,}"
             f" {'tokens' if of_tokens else 'words'}, and this run {expected:,}: both must read the"
             " same text, <eos> included"
         )
     if of_tokens:
-        yield from interpolations(nll, -others[None], options.model_weight, {})
+        yield from interpolations(nll, -other_nll[None], options.model_weight, {})
         return
     ends = np.flatnonzero(counts)[np.append(words.place[1:], len(tokens.nll)) - 1]
-    for label, mixed in interpolations(words.nll, -others[None], options.model_weight, {}):
+    for label, mixed in interpolations(words.nll, -other_nll[None], options.model_weight, {}):
         scored = np.where(counts, 0.0, np.nan)  # of a word, its last token has the whole nll
         scored[ends] = mixed
         yield label, scored

@@ -35,8 +35,8 @@ class Scores(NamedTuple):
     def unscored(cls, ids: np.ndarray, rank_and_entropy: bool = False) -> "Scores":
         """Room for the scores of tokens, float64: NaN, rank 0."""
         nll, entropy = np.full((2, len(ids)), np.nan)
-        more = (np.zeros(len(ids), np.int64), entropy) if rank_and_entropy else ()
-        return cls(ids, nll, *more)
+        optional = (np.zeros(len(ids), np.int64), entropy) if rank_and_entropy else ()
+        return cls(ids, nll, *optional)
 
     @classmethod
     def concatenated(cls, tables: Sequence["Scores"]) -> "Scores":
@@ -97,11 +97,13 @@ class Scores(NamedTuple):
         words = vocabulary.count_words(ids)
         total = float(np.sum(nll, dtype=np.float64))
         mean, bits = total / words if words else math.inf, total / math.log(2)
-        unknown, others = vocabulary.unk_rate(ids), None
+        unknown, known_perplexity = vocabulary.unk_rate(ids), None
         if 0 < unknown < 1:
             in_vocabulary = ids != vocabulary.index[UNKNOWN]
             of_known = np.sum(nll[in_vocabulary], dtype=np.float64)
-            others = perplexity(float(of_known / vocabulary.count_words(ids[in_vocabulary])))
+            known_perplexity = perplexity(
+                float(of_known / vocabulary.count_words(ids[in_vocabulary]))
+            )
         characters, size = lengths_of(ids, vocabulary)
         return {
             "nll": mean,
@@ -110,7 +112,7 @@ class Scores(NamedTuple):
             "tokens": len(nll),
             "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
             "unknown": unknown,
-            "known_perplexity": others,
+            "known_perplexity": known_perplexity,
             "characters": characters,
             "bytes": size,
             "bits_per_character": None if characters is None else bits / characters,

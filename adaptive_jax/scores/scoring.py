@@ -76,7 +76,7 @@ def scores(
     count, batches = windows(ids, run.vocabulary.eos, settings)
     tables, rows = composed_once or composed(run, ids)
 
-    def given(batch):
+    def with_table_rows(batch):
         inputs = batch.batch.inputs
         in_vocabulary = inputs < run.model.input.vocabulary_size
         inputs = np.where(
@@ -86,7 +86,8 @@ def scores(
 
     start = functools.partial(first_carry, run, settings.layout)
     return Scorer(run, tables, start, **options)(
-        (given(batch), at, settings.context_columns) for batch, at in progress(batches, count)
+        (with_table_rows(batch), at, settings.context_columns)
+        for batch, at in progress(batches, count)
     )
 
 
@@ -343,7 +344,7 @@ def make_scorer(
             in_vocabulary = batch.inputs != OOV
             batch = batch._replace(inputs=jnp.maximum(batch.inputs, 0))
         states, carry = one_model.apply(
-            variables, batch, carry, known=in_vocabulary, method="hidden"
+            variables, batch, carry, in_vocabulary=in_vocabulary, method="hidden"
         )
         states = jnp.take_along_axis(states, columns[..., None], axis=1)
         nll = one_model.apply(

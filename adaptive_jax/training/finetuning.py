@@ -181,9 +181,9 @@ def finetuned(
         whole_vocabulary = fresh.shape[:1] == (len(old_ids),)
         if _by_word(path) and (whole_vocabulary or path[-1] not in BY_WORD):
             first, first_of_old = _first_word(new, path), _first_word(old, path)
-            wanted = old_ids[first : first + len(fresh)]
-            shared = (first_of_old <= wanted) & (wanted < first_of_old + len(array))
-            fresh[shared] = array[wanted[shared] - first_of_old]
+            ids_of_old = old_ids[first : first + len(fresh)]
+            shared = (first_of_old <= ids_of_old) & (ids_of_old < first_of_old + len(array))
+            fresh[shared] = array[ids_of_old[shared] - first_of_old]
             if path[-1] != "bias":
                 carried[first : first + len(fresh)] |= shared
             array = fresh

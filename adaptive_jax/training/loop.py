@@ -228,7 +228,7 @@ class Training:
 
     def _stop_unchanged(self):
         """Stops, if told to, before the first update of this process: there is nothing to save."""
-        if self.job.stop.asked:
+        if self.job.stop.requested:
             raise Stopped(
                 f"stopped after update {self.first:,} of {self.job.config['steps']:,}: the same"
                 " command resumes"
@@ -329,11 +329,11 @@ class Training:
         params = optim.params_to_evaluate(self.state.optimizer, self.state.params)
 
         def until_stopped(batches, count):
-            return itertools.takewhile(lambda batch: not job.stop.asked, batches)
+            return itertools.takewhile(lambda batch: not job.stop.requested, batches)
 
         run = job.run.with_parts(params=params, step=step)
         nll, _ = score_split(run, ids, windows, until_stopped)
-        if job.stop.asked:
+        if job.stop.requested:
             return None
         result = Scores(ids, nll).summary(vocabulary)
         if not math.isfinite(result["nll"]):

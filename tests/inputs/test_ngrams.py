@@ -220,7 +220,7 @@ def test_a_word_that_is_missing_begins_no_ngram(changes):
         lambda tokens: model.apply(
             {"params": params},
             Batch(tokens, tokens, None, None),
-            known=jnp.arange(6)[None] != 2,
+            in_vocabulary=jnp.arange(6)[None] != 2,
             method="hidden",
         )[0]
     )

@@ -90,7 +90,7 @@ def test_halves_equal_the_whole_and_a_row_that_begins_stands_alone(models):
     known, halves = jnp.ones((2, 8), bool).at[:, 3].set(False), []
     read = jax.jit(
         lambda batch, carry, known: run.model.apply(
-            {"params": run.params}, batch, carry, known=known, method="hidden"
+            {"params": run.params}, batch, carry, in_vocabulary=known, method="hidden"
         )
     )
     whole, _ = read(Batch(tokens, wide, wide, numbers), run.model.initial_carry(2), known)

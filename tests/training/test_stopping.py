@@ -110,7 +110,7 @@ def test_compiling_does_not_delay_the_end(config, tmp_path, monkeypatch):
 
     class Compiling(loop.Programs):
         def begin(self, steps):
-            stop.asked = True
+            stop.requested = True
             return 3
 
         def of(self, step):
@@ -148,7 +148,7 @@ with hosts.stopping("that is done first") as stop:
     for number in signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2:
         os.kill(os.getpid(), number)
     time.sleep(0.01)
-    assert stop.asked and stop(1)
+    assert stop.requested and stop(1)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 """

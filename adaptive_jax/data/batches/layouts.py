@@ -108,9 +108,9 @@ class Packed(Single):
         # row the one after that.
         self.sizes = np.array([len(lengths) for lengths, _ in patterns])
         self.lengths = np.concatenate([lengths for lengths, _ in patterns]).astype(np.int32)
-        taken, by_length = np.repeat(repeats, self.sizes), np.argsort(self.lengths, kind="stable")
-        self.index = np.empty(len(taken), np.int64)
-        self.index[by_length] = np.cumsum(taken[by_length]) - taken[by_length]
+        uses, by_length = np.repeat(repeats, self.sizes), np.argsort(self.lengths, kind="stable")
+        self.index = np.empty(len(uses), np.int64)
+        self.index[by_length] = np.cumsum(uses[by_length]) - uses[by_length]
 
     def spans(self, numbers: np.ndarray, seed: int | None, epoch: int) -> Spans:
         """As `Single.spans`."""

@@ -220,22 +220,22 @@ def _open_wordnet(directory):
             apply them only once.
             """
 
-            def known(forms):
+            def existing(forms):
                 offsets = self._lemma_pos_offset_map
                 return [each for each in dict.fromkeys(forms) if pos in offsets.get(each, ())]
 
             if check_exceptions and form in self._exception_map[pos]:
-                return known([form, *self._exception_map[pos][form]])
-            shorter, found, rules = [form], [], self.MORPHOLOGICAL_SUBSTITUTIONS[pos]
-            while shorter and not found:
+                return existing([form, *self._exception_map[pos][form]])
+            shorter, bases, rules = [form], [], self.MORPHOLOGICAL_SUBSTITUTIONS[pos]
+            while shorter and not bases:
                 shorter = [
                     each.removesuffix(old) + new
                     for each in shorter
                     for old, new in rules
                     if each.endswith(old)
                 ]
-                found = known([form, *shorter])
-            return found
+                bases = existing([form, *shorter])
+            return bases
 
     root = str(directory.resolve())
     if root not in nltk.data.path:

@@ -189,8 +189,8 @@ class Vocabulary:
         """
         if UNKNOWN not in self.index or not len(ids):
             return 0.0
-        wanted = self.index[UNKNOWN]
-        unknown = sum(int(np.sum(piece == wanted)) for piece in pieces(ids))
+        unk = self.index[UNKNOWN]
+        unknown = sum(int(np.sum(piece == unk)) for piece in pieces(ids))
         return unknown / max(1, self.count_words(ids))
 
     def __len__(self) -> int:

@@ -202,6 +202,6 @@ def _token(token):
         f"<b>{text}</b> {token.bits:.1f} bits, probability {2**-token.bits:.2%}{rank};"
         f" {token.count:,} times in training.{entropy}"
     )
-    more = f'<span class="more">{about}<span class="likely">{likely}</span></span>'
+    tooltip = f'<span class="more">{about}<span class="likely">{likely}</span></span>'
     style = f"--heat-share: {heat:.3f}"
-    return f'<span class="token" tabindex="0" style="{style}">{shown}{more}</span>{after}'
+    return f'<span class="token" tabindex="0" style="{style}">{shown}{tooltip}</span>{after}'
