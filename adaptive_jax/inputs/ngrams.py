@@ -219,10 +219,12 @@ def with_earlier(tokens: jax.Array, earlier, segments, reach: int) -> jax.Array:
     earlier: `[rows, reach]`, the tokens before the first ones; None: none.
     segments: `[rows, time]`; None: each row is one, which `earlier` begins.
     """
+    tokens = tokens.astype(jnp.int32)  # an unsigned -1 would be an id
     time, columns = tokens.shape[1], [tokens]
     if earlier is None:
-        earlier = jnp.full((len(tokens), reach), -1, tokens.dtype)
-    row = jnp.concatenate([earlier.astype(tokens.dtype), tokens], axis=1)
+        earlier = jnp.full((len(tokens), reach), -1)
+    earlier = whole_numbers("earlier", earlier, len(tokens), reach).astype(jnp.int32)
+    row = jnp.concatenate([earlier, tokens], axis=1)
     for lag in range(1, reach + 1):
         column = row[:, reach - lag :][:, :time]
         if segments is not None:

@@ -90,8 +90,11 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
             variables = jax.tree.unflatten(structure, map(array, arrays))
             row_ids = jnp.arange(shape.rows, dtype=jnp.int32)
             batch = Batch(inputs, targets, jnp.ones(inputs.shape), row_ids)
-            carry = jax.tree.unflatten(carried, carry)
+            # Of a model that starts from other numbers than zeros, a carry is less by these.
+            first = model.initial_carry(shape.rows)
+            carry = jax.tree.map(jnp.add, jax.tree.unflatten(carried, carry), first)
             hidden, carry = model.apply(variables, batch, carry, method="hidden")
+            carry = jax.tree.map(jnp.subtract, carry, first)
             return model.apply(variables, hidden, targets, method="nll"), jax.tree.leaves(carry)
 
     def export(stored):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from adaptive_jax.errors import check_within
+from adaptive_jax.errors import InputError, check_within
 from adaptive_jax.numerics.products import sum_dtype
 
 
@@ -67,20 +67,31 @@ def row_wise_adam(
 
     Args:
         learning_rate: a number, or a schedule of optax.
-        b1: decay rate of the mean of gradients; 0: none is kept.
+        b1: decay rate of the mean of gradients; 0: none is kept. It decides the state, so that
+            `optax.inject_hyperparams` takes it as one of its `static_args`.
         b2: decay rate of the mean of their squares.
         epsilon: added to the root, above 0.
 
     Raises:
-        InputError: a number out of range.
+        InputError: a number out of range, or a b1 that is an array.
     """
-    check_within("[0, 1)", b1=b1, b2=b2)
+    if isinstance(b1, jax.Array):
+        raise InputError(
+            "b1 must be a number, got an array: use"
+            ' optax.inject_hyperparams(row_wise_adam, static_args="b1")'
+        )
+    check_within("[0, 1)", **_numbers(b1=b1, b2=b2))
     return _row_wise(learning_rate, epsilon, b1, b2)
+
+
+def _numbers(**values):
+    """Those that are no arrays, as `optax.inject_hyperparams` makes them."""
+    return {name: value for name, value in values.items() if not isinstance(value, jax.Array)}
 
 
 def _row_wise(learning_rate, epsilon, b1, b2):
     """The optimizer; with b2=None a sum of squares in place of their mean."""
-    check_within("(0, inf)", epsilon=epsilon)
+    check_within("(0, inf)", **_numbers(epsilon=epsilon))
 
     def init(tables):
         moments = jax.tree.map(lambda a: jnp.zeros(a.shape[:1], sum_dtype(a.dtype)), tables)

@@ -20,6 +20,7 @@ from adaptive_jax.parallel.sharding import FSDP, abstract_mesh, parameter_specs
 from adaptive_jax.planning.plan import describe
 from adaptive_jax.scores.scoring import score_split
 from adaptive_jax.text.load import LoadedModel
+from tests import refuses
 from tests.random_runs import quiet, random_run
 from tests.toys import TEXT, HashedNGrams, plan_of, random_params
 
@@ -93,6 +94,10 @@ def test_vectors_are_those_of_words_and_rows_of_ngrams(settings, cut):
     np.testing.assert_allclose(run(earlier).reshape(-1, FEATURES), expected, atol=1e-5)
     none = np.full_like(earlier, -1)
     np.testing.assert_array_equal(run(None), run(none))
+    unsigned = jax.jit(layer.apply)({"params": params}, tokens.astype(np.uint16), batch)
+    np.testing.assert_array_equal(run(None), unsigned)  # whose -1 would be an id
+    with refuses("earlier", str(layer.reach)):
+        run(earlier[:, 1:])
 
 
 KINDS = {

@@ -52,6 +52,11 @@ MODELS = {
         "body": {"name": "gated_conv", "features": 16, "blocks": ((3, 2, 16),)},
         "dtype": "bfloat16",
     },
+    "pairs of words": {  # whose carry starts with words that are missing, not with the word 0
+        "input": {"name": "ngrams", "rows": 40, "words": {"name": "lookup"}},
+        "body": {"name": "lstm", "features": 16, "widths": (16,)},
+        "output": {"name": "softmax"},
+    },
 }
 
 
@@ -253,7 +258,7 @@ def test_programs_score_as_this_package(untrained, quick_command, tmp_path, name
         code = "\n".join(python_blocks(PAGES["docs/interop.md"]))
         exec(code.replace("runs/scorer", str(output)), names := {})
         assert names["nll"].shape == (3, 8) and len(names["carry"]) == 4
-    assert len(about["carry"]) == {"t": 0, "l": 4, "n": 1}[name[0]]
+    assert len(about["carry"]) == {"t": 0, "l": 4, "n": 1, "p": 3}[name[0]]
     wrong = np.full((3, 8), 122, np.int32)
     assert np.isnan(
         program(

@@ -83,6 +83,21 @@ def test_the_formulas(name):
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam"])
+def test_injected_hyperparameters(name):
+    """`optax.inject_hyperparams` makes arrays of numbers, also of defaults; b1 decides a state."""
+    make, settings, static = row_wise_adagrad, {"epsilon": EPSILON}, ()
+    if name == "adam":
+        make, settings, static = row_wise_adam, settings | {"b2": 0.9}, "b1"
+        with refuses("b1", "static_args"):
+            optax.inject_hyperparams(make)(RATE).init(drawn(0))
+    injected = optax.inject_hyperparams(make, static_args=static)(RATE, **settings)
+    table, gradient = jnp.asarray(drawn(0)["table"], jnp.float32), drawn(1)["table"]
+    optimizers = injected, OPTIMIZERS[name]
+    results = [step(each, table, each.init(table), gradient)[0] for each in optimizers]
+    np.testing.assert_allclose(*results, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam"])
 def test_touched_rows_equal_the_dense_update(name):
     """The first update of looked-up rows is that of the whole table, Adagrad's next ones, too; all
     other rows and their moments stay. A sum of squares in bfloat16 would soon stop to grow.
