@@ -15,6 +15,11 @@ is one file: the last tenth of the lines of one text (at most 10,000 + 10,000) b
 and test text, and an empty line stands between two files. The copies lie in the cache; your folder
 stays as it is. White space separates words, and a line ends a sentence or a paragraph.
 
+`small` trains by Adam, and its tables by Adagrad with one number a row; the others by the paper's
+optimizer, which needs many updates. On the Penn Treebank, after 900 updates of `small`, test
+perplexity is 190.6, and 277.3 by the paper's (one run each). A model without tables of words, such
+as `--config.input.name=char_cnn`, needs `--config.optimizer.tables=`.
+
 Training prints the vocabulary that it chose and why; `--dry_run` prints it too, with the size of
 the model. `--config.data.threshold=3` or `--config.data.codes=8000` chooses another, and any key
 changes the model. Training ends after `steps` updates, after `--hours`, or when four evaluations in
@@ -65,8 +70,15 @@ def size(layers, features, heads, length, batch, steps):
     }
 
 
+ROW_WISE = {  # as configs/quickstart.py:row_wise
+    "optimizer.name": "adam",
+    "optimizer.learning_rate": 0.002,
+    "optimizer.clip_norm": 1.0,
+    "optimizer.tables": "row_wise_adagrad",
+    "optimizer.tables_scale": 25.0,
+}
 ROWS = {
-    "small": Row("adp_t", size(2, 192, 4, 64, 2_048, 3_000)),
+    "small": Row("adp_t", size(2, 192, 4, 64, 2_048, 3_000) | ROW_WISE),
     "medium": Row("adp_t", size(6, 384, 8, 256, 16_384, 20_000)),
     "large": Row(
         "adp_t",

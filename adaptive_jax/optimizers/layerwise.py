@@ -41,7 +41,11 @@ def optimizer_of(
     state = jax.eval_shape(optimizer.init, shapes)
     averages = optim.params_to_evaluate(state, None)
     if tables and (averages or not model.word_tables()):
-        reason = f"optimizer.name={name!r}, which averages" if averages else "a model without any"
+        reason = (
+            f"optimizer.name={name!r}, which averages"
+            if averages
+            else "a model that composes its words"
+        )
         raise InputError(f"optimizer.tables must be empty with {reason}, got {tables!r}")
     if name in optim.OPTIMIZERS:
         return optimizer
