@@ -70,7 +70,7 @@ def size(layers, features, heads, length, batch, steps):
     }
 
 
-ROW_WISE = {  # as configs/quickstart.py:row_wise
+ROW_WISE = {  # of configs/quickstart.py:row_wise, too
     "optimizer.name": "adam",
     "optimizer.learning_rate": 0.002,
     "optimizer.clip_norm": 1.0,

@@ -19,7 +19,7 @@ read longer windows than those of training.
 """
 
 from adaptive_jax.config import rows
-from configs import papers
+from configs import own_text, papers
 
 SETTINGS = {
     "steps": 600,
@@ -58,16 +58,7 @@ ROWS |= {
 }
 
 ROWS["ngrams"] = rows.Row("ngrams")
-ROWS["row_wise"] = rows.Row(
-    "adp_t",
-    {
-        "optimizer.name": "adam",
-        "optimizer.learning_rate": 0.002,
-        "optimizer.clip_norm": 1.0,
-        "optimizer.tables": "row_wise_adagrad",
-        "optimizer.tables_scale": 25.0,
-    },
-)
+ROWS["row_wise"] = rows.Row("adp_t", own_text.ROW_WISE)
 
 
 def get_config(row="adp_t"):

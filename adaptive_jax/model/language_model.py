@@ -111,7 +111,7 @@ class LanguageModel(nn.Module):
             the input's. None: all True.
         """
         mask, tokens = in_vocabulary, batch.inputs
-        tokens = tokens if mask is None else jnp.where(mask, tokens, -1)
+        tokens = tokens if mask is None else jnp.where(mask, tokens, jnp.int32(-1))
         arguments, before, body_carry = self._remembered(tokens, carry, batch.reset)
         # An input that looks back must see which tokens are not there.
         inputs = tokens if self.reach else batch.inputs

@@ -284,14 +284,14 @@ class Checkpoints:
             raise self._unreadable(step, why or "see the first host")
         try:
             args = {name: ocp.args.StandardRestore(item) for name, item in items.items()}
-            items = self.manager.restore(step, args=ocp.args.Composite(**args))
+            restored = self.manager.restore(step, args=ocp.args.Composite(**args))
         except Exception as error:  # Orbax and its storage raise many kinds
             if is_out_of_memory(error):
                 raise
             line = next(iter(str(error).strip().splitlines()), type(error).__name__)
             what = f"its arrays are not those of config.json: {line[:200]}"
             raise self._unreadable(step, what) from error
-        return like | dict(items.items())
+        return like | dict(restored.items())
 
     def _find_damaged(self):
         """Finds, on the first host, the newest intact step and damaged ones, which stay where they

@@ -231,6 +231,7 @@ def test_a_word_that_is_missing_begins_no_ngram(changes):
     )
     tokens = jnp.array([[3, 4, 5, 6, 7, 8]])
     np.testing.assert_array_equal(hidden(tokens), hidden(tokens.at[0, 2].set(0)))
+    np.testing.assert_array_equal(hidden(tokens), hidden(tokens.astype(jnp.uint16)))
 
 
 def test_tables_are_sharded_and_planned():

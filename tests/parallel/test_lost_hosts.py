@@ -53,8 +53,9 @@ def kill(processes, host):
     err = said(processes[1 - host], 1 - host)
     assert time.monotonic() - start < SECONDS, err
     assert processes[1 - host].returncode == 1 and "Traceback" not in err, err
-    [line] = (line for line in err.splitlines() if line.startswith("error: "))
-    return line
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, err
+    return errors[0]
 
 
 @pytest.fixture(scope="module")
