@@ -55,7 +55,7 @@ def expected(
     words = run.model.input.vocabulary_size
     size, k = max(1, min(TOKENS, LOG_PROBS // words)), min(k, words)
     describe, parts = _describer(run.model, run.mesh, k), []
-    for begin in range(0, len(targets), size):
+    for begin in range(0, max(1, len(targets)), size):
         states, target_ids = hidden[begin : begin + size], targets[begin : begin + size]
         rest = size - len(target_ids)
         # Parts of one size are one program, whatever the number of tokens.

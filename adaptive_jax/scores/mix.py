@@ -101,6 +101,9 @@ def surprisals(path: Path, words: Scores, names: tuple[str, ...]) -> np.ndarray:
                 f" {names[token]!r}: both must be the same text"
             )
     try:
-        return np.array([float(row[column]) for row in rows]) * UNITS[column]
+        nll = np.array([float(row[column]) for row in rows]) * UNITS[column]
+        if (missing := np.isnan(nll)).any():  # would be taken for a cache that is still empty
+            raise ValueError(f"nan in line {np.argmax(missing) + 2}")
+        return nll
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {column} must be numbers: {error}") from None

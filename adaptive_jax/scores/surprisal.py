@@ -217,7 +217,7 @@ class LineScorer:
     def _alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
         window, context = self.settings.window, self.settings.context
-        prefix, reader = self.given[-window - 1 :], self._reader
+        prefix = np.append(np.int32(self.eos), self.given)[-window - 1 :]
         scorer = self._scorer(self._start)
         for block in blocks:
             ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
@@ -227,11 +227,11 @@ class LineScorer:
             begin = ends - lengths
             starts = begin + read
             if self.carries:
-                batches = reader.carried(ids, WindowSpans(begin, starts, ends))
+                batches = self._reader.carried(ids, WindowSpans(begin, starts, ends))
             else:
                 shown = np.minimum(len(self.given) + read, window)  # what a line may see of `given`
                 spans = windows_after(starts, ends, shown, window, context)
-                batches = reader.similar(ids, spans)
+                batches = self._reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
             self._fill(scores, scorer(batches))
             for line, start, end in zip(block, begin, ends, strict=True):

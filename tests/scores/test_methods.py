@@ -89,6 +89,7 @@ def test_a_model_with_the_scores_of_another_program(trained_copy, text, tmp_path
         (lambda table: table.replace(words[3], "other", 1), ["'other'", "line"]),
         (lambda table: table.rsplit("\n", 2)[0], [f"{len(words) - 1:,} words"]),
         (lambda table: table.replace(bits, "much", 1), ["surprisal_bits", "much"]),
+        (lambda table: table.replace(bits, "nan", 2), ["surprisal_bits", "nan", "line 2"]),
     ]:
         (tmp_path / "wrong.tsv").write_text(change(path.read_text()))
         with refuses("wrong.tsv", *names):
