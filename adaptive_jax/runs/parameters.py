@@ -43,11 +43,7 @@ def identity_of(workdir: Path, step: int) -> bytes:
     training's; none where there are none.
     """
     checkpoint = workdir / "checkpoints" / str(step)
-    files = (
-        checkpoint / "checksums.sha256",
-        checkpoint / METADATA,
-        workdir / "model.sha256",
-    )
+    files = (checkpoint / "checksums.sha256", checkpoint / METADATA, workdir / "model.sha256")
     content = b""
     for path in files:
         with contextlib.suppress(FileNotFoundError):

@@ -166,16 +166,16 @@ def evaluate_contexts(
             settings = settings._replace(rows=rows)
         progress = functools.partial(_bar, settings.context)
         job = Evaluation(
-            workdir,
-            run,
-            ids,
-            settings,
-            uniform,
-            request.down_weight,
-            train,
-            progress,
-            tables,
-            encode,
+            workdir=workdir,
+            run=run,
+            ids=ids,
+            windows=settings,
+            uniform=uniform,
+            down_weight=request.down_weight,
+            train=train,
+            progress=progress,
+            tables=tables,
+            encode=encode,
         )
         start = time.perf_counter()
         chosen, result, nll = _best(score, job)
@@ -238,14 +238,14 @@ def _best(score, job):
     """Returns the options of the best setting, its summary and its nll. Of several settings, the
     summary has all as `grid`.
     """
-    best, tried = None, []
-    for label, nll in score(job):
+    best, grid = None, []
+    for options, nll in score(job):
         result = Scores(job.ids, nll).summary(job.run.vocabulary)
-        tried.append(label | {key: result[key] for key in MEASURED})
+        grid.append(options | {key: result[key] for key in MEASURED})
         if best is None or result["nll"] < best[1]["nll"]:
-            best = label, label | result, nll
-    label, result, nll = best
-    return label, result | ({"grid": tried} if len(tried) > 1 else {}), nll
+            best = options, options | result, nll
+    options, result, nll = best
+    return options, result | ({"grid": grid} if len(grid) > 1 else {}), nll
 
 
 def _settings(request, windows, config, lexicon):
@@ -295,8 +295,8 @@ def _bar(context: int, what: str):
     """
 
     def shown(batches: Iterable, count: int) -> Iterator:
-        about = f"{what}, context {context:,}" if context else what
-        bar = Bar(count, 0, [about], shown=hosts.first(), every=60.0)
+        label = f"{what}, context {context:,}" if context else what
+        bar = Bar(count, 0, [label], shown=hosts.first(), every=60.0)
         try:
             with hosts.stopping() as stop:
                 for number, batch in enumerate(batches):

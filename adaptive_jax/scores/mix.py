@@ -50,19 +50,19 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
     counts = ~np.isnan(nll)
     tokens = Scores(job.ids[:], nll).take(counts)
     words = tokens.words(job.run.vocabulary)
-    of_tokens = False
+    by_token = False
     if options.scores:
         other_nll = surprisals(path_of(options.scores), words, job.run.vocabulary.words)
     else:
-        other_nll, of_tokens = other_scores(job, options.other)
-    expected = len(tokens.nll if of_tokens else words.nll)
+        other_nll, by_token = other_scores(job, options.other)
+    expected = len(tokens.nll if by_token else words.nll)
     if len(other_nll) != expected:
         raise InputError(
             f"{options.scores or options.other} scores {len(other_nll):,}"
-            f" {'tokens' if of_tokens else 'words'}, and this run {expected:,}: both must read the"
+            f" {'tokens' if by_token else 'words'}, and this run {expected:,}: both must read the"
             " same text, <eos> included"
         )
-    if of_tokens:
+    if by_token:
         yield from interpolations(nll, -other_nll[None], options.model_weight, {})
         return
     ends = np.flatnonzero(counts)[np.append(words.place[1:], len(tokens.nll)) - 1]

@@ -257,7 +257,7 @@ class LineScorer:
             starts, new = np.append(0, ends[:-1]), [not text.begun for text in texts]
             open_text = texts[-1] if block and not self.config.eager else None
             spans = [
-                WindowSpans(*(start + np.stack(text.next_windows(ends=text is not open_text))))
+                WindowSpans(*(start + np.stack(text.next_windows(text is not open_text))))
                 for text, start in zip(texts, starts, strict=True)
             ]
             if self.carries:
@@ -297,8 +297,8 @@ class LineScorer:
             scores.nll[scored.at] = scored.nll
             if self.config.rank_and_entropy:
                 targets = scores.ids[scored.at]
-                of = expected(self.run, self.tables, scored.hidden, targets, k=1)
-                scores.rank[scored.at], scores.entropy[scored.at] = of.rank, of.entropy
+                stats = expected(self.run, self.tables, scored.hidden, targets, k=1)
+                scores.rank[scored.at], scores.entropy[scored.at] = stats.rank, stats.entropy
 
     def _scored(self, line, scores):
         """A line's words from its tokens, without those of no example."""

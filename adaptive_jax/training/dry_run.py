@@ -18,13 +18,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts
 from adaptive_jax.planning import coverage
-from adaptive_jax.planning.plan import (
-    Parts,
-    check_memory,
-    describe,
-    divide_update,
-    make_plan,
-)
+from adaptive_jax.planning.plan import Parts, check_memory, describe, divide_update, make_plan
 from adaptive_jax.runs.identity import check_resumes, of_config
 from adaptive_jax.runs.settings import (
     at_clusters,
