@@ -322,7 +322,7 @@ def _reset(keep, time, *arrays):
 
 
 def _put(array, time, row):
-    """`array` with this row at `at`, in the same memory."""
+    """`array` with this row at `time`, in the same memory."""
     return jax.lax.dynamic_update_index_in_dim(array, row, time, 0)
 
 

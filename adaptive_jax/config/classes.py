@@ -14,7 +14,7 @@ class ExternalClassError(InputError):
 
 
 def find(group: str, classes: Mapping[str, Callable], name: str) -> Callable:
-    """The class or function that `name` chooses: a key of `known`, or "package.module:Class" of
+    """The class or function that `name` chooses: a key of `classes`, or "package.module:Class" of
     somebody else's package, which is imported.
 
     group: the group's name in the config, for messages.

@@ -104,9 +104,7 @@ def _forward(reader, weights, words, spelling):
 
 
 def _visit_all(reader, weights, words, spelling, columns):
-    """The vectors, and the highway layers' products side by side, or as many of their columns
-    as `kept`: all or none.
-    """
+    """The vectors, and `columns` of the highway layers' products side by side: all or none."""
 
     def visit(most, trip, made):
         rows = lax.dynamic_slice_in_dim(words, trip * reader.chunk, reader.chunk)

@@ -47,11 +47,11 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
 
 
 def visit(stage, queue: Tokens, outcome: Results):
-    """Runs the tokens of a tail through its softmax, as `banded` does by loops over chunks of
-    tokens.
+    """Runs the tokens of a tail through its softmax, as `passes.visit_chunks` does by loops over
+    chunks of tokens.
 
     Args:
-        stage: of `banded`, with one band in the dtype of the hidden states, see `fits`.
+        stage: a `passes.Stage` with one band in the dtype of the hidden states, see `fits`.
         queue: sorted tokens; columns of those of the tail are rows of its table.
         outcome: results of all tokens, to which those of the tail are added.
 

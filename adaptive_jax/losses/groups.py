@@ -84,7 +84,7 @@ def read_rows(array: jax.Array, first, rows: int) -> jax.Array:
 
 
 def add_rows(array: jax.Array, values: jax.Array, first) -> jax.Array:
-    """The array with `more` added to its rows from `first` on, in place where it can be."""
+    """The array with `values` added to its rows from `first` on, in place where it can be."""
     if len(values) == len(array):
         return array + values
     rows = lax.dynamic_slice_in_dim(array, first, len(values)) + values

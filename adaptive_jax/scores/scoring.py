@@ -369,7 +369,7 @@ def make_scorer(
 
 
 def _mass_of_new(model, variables, hidden, trained_words):
-    """The probability of all words from `known` on, `[rows, time]`."""
+    """The probability of all words from `trained_words` on, `[rows, time]`."""
     flat = hidden.reshape(-1, hidden.shape[-1])
     part = min(len(flat), max(1, LOG_PROBS // model.input.vocabulary_size))
 

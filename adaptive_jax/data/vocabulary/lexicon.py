@@ -357,7 +357,7 @@ def coverage(arrays: Mapping) -> dict[str, float]:
 
 
 def _first(vocabulary, lists, kind, most, share):
-    """The first words of each list in `found`, word to words, as ids."""
+    """The first words of each list of `lists`, word to words, as ids."""
     check_at_least(1, most=most)
     if not 0 <= share <= 1:
         raise InputError(f"share={share} must be in [0, 1]: the share of words with an entry")
