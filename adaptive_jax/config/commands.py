@@ -46,12 +46,12 @@ class Workdir(NamedTuple):
 
 
 class Hosts(NamedTuple):
-    """Flags by which the hosts of a run find each other; not needed on TPU pods and under SLURM,
-    mpirun or an indexed job of Kubernetes.
+    """Flags by which the hosts of a run find each other; not needed on TPU pods and under SLURM or
+    mpirun.
 
     Attributes:
-        coordinator: HOST:PORT of host 0; TPU pods, SLURM, mpirun and indexed jobs of Kubernetes
-            need none of --coordinator, --hosts and --host.
+        coordinator: HOST:PORT of host 0; TPU pods, SLURM and, with mpi4py, mpirun need none of
+            --coordinator, --hosts and --host.
         hosts: Number of hosts, or processes.
         host: Number of this host, from 0.
     """

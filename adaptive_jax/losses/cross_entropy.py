@@ -95,8 +95,8 @@ def linear_cross_entropy(
         words: words of the vocabulary, where the table, on all devices, has more rows: those behind
             are padding. None: all rows.
         reports: names of `adaptive_jax.losses.reports.Report` to return beside the loss, from the
-            same pass, without another matrix product. Only nll, logsumexp and entropy have
-            gradients, and only with reduction="none".
+            same pass, without another matrix product. Only nll, logsumexp, entropy and the
+            log_probs of top_k have gradients, and only with reduction="none".
         top_k: how many words the report "top_k" has.
         chunk: tokens whose logits are alive at a time; None: a number for the device, the
             vocabulary and the tokens, see `adaptive_jax.losses.plans`.

@@ -32,7 +32,7 @@ from adaptive_jax.runs.identity import (
 from adaptive_jax.runs.settings import NGRAMS, PUBLISHED, has_checkpoints, is_exported, write_json
 
 # Beginnings of the names that a dry run leaves, or a run that ended before it wrote config.json
-BEFORE_CONFIG = ".", "plan.", "vocabulary.", "subwords.", "lexicon.", "ngrams.", "text."
+EARLY_FILES = ".", "plan.", "vocabulary.", "subwords.", "tokenizer.", "lexicon.", "ngrams.", "text."
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
 
@@ -90,7 +90,7 @@ def check_place(workdir: Path) -> None:
         raise InputError(
             f"{workdir} has checkpoints and no config.json: restore it, or use another --workdir"
         )
-    other_files = (name for name in names_in(workdir) if not name.startswith(BEFORE_CONFIG))
+    other_files = (name for name in names_in(workdir) if not name.startswith(EARLY_FILES))
     if other := min(other_files, default=""):
         text = "--workdir=%s holds other files, such as %s: a run needs a directory of its own"
         logger.warning(text, workdir, other)

@@ -192,7 +192,7 @@ def _check_request(request):
     if request.down_weight != 1 and not new_words:
         raise InputError(
             f"--down_weight={request.down_weight} is for new words: pass --vocabulary=union and"
-            " a method other than dynamic, or leave it out"
+            " a method other than dynamic and mix, or leave it out"
         )
     return score
 

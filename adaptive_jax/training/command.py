@@ -7,8 +7,8 @@
 The word after the colon picks a row of the paper's table; --config.KEY=VALUE changes any setting.
 The same command on the same workdir resumes the run.
 
-Several hosts run the same command. TPU pods, SLURM, mpirun and indexed jobs of Kubernetes tell them
-of each other; elsewhere each adds --coordinator=HOST:PORT --hosts=N --host=I.
+Several hosts run the same command. TPU pods, SLURM and, with mpi4py, mpirun tell them of each
+other; elsewhere each adds --coordinator=HOST:PORT --hosts=N --host=I.
 """
 
 import functools

@@ -265,16 +265,17 @@ def test_a_wrong_workdir_is_found_before_the_corpus_is_prepared(config, trained,
     a folder of other files; although there is no text at all.
     """
     settings = config(**{"data.path": str(tmp_path / "nowhere")})
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(NotADirectoryError, match=f"{tmp_path}/notes.txt/run"):
-        train(settings, tmp_path / "notes.txt" / "run")
+    for name in "tokenizer.json", "years.txt":  # the first is of a run that ended early
+        (tmp_path / name).touch()
+    with pytest.raises(NotADirectoryError, match=f"{tmp_path}/years.txt/run"):
+        train(settings, tmp_path / "years.txt" / "run")
     other = {"init_from": str(trained), "body": settings["body"] | {"features": 64}}
     with refuses(str(trained), "model"):
         train(settings | other, tmp_path / "run")
     assert "other files" not in caplog.text and not (tmp_path / "run").exists()
     with refuses("nowhere"):
         train(settings, tmp_path)
-    assert f"{tmp_path} holds other files, such as notes.txt" in caplog.text
+    assert f"{tmp_path} holds other files, such as years.txt" in caplog.text
 
 
 def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path):

@@ -47,7 +47,7 @@ FORMAT = 3
 class Settings(NamedTuple):
     """The group `data` of a config.
 
-    corpus: one of `CORPORA`.
+    corpus: a name in the table of docs/corpora.md; text_files and ids are your own.
     path: a local copy (see docs/own_data.md, also for ids); empty for the published copy.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
         become `<unk>`.
