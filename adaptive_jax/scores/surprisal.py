@@ -35,7 +35,7 @@ from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.distributions import expected
 from adaptive_jax.scores.growing import GrowingText, Line
 from adaptive_jax.scores.line_options import ScoreConfig
-from adaptive_jax.scores.scores import Scores, perplexity
+from adaptive_jax.scores.scores import Scores, perplexity, word_names
 from adaptive_jax.scores.scoring import Scorer, first_carry
 
 NO_TOKENS = np.zeros(0, np.int32)
@@ -206,8 +206,7 @@ class LineScorer:
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
         if self.lines.vocabulary.unit == "token":
-            spells = self.lines.vocabulary.utf8
-            words = [spells[i].decode(errors="replace").strip() for i in ids]
+            words = word_names(ids, self.lines.vocabulary)
         if not before:
             return Line(source, words, ids)
         read = self.lines.units_within(ids, before)
