@@ -175,7 +175,31 @@ def finetuned(
     old_arrays = traverse_util.flatten_dict(sharding.on_host(run.params, run.mesh))
     fresh_arrays = traverse_util.flatten_dict(sharding.on_host(state.params, mesh))
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
-    params, carried = {}, np.zeros(len(old_ids), bool)
+    arrays, carried = _carry_over(old_arrays, fresh_arrays, old_ids, same_ngrams)
+    line = "all word vectors are composed, so new words start with a vector as others do"
+    if any(_by_word(path) and a.ndim for path, a in fresh_arrays.items()):
+        new_words = int(np.sum(old_ids < 0))
+        moved = len(old_ids) - new_words - int(carried.sum())
+        line = (
+            f"vectors of {carried.sum():,} of {len(old_ids):,} words carried over; {new_words:,}"
+            f" new words and {moved:,} that moved to another band start at random"
+        )
+    hosts.log0(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
+    params = {path: sharding.put(array, shardings[path]) for path, array in arrays.items()}
+    params = traverse_util.unflatten_dict(params)
+    layout = jax.tree.map(lambda a: a.sharding, state.optimizer)
+    return state._replace(
+        params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params)
+    )
+
+
+def _carry_over(old_arrays, fresh_arrays, old_ids, same_ngrams):
+    """The arrays to start from, by path, and for each word whether a vector of it was carried over,
+    bool `[words]`.
+
+    old_ids: of each word in the other run, int `[words]`; -1 of new words.
+    """
+    arrays, carried = {}, np.zeros(len(old_ids), bool)
     for path, fresh in fresh_arrays.items():
         array = old_arrays[path]
         whole_vocabulary = fresh.shape[:1] == (len(old_ids),)
@@ -189,21 +213,8 @@ def finetuned(
             array = fresh
         elif array.shape != fresh.shape or (_by_ngram(path) and not same_ngrams):
             array = fresh
-        params[path] = sharding.put(array, shardings[path])
-    line = "all word vectors are composed, so new words start with a vector as others do"
-    if any(_by_word(path) and a.ndim for path, a in fresh_arrays.items()):
-        new_words = int(np.sum(old_ids < 0))
-        moved = len(old_ids) - new_words - int(carried.sum())
-        line = (
-            f"vectors of {carried.sum():,} of {len(old_ids):,} words carried over; {new_words:,}"
-            f" new words and {moved:,} that moved to another band start at random"
-        )
-    hosts.log0(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
-    params = traverse_util.unflatten_dict(params)
-    layout = jax.tree.map(lambda a: a.sharding, state.optimizer)
-    return state._replace(
-        params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params)
-    )
+        arrays[path] = array
+    return arrays, carried
 
 
 def _first_word(arrays, path):
