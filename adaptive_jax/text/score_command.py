@@ -125,15 +125,15 @@ def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
     """
     if not flags.words and flags.columns is None and flags.by == "line":
         return ()
-    names, those = NAMES, ""
+    names, reason = NAMES, ""
     if vocabulary.mark:
-        names, those = WITHOUT_WORDS, "sub-word units, which this run has"
+        names, reason = WITHOUT_WORDS, "sub-word units, which this run has"
     elif flags.by == "word":
-        names, those = BY_WORD, "sums over several words, which --by=word prints"
+        names, reason = BY_WORD, "sums over several words, which --by=word prints"
     for column in flags.columns or ():
         if column in NAMES and column not in names:
             raise InputError(
-                f"--columns={column!r} is not for {those}: use --columns={','.join(names)}"
+                f"--columns={column!r} is not for {reason}: use --columns={','.join(names)}"
             )
         check_known(f"--columns={column!r}", column, names)
     return flags.columns or names
@@ -187,12 +187,12 @@ def text_lines(scored: Iterable, flags: Score) -> Iterator[str]:
     for number, line in enumerate(scored):
         log_prob = line.log_prob / unit
         if flags.format == "jsonl":
-            of = {"log_prob": log_prob, "words": len(line.words), "perplexity": line.perplexity}
+            cells = {"log_prob": log_prob, "words": len(line.words), "perplexity": line.perplexity}
             if line.unseen is not None:
-                of["unseen"] = int(line.unseen.sum())
-            of["text"] = line.text
-            _check_distinct([*of, *line.columns])
-            yield _json(of | line.columns)
+                cells["unseen"] = int(line.unseen.sum())
+            cells["text"] = line.text
+            _check_distinct([*cells, *line.columns])
+            yield _json(cells | line.columns)
         elif flags.text_column:
             if number == 0:
                 names = [name, *line.columns, flags.text_column]
@@ -217,20 +217,20 @@ def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iter
             if flags.format == "tsv":
                 yield "\t".join([*names[: -len(columns)], *titles])
         line = line.by_word() if flags.by == "word" else line
-        of = {
+        values = {
             "surprisal": -line.log_probs / unit,
             "rank": line.ranks,
             "entropy": None if line.entropies is None else line.entropies / unit,
             "frequency": line.frequencies,
             "unseen": line.unseen,
         }
-        of = {name: values.tolist() for name, values in of.items() if name in columns}
+        values = {name: values[name].tolist() for name in columns if name in values}
         if set(columns) & set(PLACES):
             starts, ends = line.places.T.tolist()
             forms = [line.text[a:b] for a, b in zip(starts, ends, strict=True)]
             files = [line.file] * len(forms)
-            of |= {"start": starts, "end": ends, "text": forms, "file": files}
-        rows = zip(line.words, *(of[name] for name in columns), strict=True)
+            values |= {"start": starts, "end": ends, "text": forms, "file": files}
+        rows = zip(line.words, *(values[name] for name in columns), strict=True)
         for position, row in enumerate(rows, start=1):
             cells = [*line.columns.values(), line.number, position, *row]
             if flags.format == "tsv":
