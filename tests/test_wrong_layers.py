@@ -276,6 +276,8 @@ WRONG = [
         "word_axes=data of table",
     ),
     (lambda: letters(strides=(0,)), "strides=0"),
+    (lambda: letters(strides=(1.5,)), "strides must be a whole number, got 1.5"),
+    (lambda: letters(strides=2), "strides=2"),
     (lambda: own((30,)), "cutoff 30"),
     (lambda: TiedTable(None, 8), "source=None"),
     (lambda: TiedTable(softmax()), "AdaptiveSoftmax has none"),

@@ -87,9 +87,10 @@ class CharacterCNN(nn.Module):
         if not filters or not pairs:
             raise InputError(f"filters={filters} must be pairs of characters and features")
         check_at_least(max(span for span, _ in filters), length=self.length)
-        if len(strides) not in (0, len(filters)):
+        if not isinstance(strides, Sequence) or len(strides) not in (0, len(filters)):
             raise InputError(f"strides={strides} must be one for each of {len(filters)} filters")
-        check_at_least(1, strides=min(strides, default=1))
+        for stride in strides:
+            check_at_least(1, strides=stride)
 
     @property
     def lexicon_spec(self) -> dict:

@@ -85,7 +85,8 @@ class NGrams(nn.Module):
         orders = self.orders if isinstance(self.orders, Sequence) else ()
         if not orders or len({*orders}) < len(orders):
             raise InputError(f"orders must be different whole numbers, got {self.orders!r}")
-        check_at_least(2, orders=min(orders))
+        for order in orders:
+            check_at_least(2, orders=order)
         check_known(f"kind={self.kind!r}", self.kind, ("hashed", "counted", "banded"))
         check_at_least(1, rows=self.rows, hashes=self.hashes)
         check_within("[1, inf)", least=self.least)

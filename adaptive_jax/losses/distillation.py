@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_at_least, check_within
 from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.arguments import Table, not_differentiable, token_targets, validate_bands
 from adaptive_jax.losses.banded import ONCE, reduced_weights, scaled
 from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.losses.plans import plan
-from adaptive_jax.losses.sharded import same_axes
+from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.products import sum_dtype, wide
 
 
@@ -66,17 +66,17 @@ def linear_distillation(
         InputError: as `linear_cross_entropy`, and a number out of range.
     """
     how = _How(beta, temperature, hard_weight, words, axis_name)
-    for name in "beta", "hard_weight":
-        if not 0 <= getattr(how, name) <= 1:
-            raise InputError(f"{name}={getattr(how, name)} must be from 0 to 1")
-    if not 0 < temperature < float("inf"):
-        raise InputError(f"temperature={temperature} must be a finite number above 0")
+    check_within("[0, 1]", beta=beta, hard_weight=hard_weight)
+    check_within("(0, inf)", temperature=temperature)
     if hard_weight and targets is None:
         raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
     models = [validate_bands(model[0], Table(*model[1:]), None) for model in (student, teacher)]
     (hidden, [of_student], _), (other, [of_teacher], _) = models
     rows, shape = [len(band.table) for band in (of_student, of_teacher)], hidden.shape[:-1]
-    devices = 1 if axis_name is None else lax.axis_size(axis_name)
+    [all_rows] = words_of([of_student], None, axis_name)
+    devices = all_rows // rows[0]
+    if words is not None:
+        check_at_least(1, words=words)
     differ = rows[0] != rows[1] and (words is None or devices > 1)
     if differ or (words or 1) > devices * min(rows):
         raise InputError(f"words={words} must be in both tables, which have {rows} rows")
@@ -87,7 +87,7 @@ def linear_distillation(
         for array in (of_student.table, of_student.bias, of_teacher.table, of_teacher.bias)
     ]
     ids, ignored = (jnp.zeros(shape, int), None) if targets is None else (targets, ignore_index)
-    count, dtype = words or devices * rows[0], sum_dtype(hidden.dtype)
+    count, dtype = words or all_rows, sum_dtype(hidden.dtype)
     by_token = token_targets(ids, weights, None, shape, count, ignored, dtype)
     weights, axes = reduced_weights(reduction, by_token, token_axes, (hidden, by_token.weights))
     frozen = not_differentiable((other, *arrays[2:]), "the teacher has no gradient here")

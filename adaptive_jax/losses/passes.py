@@ -241,7 +241,9 @@ def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
         tokens = tokens._replace(weight=jnp.where(inside, tokens.weight, 0.0))
         if tokens.normaliser is not None:
             peak = jnp.where(inside, tokens.normaliser.peak, HIGH)
-            tokens = tokens._replace(normaliser=tokens.normaliser._replace(peak=peak))
+            total = jnp.where(inside, tokens.normaliser.total, 1.0)  # 0 / 0 is NaN
+            normaliser = tokens.normaliser._replace(peak=peak, total=total)
+            tokens = tokens._replace(normaliser=normaliser)
         part = band_slice(group, stage.sizes, number, stage.word_counts)
         columns = stage.columns[0] if single else jnp.array(stage.columns)[number]
         arrays = stage.settings, group, part, stage.clusters, columns

@@ -254,6 +254,7 @@ def test_tables_are_sharded_and_planned():
     "settings, words",
     [
         ({"orders": (1, 2)}, "orders must be in [2, inf), got 1"),
+        ({"orders": (2, 3.5)}, "orders must be a whole number, got 3.5"),
         ({"orders": (2, 2)}, "orders must be different whole numbers, got (2, 2)"),
         ({"orders": ()}, "orders must be different whole numbers, got ()"),
         ({"rows": 0}, "rows must be in [1, inf), got 0"),

@@ -127,6 +127,10 @@ near(jax.jit(jax.value_and_grad(mapped))(student, teacher, targets))
         ({"temperature": 0}, ["temperature"]),
         ({"hard_weight": 0.5}, ["hard_weight", "targets"]),
         ({"words": 50}, ["words=50"]),
+        ({"words": 0}, ["words"]),  # gave a loss of 0
+        ({"words": 2.5}, ["words"]),
+        ({"beta": jnp.ones(())}, ["beta"]),
+        ({"axis_name": "nowhere"}, ["axis_name='nowhere'"]),
         ({"words": None}, ["words", "[19, 23]"]),
         ({"teacher": (TEACHER[0][1:], TEACHER[1])}, ["hidden"]),
     ],
