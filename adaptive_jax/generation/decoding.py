@@ -62,14 +62,14 @@ class Decoder:
         self._programs: dict[tuple, Callable] = {}
         self._sizes, self._bands = self._softmax()
         self.num_clusters = sum(map(len, self._sizes[1:]))
-        one, longer, two = (
+        of_two_rows, of_two_tokens, of_three_rows = (
             jax.tree.map(jnp.shape, jax.eval_shape(functools.partial(run.model.cache, *size)))
             for size in ((2, 1), (2, 2), (3, 1))
         )
-        self.limited = one != longer
+        self.limited = of_two_rows != of_two_tokens
         replicated = sharding.replicated(run.mesh)
         self._cache = jax.jit(run.model.cache, static_argnums=(0, 1), out_shardings=replicated)
-        self._take = _taking(one, two)
+        self._take = _make_take(of_two_rows, of_three_rows)
 
     def cache(self, rows: int, length: int) -> object:
         """An empty cache of the body, on the run's devices."""
@@ -84,16 +84,21 @@ class Decoder:
             hidden, carry = apply(tokens, carry, method="step")
             return hidden[:, -1], carry
 
-        at, hidden = 0, None
-        while at < tokens.shape[1]:
-            piece = next(length for length in PIECES if length <= tokens.shape[1] - at)
-            part = np.ascontiguousarray(tokens[:, at : at + piece], np.int32)
-            hidden, carry = self._call(("read",), read, part, carry, carries=True)
-            at += piece
+        hidden = None
+        while rest := tokens.shape[1]:
+            length = next(length for length in PIECES if length <= rest)
+            piece = np.ascontiguousarray(tokens[:, :length], np.int32)
+            hidden, carry = self._call(("read",), read, piece, carry, carries=True)
+            tokens = tokens[:, length:]
         return hidden, carry
 
     def draw(
-        self, hidden: jax.Array, carry: object, how: Sampling, settings: tuple, fixed: np.ndarray
+        self,
+        hidden: jax.Array,
+        carry: object,
+        sampling: Sampling,
+        settings: tuple,
+        fixed: np.ndarray,
     ) -> tuple[Sample, jax.Array, jax.Array, object]:
         """Draws the token after `hidden [rows, features]` and reads it: the tokens, how many tails
         were computed, the next hidden states and carry.
@@ -110,12 +115,12 @@ class Decoder:
             fold_in = jax.random.fold_in
             keys = jax.vmap(lambda row: fold_in(fold_in(key, row), number))(rows)
             tails = jnp.int32(self.num_clusters)
-            if how.k:
-                best = top_k(self._next_token(apply, bands, hidden, how.banned), how.k)
+            if sampling.k:
+                best = top_k(self._next_token(apply, bands, hidden, sampling.banned), sampling.k)
                 sample, tails = draw_among(best, keys, power, top_p), best.clusters_computed
             else:
-                log_probs = NextToken(_log_probs(apply, hidden), how.banned).log_probs
-                if how.nucleus:
+                log_probs = NextToken(_log_probs(apply, hidden), sampling.banned).log_probs
+                if sampling.nucleus:
                     best = top_k(NextToken(log_probs), log_probs.shape[1])
                     sample = draw_among(best, keys, power, top_p)
                 else:
@@ -125,7 +130,7 @@ class Decoder:
             return sample, tails, hidden[:, 0], carry
 
         arguments = self._bands, hidden, settings, fixed
-        return self._call(("draw", how), draw_and_read, arguments, carry, carries=True)
+        return self._call(("draw", sampling), draw_and_read, arguments, carry, carries=True)
 
     def top_k(
         self, hidden: jax.Array, k: int, scores: np.ndarray, banned: tuple[int, ...] = ()
@@ -219,17 +224,17 @@ def _program(function, model, mesh, carries):
     return jax.jit(program, donate_argnums=(4,) if carries else ())
 
 
-def _taking(two, three):
-    """A program that takes rows of a carry; each array's axis of rows is the one whose size
-    differs between the shapes of a carry of `two` rows and of `three`.
+def _make_take(of_two_rows, of_three_rows):
+    """Returns `take(carry, rows)`, see `Decoder.take`. The rows of an array are along the axis
+    whose size differs between its shapes in a carry of two rows and in one of three.
     """
 
-    def take(carry, rows):
-        def of(array, *shapes):
-            axes = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
-            return jnp.take(array, rows, axis=axes[0]) if axes else array
+    def take_array(rows, array, *shapes):
+        axes = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
+        return jnp.take(array, rows, axis=axes[0]) if axes else array
 
-        return jax.tree.map(of, carry, two, three)
+    def take(carry, rows):
+        return jax.tree.map(functools.partial(take_array, rows), carry, of_two_rows, of_three_rows)
 
     return jax.jit(take)
 

@@ -135,9 +135,7 @@ class DecodeState:
         return prompt[np.append(-1, np.flatnonzero(prompt == self.line_end))[-1] + 1 :].tolist()
 
     def begin(self, texts: Sequence[Text]) -> None:
-        """Lets each row begin with a text, whose log-probability it has from now on. Rows beyond
-        them are -inf.
-        """
+        """Gives each row a text to begin with, and its log-probability; further rows have -inf."""
         rows = len(self.tokens)
         self._fixed = [tuple(text.tokens) for text in texts] + [()] * (rows - len(texts))
         sums = np.full(rows, -np.inf)
@@ -149,7 +147,7 @@ class DecodeState:
         self._make_room()
         return jax.device_get(self._decoder.log_probs(self._hidden))
 
-    def draw(self, how: Sampling, settings: tuple) -> np.ndarray:
+    def draw(self, sampling: Sampling, settings: tuple) -> np.ndarray:
         """Draws the next token of each row and reads it: int32 `[rows]`; see `Decoder.draw`.
 
         Raises:
@@ -158,7 +156,7 @@ class DecodeState:
         self._make_room()
         fixed = self._next_fixed()
         sample, tails, self._hidden, self._carry = self._decoder.draw(
-            self._hidden, self._carry, how, settings, fixed
+            self._hidden, self._carry, sampling, settings, fixed
         )
         sample, tails = jax.device_get((sample, tails))
         self._count(tails)
@@ -208,6 +206,7 @@ class DecodeState:
         )
 
     def _next_fixed(self):
+        """The next token that each row begins with, int32 `[rows]`; -1 where none is left."""
         return np.array([tokens[0] if tokens else -1 for tokens in self._fixed], np.int32)
 
     def _count(self, tails):
@@ -263,11 +262,11 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
         state.read(np.pad(ids, empty).astype(np.int32), np.zeros(rows))
         sums = np.pad(sums, empty, constant_values=-np.inf)
         state.progress = state.progress._replace(log_probs=sums)
-    total = np.logaddexp.reduce([each.log_prob for each in complete])
+    total = np.logaddexp.reduce([spelling.log_prob for spelling in complete])
     if not np.isfinite(total):
         raise InputError(NO_NUMBER)
-    complete = [each._replace(log_prob=float(each.log_prob - total)) for each in complete]
-    return sorted(complete, key=lambda each: -each.log_prob)
+    complete = [Text(tokens, float(log_prob - total)) for tokens, log_prob in complete]
+    return sorted(complete, key=lambda spelling: -spelling.log_prob)
 
 
 def beam_search(
@@ -294,18 +293,18 @@ def beam_search(
         order = np.argsort(-totals, axis=None, kind="stable")[: 2 * beams]
         rows, columns = np.divmod(order[totals.ravel()[order] > -np.inf], totals.shape[1])
         ids, log_probs = best.ids[rows, columns], best.log_probs[rows, columns]
-        ended = state.progress_with(rows, ids, log_probs)
-        going = ~ended.ended
+        progress = state.progress_with(rows, ids, log_probs)
+        going = ~progress.ended
         in_beam = np.cumsum(going) - going < beams  # fewer texts before it go on
-        for i in np.flatnonzero(ended.ended & in_beam):
+        for i in np.flatnonzero(progress.ended & in_beam):
             tokens = np.append(state.text_of(rows[i]), ids[i])
-            survivors.append(Text(tokens, float(ended.log_probs[i])))
+            survivors.append(Text(tokens, float(progress.log_probs[i])))
         survivors = sorted(survivors, key=lambda text: -text.log_prob)[:beams]
         chosen = np.flatnonzero(going & in_beam)
         if not len(chosen):
             break
-        state.take(np.pad(rows[chosen], (0, beams - len(chosen))).astype(np.int32))
         empty = 0, beams - len(chosen)  # rows without a text
+        state.take(np.pad(rows[chosen], empty).astype(np.int32))
         state.read(
             np.pad(ids[chosen], empty), np.pad(log_probs[chosen], empty, constant_values=-np.inf)
         )
@@ -380,14 +379,12 @@ class Writer:
         options = self._options
         greedy, key = options.temperature == 0, jax.random.key(options.seed)
         among = options.top_k if options.top_k < len(self._lines.vocabulary) else 0
-        how = Sampling(1 if greedy else among, options.top_p < 1, self._banned)
-        power, top_p = (
-            np.float32(1 if greedy else 1 / options.temperature),
-            np.float32(options.top_p),
-        )
+        sampling = Sampling(1 if greedy else among, options.top_p < 1, self._banned)
+        power = np.float32(1 if greedy else 1 / options.temperature)
+        top_p = np.float32(options.top_p)
         if self._beginnings[0] is not NO_TEXT:
             sums = np.array([text.log_prob for text in self._beginnings], np.float32)
-            sums = sums[: how.k or None]
+            sums = sums[: sampling.k or None]
             shape = len(self.state.tokens), len(sums)
             best = np.broadcast_to(sums, shape), np.indices(shape)[1]
             fold_in, rows = jax.random.fold_in, np.arange(shape[0])
@@ -395,7 +392,7 @@ class Writer:
             columns = draw_among(TopK(*best, 0), keys, power, top_p).id.tolist()
             self.state.begin([self._beginnings[column] for column in columns])
         for number in itertools.count():
-            yield self.state.draw(how, (key, np.int32(number), power, top_p))
+            yield self.state.draw(sampling, (key, np.int32(number), power, top_p))
             if self.state.progress.ended.all():
                 return
 
@@ -455,7 +452,7 @@ def _banned(lines, words):
 
 
 def _beyond(shown, text):
-    """Text behind the characters that both texts begin with."""
+    """The text without the beginning that it shares with what has been shown."""
     return text[len(commonprefix([text, shown])) :]  # noqa: RUF071, of characters, not of paths
 
 
@@ -468,9 +465,9 @@ def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[
     if vocabulary.spells:
         options = Options(words=1, beams=2 * k, samples=2 * k, avoid=())
         probs = {}  # of a word all its spellings in units
-        for one in Writer(decoder, lines, text, options).continuations():
-            word = one.text.removeprefix(" ").replace("\n", EOS)
-            probs[word] = probs.get(word, 0.0) + math.exp(one.log_prob)
+        for written in Writer(decoder, lines, text, options).continuations():
+            word = written.text.removeprefix(" ").replace("\n", EOS)
+            probs[word] = probs.get(word, 0.0) + math.exp(written.log_prob)
         return sorted(probs.items(), key=lambda pair: -pair[1])[:k]
     best = DecodeState(decoder, lines.encode(text), Options()).top_k(k)
     pairs = zip(best.ids[0].tolist(), np.exp(best.log_probs[0]).tolist(), strict=True)

@@ -6,6 +6,7 @@ a tail has more than its tail. So a tail less probable than the k-th best word h
 best. The results are those of all log-probabilities. Everything here runs inside `jax.jit`.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -109,19 +110,16 @@ class NextToken:
         first_tails = itertools.accumulate(counts, initial=0)
         first_words = itertools.accumulate(map(sum, sizes))
 
-        def reader(group, members, first_tail, first_word):
-            def read(tail):
-                member = band_slice(group, members, tail - first_tail)
-                values = of_member(self._hidden, group, member)
-                values += lax.dynamic_slice_in_dim(self.cluster_log_probs, tail, 1, axis=1)
-                ids = first_word + member.first + jnp.arange(values.shape[1])
-                return summarise(ids, self._allowed(ids, values))
-
-            return read
+        def read(group, members, first_tail, first_word, tail):
+            member = band_slice(group, members, tail - first_tail)
+            values = of_member(self._hidden, group, member)
+            values += lax.dynamic_slice_in_dim(self.cluster_log_probs, tail, 1, axis=1)
+            ids = first_word + member.first + jnp.arange(values.shape[1])
+            return summarise(ids, self._allowed(ids, values))
 
         readers = [
-            reader(*each)
-            for each in zip(groups[1:], sizes[1:], first_tails, first_words, strict=False)
+            functools.partial(read, *arguments)
+            for arguments in zip(groups[1:], sizes[1:], first_tails, first_words, strict=False)
         ]
         return lax.switch(jnp.array(group_of)[tail], readers, tail)
 
@@ -146,9 +144,10 @@ def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -
         (values, ids), seen = state
         urgency = token.cluster_log_probs - _finite(least(values))[:, None]
         tail = _most(pending(values, seen), urgency)
-        of_tail = token.visit(tail, lambda ids, values: _best(ids, values, k))
-        joint = [jnp.concatenate(pair, axis=1) for pair in zip((values, ids), of_tail, strict=True)]
-        values, ids = lax.sort((-joint[0], joint[1]), num_keys=2)
+        values_of_tail, ids_of_tail = token.visit(tail, lambda ids, values: _best(ids, values, k))
+        values = jnp.concatenate([values, values_of_tail], axis=1)
+        ids = jnp.concatenate([ids, ids_of_tail], axis=1)
+        values, ids = lax.sort((-values, ids), num_keys=2)
         return (-values[:, :k], ids[:, :k]), seen.at[tail].set(True)
 
     if token.sizes:

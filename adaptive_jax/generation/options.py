@@ -2,13 +2,7 @@
 
 from typing import Annotated, NamedTuple
 
-from adaptive_jax.config.options import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    Option,
-    PositiveInt,
-    check,
-)
+from adaptive_jax.config.options import NonNegativeFloat, NonNegativeInt, Option, PositiveInt, check
 from adaptive_jax.data.vocabulary.words import UNKNOWN
 from adaptive_jax.errors import InputError
 

@@ -155,12 +155,12 @@ class Checkpoints:
                 f" {LOSS} is no JSON"
             ) from error
 
-    def save(self, step: int, items: dict, nll: float | None, **about: object) -> None:
+    def save(self, step: int, items: dict, nll: float | None, **metadata: object) -> None:
         """Saves items after `step` updates, in the background.
 
         nll: the validation loss in nats a word; None if it was not computed, and the checkpoint is
             never the best one.
-        about: what `recorded` returns: the hours that the run has trained, and its id.
+        metadata: what `recorded` returns: the hours that the run has trained, and its id.
 
         Raises:
             Exception: of Orbax, if this checkpoint, or the one before, does not fit on the disk.
@@ -175,7 +175,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(**saved),
                 metrics=None if nll is None else {"nll": nll},
-                custom_metadata=about,
+                custom_metadata=metadata,
             )
 
     def wait(self) -> None:
@@ -246,15 +246,16 @@ class Checkpoints:
             InputError: there is no such checkpoint, or a damaged file of losses may hide the best.
         """
         self.manager.wait_until_finished()
-        for each in sorted(self.manager.all_steps()) if name == "best" else ():
-            directory = self.directory / str(each)
+        saved = sorted(self.manager.all_steps())
+        for other in saved if name == "best" else ():
+            directory = self.directory / str(other)
             changed = changed_file(directory / CHECKSUMS, [LOSS])
             # A file that is missing is one that training deletes meanwhile.
             if changed == LOSS and (directory / LOSS).exists():
-                raise self._unreadable(each, f"{LOSS} has changed")
-        named = {"best": lambda: self.best() or self.latest(), "latest": self.latest}
-        step = named.get(name, lambda: int(name) if name.isdecimal() else name)()
-        saved = sorted(self.manager.all_steps())
+                raise self._unreadable(other, f"{LOSS} has changed")
+        step = int(name) if name.isdecimal() else None
+        if name in ("best", "latest"):
+            step = (name == "best" and self.best()) or self.latest()
         if step not in saved:
             steps = f"it has steps {', '.join(map(str, saved))}; or use best or latest"
             raise InputError(

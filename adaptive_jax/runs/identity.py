@@ -95,7 +95,7 @@ def id_of(workdir: Path) -> str:
 
 
 def _read_text(workdir):
-    """The texts of a run as an identity has them, and its id, of text.json."""
+    """The texts of a run as an identity has them, and its id; of text.json."""
     path = workdir / "text.json"
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
@@ -111,11 +111,11 @@ def text_of(corpus: Corpus) -> dict[str, dict]:
     its ends.
     """
 
-    def about(ids):
+    def size_and_checksum(ids):
         ends = np.concatenate([ids[:ENDS], ids[max(0, len(ids) - ENDS) :]])
         return {"tokens": len(ids), "crc32": zlib.crc32(ends.astype("<i4").tobytes())}
 
-    return {split: about(ids) for split, ids in corpus.ids.items()}
+    return {split: size_and_checksum(ids) for split, ids in corpus.ids.items()}
 
 
 def differences(
@@ -188,10 +188,11 @@ def _words(vocabulary: Vocabulary):
     return f"{len(vocabulary):,} words of digest {vocabulary.digest}"
 
 
-def _texts(about):
+def _texts(content):
+    """The texts of the content of text.json, as an identity has them."""
     return {
-        f"{split} text": f"{each['tokens']:,} tokens of checksum {each['crc32']:08x}"
-        for split, each in about.items()
+        f"{split} text": f"{text['tokens']:,} tokens of checksum {text['crc32']:08x}"
+        for split, text in content.items()
         if split != ID
     }
 

@@ -43,11 +43,7 @@ def identity_of(workdir: Path, step: int) -> bytes:
     training's; none where there are none.
     """
     checkpoint = workdir / "checkpoints" / str(step)
-    files = (
-        checkpoint / "checksums.sha256",
-        checkpoint / METADATA,
-        workdir / "model.sha256",
-    )
+    files = (checkpoint / "checksums.sha256", checkpoint / METADATA, workdir / "model.sha256")
     content = b""
     for path in files:
         with contextlib.suppress(FileNotFoundError):
@@ -142,10 +138,9 @@ def _read_exported(workdir, like):
         arrays = library.load(path.read_bytes()) if in_bucket(path) else library.load_file(path)
     except Exception as error:  # the library raises many kinds
         raise _damaged(path) from error
-    arrays_of_model = traverse_util.flatten_dict(like, sep=".")
-    stored, expected = (
-        {name: a.shape for name, a in each.items()} for each in (arrays, arrays_of_model)
-    )
+    like = traverse_util.flatten_dict(like, sep=".")
+    stored = {name: array.shape for name, array in arrays.items()}
+    expected = {name: shape.shape for name, shape in like.items()}
     for name in sorted({*stored, *expected}):
         shape, now = stored.get(name, "missing"), expected.get(name, "missing")
         if shape != now:
@@ -153,11 +148,12 @@ def _read_exported(workdir, like):
                 f"{path} is of another model than config.json: {name} has shape {shape}, not {now};"
                 " export the run again"
             )
-    parameters = {name: _on_devices(arrays[name], each) for name, each in arrays_of_model.items()}
+    parameters = {name: _on_devices(arrays[name], shape) for name, shape in like.items()}
     return traverse_util.unflatten_dict(parameters, sep=".")
 
 
 def _on_devices(array, like):
+    """A host's array in the dtype and sharding of `like`."""
     return jax.make_array_from_callback(
         like.shape, like.sharding, lambda index: array[index].astype(like.dtype)
     )

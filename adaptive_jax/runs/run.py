@@ -14,12 +14,7 @@ from adaptive_jax.config.keys import at, with_words, word_group
 from adaptive_jax.data.vocabulary.lexicon import check_same_entries, coverage, lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.model.language_model import (
-    LanguageModel,
-    band_shapes,
-    build,
-    parameter_shapes,
-)
+from adaptive_jax.model.language_model import LanguageModel, band_shapes, build, parameter_shapes
 from adaptive_jax.parallel import accelerators, sharding
 from adaptive_jax.planning.plan import choose_fsdp, devices_to_score
 from adaptive_jax.runs.parameters import Parameters, read_parameters

@@ -33,9 +33,9 @@ def write_json(path: Path, content) -> None:
         file.write((to_json(content, indent=2) + "\n").encode())
 
 
-def to_json(content, **how) -> str:
-    """Standard JSON, which has no infinity and no NaN: those become null."""
-    return json.dumps(_finite(content), allow_nan=False, **how)
+def to_json(content, **options) -> str:
+    """Standard JSON, in which infinity and NaN become null. options: of json.dumps."""
+    return json.dumps(_finite(content), allow_nan=False, **options)
 
 
 def _finite(content):
@@ -172,12 +172,12 @@ def with_origin(config: dict, begun: dict | None) -> dict:
     """
     if not begun:
         return config
-    origin, same = config["init_from"], begun["init_from"]
-    if origin and absolute(path_of(origin)) != absolute(path_of(same or origin)):
+    origin, begun_origin = config["init_from"], begun["init_from"] or config["init_from"]
+    if origin and absolute(path_of(origin)) != absolute(path_of(begun_origin)):
         return config
     keys = "init_checkpoint", "init_words"
     settings = {key: begun[key] for key in keys if config[key] == getattr(General, key)}
-    return config | {"init_from": same or origin} | settings
+    return config | {"init_from": begun_origin} | settings
 
 
 def has_checkpoints(workdir: Path) -> bool:

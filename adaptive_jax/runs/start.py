@@ -107,11 +107,10 @@ def _check_writable(workdir):
                 f"cannot write {workdir} ({one_line(error)}): check its name and your credentials"
             ) from error
         return
-    exists = next(
-        place for place in (workdir.absolute(), *workdir.absolute().parents) if place.exists()
-    )
+    path = workdir.absolute()
+    nearest = next(place for place in (path, *path.parents) if place.exists())
     try:
-        with tempfile.TemporaryFile(dir=exists):
+        with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         error.filename = str(workdir)  # instead of the temporary file's

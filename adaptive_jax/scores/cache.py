@@ -68,9 +68,9 @@ def score(job: Evaluation, options: Cache) -> Iterator[tuple[dict, np.ndarray]]:
     """Scores of all pairs of λ and θ; the model scores the split once, whatever their number."""
     nll, entries, targets = job.counted(hidden=options.cache in ("local", "unbounded"))
     words, progress = len(job.run.vocabulary), job.progress("cache")
-    of_cache = log_probs(options, entries, targets, words, progress)
+    cache_log_probs = log_probs(options, entries, targets, words, progress)
     thetas = {"theta": options.theta} if options.cache == "local" else {}
-    yield from interpolations(nll, of_cache, options.model_weight, thetas)
+    yield from interpolations(nll, cache_log_probs, options.model_weight, thetas)
 
 
 def interpolations(
@@ -124,12 +124,12 @@ def log_probs(
         have one row.
     """
     if cache.cache == "unigram":
-        of_cache = occurrences(targets, cache.size())
+        counts = occurrences(targets, cache.size())
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.log(of_cache / np.minimum(np.arange(len(targets)), cache.size()))[None]
+            return np.log(counts / np.minimum(np.arange(len(targets)), cache.size()))[None]
     if cache.cache == "unigram_softmax":
-        of_cache = occurrences(targets, cache.size())
-        return (of_cache - _log_sums(targets, words, cache.size(), progress))[None]
+        counts = occurrences(targets, cache.size())
+        return (counts - _log_sums(targets, words, cache.size(), progress))[None]
     return _compare(cache, hidden, targets, progress)
 
 
@@ -152,27 +152,27 @@ def occurrences(targets: np.ndarray, size: int) -> np.ndarray:
 
 def _log_sums(targets, words, size, progress):
     """log Σ_v exp(n_v) over all words before each target: float64 `[tokens]`."""
-    counts, having = np.zeros(words, np.int64), np.zeros(min(size, len(targets)) + 2)
-    having[0] = words  # words that occur so many times
+    counts = np.zeros(words, np.int64)
+    words_of_count = np.zeros(min(size, len(targets)) + 2)  # how many words occur n times
+    words_of_count[0] = words
     most, sums = 0, np.empty(len(targets))
     exponentials = np.exp(-np.arange(BEYOND, dtype=np.float64))
 
-    def add(word, one):
-        having[counts[word]] -= 1
-        counts[word] += one
-        having[counts[word]] += 1
+    def add(word, change):
+        words_of_count[counts[word]] -= 1
+        counts[word] += change
+        words_of_count[counts[word]] += 1
 
     for begin in progress(range(0, len(targets), SHOWN), -(-len(targets) // SHOWN)):
         for t in range(begin, min(begin + SHOWN, len(targets))):
             least = max(0, most - BEYOND + 1)
-            sums[t] = most + np.log(
-                having[least : most + 1][::-1] @ exponentials[: most + 1 - least]
-            )
+            frequent = words_of_count[least : most + 1][::-1]
+            sums[t] = most + np.log(frequent @ exponentials[: len(frequent)])
             add(targets[t], 1)
             if t >= size:
                 add(targets[t - size], -1)
             most = max(most, counts[targets[t]])
-            while not having[most]:
+            while not words_of_count[most]:
                 most -= 1
     return sums
 
@@ -191,20 +191,18 @@ def _compare(cache, hidden, targets, progress):
     for begin in progress(range(0, tokens, QUERIES), -(-tokens // QUERIES)):
         part = slice(begin, begin + QUERIES)
         rest = QUERIES - len(targets[part])
-        arguments = (
-            np.pad(hidden[part], [(0, rest), (0, 0)]),
-            np.pad(targets[part], (0, rest), constant_values=-1),
-        )
-        store, log_probs = look_up(store, arguments, jnp.int32(begin), thetas)
+        states = np.pad(hidden[part], [(0, rest), (0, 0)])
+        words = np.pad(targets[part], (0, rest), constant_values=-1)
+        store, log_probs = look_up(store, (states, words), jnp.int32(begin), thetas)
         results.append(log_probs)  # not fetched yet, so that the device goes on
     return np.concatenate(jax.device_get(results), axis=1)[:, :tokens].astype(np.float64)
 
 
 @functools.lru_cache(maxsize=8)
 def _look_up(kind, size, neighbours):
-    """Returns `(store, given, begin, thetas) -> (store, log p_cache [thetas, queries])`.
+    """Returns `(store, queries, begin, thetas) -> (store, log p_cache [thetas, queries])`.
 
-    store: hidden states and words of the entries. given: those of the QUERIES words from `begin`
+    store: hidden states and words of the entries. queries: those of the QUERIES words from `begin`
     on, which are looked up and stored.
     """
 

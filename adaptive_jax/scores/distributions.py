@@ -13,12 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.runs.run import Run
-from adaptive_jax.scores.scoring import (
-    LOG_PROBS,
-    local_model,
-    on_devices,
-    scores,
-)
+from adaptive_jax.scores.scoring import LOG_PROBS, local_model, on_devices, scores
 
 TOKENS = 256  # whose distributions are computed at a time, at most
 ALTERNATIVES = 8  # words that a passage names
@@ -55,14 +50,12 @@ def expected(
     words = run.model.input.vocabulary_size
     size, k = max(1, min(TOKENS, LOG_PROBS // words)), min(k, words)
     describe, parts = _describer(run.model, run.mesh, k), []
-    for begin in range(0, len(targets), size):
+    for begin in range(0, max(1, len(targets)), size):
         states, target_ids = hidden[begin : begin + size], targets[begin : begin + size]
         rest = size - len(target_ids)
         # Parts of one size are one program, whatever the number of tokens.
-        states, target_ids = (
-            np.pad(states, [(0, rest), (0, 0)]),
-            np.pad(np.minimum(target_ids, words - 1), (0, rest)),
-        )
+        states = np.pad(states, [(0, rest), (0, 0)])
+        target_ids = np.pad(np.minimum(target_ids, words - 1), (0, rest))
         parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, target_ids)))
     return PredictiveStats(
         *(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True))

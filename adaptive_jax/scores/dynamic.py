@@ -29,13 +29,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.parallel import sharding
 from adaptive_jax.runs.run import Run
-from adaptive_jax.scores.scoring import (
-    Evaluation,
-    Progress,
-    fetch,
-    first_carry,
-    make_scorer,
-)
+from adaptive_jax.scores.scoring import Evaluation, Progress, fetch, first_carry, make_scorer
 
 RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
 CURE = {"sgd": "lower --rate", "rms": "lower --rate, or raise --epsilon or --statistics"}
@@ -174,10 +168,6 @@ def _sample(ids, settings, segments):
     tokens = segments * settings.rows * (settings.window - settings.context_columns)
     if tokens >= len(ids):
         return np.asarray(ids)
-    each = -(-tokens // STRETCHES)
-    return np.concatenate(
-        [
-            ids[begin : begin + each]
-            for begin in np.linspace(0, len(ids) - each, STRETCHES).astype(int)
-        ]
-    )
+    length = -(-tokens // STRETCHES)
+    begins = np.linspace(0, len(ids) - length, STRETCHES).astype(int)
+    return np.concatenate([ids[begin : begin + length] for begin in begins])

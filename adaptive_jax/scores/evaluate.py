@@ -118,16 +118,7 @@ def evaluate_contexts(
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
     ids = corpus.ids[split]
     check_hosts({}, corpus)
-    if request.window > len(ids):
-        raise InputError(
-            f"window={request.window} is longer than the {split} split, {len(ids)} tokens: use"
-            " that or less"
-        )
-    if windows[0].layout == "streams" and request.rows > (most := len(ids) - max(contexts)):
-        raise InputError(
-            f"rows={request.rows} must be {max(1, most)} or less: each begins at another token of"
-            f" the {split} split, {len(ids)} tokens"
-        )
+    _check_length(request, windows, len(ids))
     words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
     comparable = _is_published(request, config, vocabulary.count_words(ids))
     paper = card.published(workdir, split) if comparable else None
@@ -139,21 +130,6 @@ def evaluate_contexts(
         uniform = 0.0 if run.predicts_new_words else UNIFORM
     if not run.predicts_new_words:
         _check_no_new_words(request)
-
-    def train(directory):
-        data = config["data"]
-        if not directory and data["corpus"] == "text_files" and not data["path"]:
-            directory = request.data_path  # of a converted model
-        try:
-            source = data_of(workdir, config, directory, "train")
-            return load(source, vocabulary=vocabulary, splits=("train",)).ids["train"]
-        except InputError as error:
-            raise InputError(f"--method={request.method} reads a train text: {error}") from error
-
-    def encode(other):
-        source = other.saved_config["data"] | {key: data[key] for key in ("corpus", "path")}
-        return load(source, vocabulary=other.vocabulary, splits=(split,)).ids[split]
-
     text = words_of(ids, vocabulary, config["data"], data)
     span = text.span(request.sample_from, request.sample_words) if request.sample_words else None
     arrays = {key: value for key, value in text._asdict().items() if value is not None}
@@ -164,18 +140,17 @@ def evaluate_contexts(
         if not (request.rows or one_row):
             rows = rows_to_score(config, settings.window) * run.mesh.size
             settings = settings._replace(rows=rows)
-        progress = functools.partial(_bar, settings.context)
         job = Evaluation(
-            workdir,
-            run,
-            ids,
-            settings,
-            uniform,
-            request.down_weight,
-            train,
-            progress,
-            tables,
-            encode,
+            workdir=workdir,
+            run=run,
+            ids=ids,
+            windows=settings,
+            uniform=uniform,
+            down_weight=request.down_weight,
+            train=functools.partial(_train_ids, workdir, request, config, vocabulary),
+            progress=functools.partial(_bar, settings.context),
+            tables=tables,
+            encode=functools.partial(_ids_by, split, data),
         )
         start = time.perf_counter()
         chosen, result, nll = _best(score, job)
@@ -222,6 +197,21 @@ def _check_request(request):
     return score
 
 
+def _check_length(request, windows, tokens):
+    """Checks that a split has tokens for the window and the rows of a request."""
+    if request.window > tokens:
+        raise InputError(
+            f"window={request.window} is longer than the {request.split} split, {tokens} tokens:"
+            " use that or less"
+        )
+    most = tokens - max(settings.context for settings in windows)
+    if windows[0].layout == "streams" and request.rows > most:
+        raise InputError(
+            f"rows={request.rows} must be {max(1, most)} or less: each begins at another token of"
+            f" the {request.split} split, {tokens} tokens"
+        )
+
+
 def _check_no_new_words(request):
     """Checks that a request asks nothing of new words, of which its model has no vectors."""
     method, vocabulary = request.method, request.vocabulary
@@ -234,18 +224,36 @@ def _check_no_new_words(request):
     raise InputError(f"{flag} needs vectors of new words, which this model lacks: leave it out")
 
 
+def _train_ids(workdir, request, config, vocabulary, directory):
+    """The ids of the run's train split, or of the train.txt in another directory."""
+    data = config["data"]
+    if not directory and data["corpus"] == "text_files" and not data["path"]:
+        directory = request.data_path  # of a converted model
+    try:
+        source = data_of(workdir, config, directory, "train")
+        return load(source, vocabulary=vocabulary, splits=("train",)).ids["train"]
+    except InputError as error:
+        raise InputError(f"--method={request.method} reads a train text: {error}") from error
+
+
+def _ids_by(split, data, run):
+    """The ids of a split of `data`'s corpus by the vocabulary of another run."""
+    source = run.saved_config["data"] | {key: data[key] for key in ("corpus", "path")}
+    return load(source, vocabulary=run.vocabulary, splits=(split,)).ids[split]
+
+
 def _best(score, job):
     """Returns the options of the best setting, its summary and its nll. Of several settings, the
     summary has all as `grid`.
     """
-    best, tried = None, []
-    for label, nll in score(job):
+    best, grid = None, []
+    for options, nll in score(job):
         result = Scores(job.ids, nll).summary(job.run.vocabulary)
-        tried.append(label | {key: result[key] for key in MEASURED})
+        grid.append(options | {key: result[key] for key in MEASURED})
         if best is None or result["nll"] < best[1]["nll"]:
-            best = label, label | result, nll
-    label, result, nll = best
-    return label, result | ({"grid": tried} if len(tried) > 1 else {}), nll
+            best = options, options | result, nll
+    options, result, nll = best
+    return options, result | ({"grid": grid} if len(grid) > 1 else {}), nll
 
 
 def _settings(request, windows, config, lexicon):
@@ -295,8 +303,8 @@ def _bar(context: int, what: str):
     """
 
     def shown(batches: Iterable, count: int) -> Iterator:
-        about = f"{what}, context {context:,}" if context else what
-        bar = Bar(count, 0, [about], shown=hosts.first(), every=60.0)
+        label = f"{what}, context {context:,}" if context else what
+        bar = Bar(count, 0, [label], shown=hosts.first(), every=60.0)
         try:
             with hosts.stopping() as stop:
                 for number, batch in enumerate(batches):

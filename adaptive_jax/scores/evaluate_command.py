@@ -53,22 +53,22 @@ def define_flags() -> None:
 def options_of_methods() -> dict[str, dict[str, type]]:
     """Returns, for each option, the methods that have it and their classes of options."""
     kinds = {}
-    for method, each in METHODS.items():
-        for name in fields_of(each.options):
-            kinds.setdefault(name, {})[method] = each.options
+    for name, method in METHODS.items():
+        for option in fields_of(method.options):
+            kinds.setdefault(option, {})[name] = method.options
     return kinds
 
 
 def main():
     """Evaluates as the flags say."""
     contexts, target = options(Evaluate)
-    of_method = {}
+    method_options = {}
     for method in METHODS.values():
         for name, field in fields_of(method.options).items():
             if (value := option_value(name, field)) is not None:
-                of_method[name] = value
+                method_options[name] = value
     request = options(Request, without=("context",))
-    request = request._replace(context=contexts[0], options=of_method)
+    request = request._replace(context=contexts[0], options=method_options)
     workdir = commands.workdir()
     hosts.initialize(*options(commands.Hosts))
     with hosts.fail_together():

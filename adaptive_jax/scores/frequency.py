@@ -153,7 +153,7 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
         return Words(ids, ends, hashes[ids], eos_count, counts[ids] if has_counts else None)
     frequencies, mark = _training_counts(data, other), vocabulary.mark
 
-    def spelled():
+    def counts_and_hashes():
         start = 0
         for end in map(int, ends):
             word = b"".join(spellings[i] for i in ids[start : end + 1]).removesuffix(mark)
@@ -161,7 +161,7 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
             yield frequencies.get(word.decode(errors="replace"), 0), hashed
             start = end + 1
 
-    table = np.fromiter(spelled(), [("count", np.int64), ("hash", np.uint32)])
+    table = np.fromiter(counts_and_hashes(), [("count", np.int64), ("hash", np.uint32)])
     return Words(ids, ends, table["hash"], eos_count, table["count"] if frequencies else None)
 
 
@@ -210,21 +210,17 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
     size = max(LEAST_BLOCK, -(-len(values) // BLOCKS))
     blocks = np.arange(len(values)) // size
     weights = _draws(int(blocks[-1]) + 1) if len(blocks) else None
-    rows = []
+    bins = []
     for least, most, inside in in_bins(counts, edges):
         inside &= ~np.isnan(values)
         if not inside.any():
             continue
-        inner, inner_blocks = values[inside], blocks[inside]
-        middle = float(np.mean(inner)), float(np.median(inner))
-        intervals = None, None
-        if len(np.unique(inner_blocks)) >= LEAST_BLOCKS:
-            intervals = (
-                _of_means(inner, inner_blocks, weights),
-                _of_medians(inner, inner_blocks, weights),
-            )
-        rows.append(Bin(least, most, len(inner), *middle, *intervals))
-    return rows
+        inner, parts, intervals = values[inside], blocks[inside], (None, None)
+        if len(np.unique(parts)) >= LEAST_BLOCKS:
+            intervals = _of_means(inner, parts, weights), _of_medians(inner, parts, weights)
+        mean, median = float(np.mean(inner)), float(np.median(inner))
+        bins.append(Bin(least, most, len(inner), mean, median, *intervals))
+    return bins
 
 
 @functools.lru_cache(maxsize=8)
@@ -237,12 +233,16 @@ def _draws(blocks):
 
 
 def _of_means(values, blocks, weights):
+    """The interval of the mean of values `[words]`. blocks: the part of the text of each, int
+    `[words]`. weights: see `_draws`.
+    """
     count = weights.shape[1]
     words = weights @ np.bincount(blocks, minlength=count).astype(np.float64)
     return _interval(weights @ np.bincount(blocks, values, count), words)
 
 
 def _of_medians(values, blocks, weights):
+    """As `_of_means`, of the median."""
     order = np.argsort(values, kind="stable")
     # Neighbouring values share a rank where there are more than RANKS: of 100,000 words 100, less
     # than their medians vary.

@@ -17,7 +17,6 @@ class Line(NamedTuple):
 
     read: how many of the tokens, the first ones, are only read: they belong to `before`.
     before: the beginning of its first word, which stands in the text before it.
-
     begins: it begins a document, and sees nothing before it.
     """
 
@@ -53,17 +52,17 @@ class GrowingText:
         unscored = Scores.unscored(ids, self.scores.rank is not None)
         self.scores = Scores.concatenated([self.scores, unscored])
 
-    def next_windows(self, ends: bool) -> WindowSpans:
+    def next_windows(self, complete: bool) -> WindowSpans:
         """Windows of tokens that are not scored yet: of those that are settled, or of all.
 
         With layout "streams" one window, of whole parts of `window` tokens.
 
-        ends: no line follows, or the next one may see the last example cut short.
+        complete: no line follows, or the next one may see the last example cut short.
         """
         window, context, break_mode, layout, *_ = self.settings
         done, pending = self.scored, self.scores.ids[self.settled :]
         if layout == "streams":
-            self.settled += len(pending) if ends else len(pending) // window * window
+            self.settled += len(pending) if complete else len(pending) // window * window
             self.scored = self.settled
             self.begun |= done < self.scored
             return WindowSpans(*np.array([[done], [done], [self.scored]]))
@@ -76,15 +75,15 @@ class GrowingText:
             if break_mode != "none":  # a part of a long sentence must not look like a line
                 before = self.scores.ids[starts - 1]
                 firsts = starts[(starts == self.settled) | (before == self.eos)]
-            closed = int(firsts[-1]) - self.settled
+            closed = int(firsts[-1]) - self.settled  # the last example may still grow
         self.settled += closed
-        self.scored = len(self.scores.ids) if ends else self.settled
+        self.scored = len(self.scores.ids) if complete else self.settled
         shown = starts - np.minimum(context, starts - 1)
         new = (done < end) & (end <= self.scored)
         return WindowSpans(shown[new], np.maximum(starts, done)[new], end[new])
 
     def pop_complete_lines(self) -> Iterator[tuple[Line, Scores]]:
-        """The lines all of whose tokens are scored, and forgets what no window can show."""
+        """Lines all of whose tokens are scored; then drops tokens that no window can show."""
         while self._lines and self._left + len(self._lines[0].ids) <= self.scored:
             line = self._lines.popleft()
             begin, self._left = self._left, self._left + len(line.ids)

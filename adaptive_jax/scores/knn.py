@@ -95,9 +95,9 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
         name += f"-{digest(options.datastore)[:8]}"
     store = open_datastore(job.workdir, name, job.run, text, windows, job.progress("datastore"))
     nll, states, targets = job.counted()
-    of_neighbours = log_probs(store, states, targets, options, job.progress("neighbours"))
+    knn_log_probs = log_probs(store, states, targets, options, job.progress("neighbours"))
     temperatures = {"temperature": options.temperature}
-    yield from interpolations(nll, of_neighbours, options.model_weight, temperatures)
+    yield from interpolations(nll, knn_log_probs, options.model_weight, temperatures)
 
 
 def open_datastore(
@@ -118,17 +118,17 @@ def open_datastore(
             f"--method=knn keeps its datastore on one host's disk, in {folder}: copy the run there,"
             " and use one host"
         )
-    about = _about(workdir, run, ids, windows)
+    description = _description(run, ids, windows)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A second evaluation waits for the first, and reads what that one made.
         with filelock.FileLock(folder.with_name(".datastore.lock")):
-            if (store := _read(folder, about)) is not None:
+            if (store := _read(folder, description)) is not None:
                 return store
             with new_directory(folder) as unfinished:
                 scored = scores(run, ids, windows, progress, hidden=True)
-                _write(unfinished, about, scored, ids)
-                store = _read(unfinished, about)
+                _write(unfinished, description, scored, ids)
+                store = _read(unfinished, description)
                 shutil.rmtree(folder, ignore_errors=True)  # of other parameters, or damaged
             return store
     except OSError as error:
@@ -139,8 +139,8 @@ def open_datastore(
         ) from error
 
 
-def _about(workdir, run, ids, windows):
-    """Returns what a datastore depends on."""
+def _description(run, ids, windows):
+    """The parameters, text and settings of which a datastore is made."""
     # Elsewhere they change no hidden state.
     rows = windows.rows if windows.layout == "streams" else 0
     return {
@@ -150,12 +150,12 @@ def _about(workdir, run, ids, windows):
     }
 
 
-def _read(folder, about):
+def _read(folder, description):
     """Returns the datastore in a folder; None if there is none of this description."""
     try:
         stored = json.loads((folder / "about.json").read_text())
         shape, sums = (stored.pop("entries"), stored.pop("features")), stored.pop("checksums")
-        if stored != about:
+        if stored != description:
             return None
         store = Datastore(
             np.memmap(folder / "keys", np.float16, "r", shape=shape),
@@ -172,7 +172,7 @@ def _read(folder, about):
     return store
 
 
-def _write(folder, about, scored, ids):
+def _write(folder, description, scored, ids):
     """Writes the files of a datastore into an empty folder."""
     entries, origin = 0, None
     with (folder / "keys").open("wb") as keys, (folder / "words").open("wb") as words:
@@ -195,7 +195,7 @@ def _write(folder, about, scored, ids):
     files = {name: np.memmap(folder / name, kind, "r") for name, kind in kinds.items()}
     sums = {name: checksum(array) for name, array in files.items()}
     sizes = {"entries": entries, "features": len(origin)}
-    write_json(folder / "about.json", about | sizes | {"checksums": sums})
+    write_json(folder / "about.json", description | sizes | {"checksums": sums})
 
 
 def log_probs(
@@ -219,12 +219,9 @@ def log_probs(
     for t, i in progress(visits, len(visits)):
         if i == 0:
             part = slice(t, t + group)
-            queries_and_targets = (
-                _padded(hidden[part] - store.origin, group),
-                _padded(targets[part], group),
-            )
             queries = tuple(
-                jnp.asarray(a.reshape(-1, QUERIES, *a.shape[1:])) for a in queries_and_targets
+                jnp.asarray(_padded(a, group).reshape(-1, QUERIES, *a.shape[1:]))
+                for a in (hidden[part] - store.origin, targets[part])
             )
             best = none_yet(*queries[1].shape, neighbours)
         part = slice(i, min(i + block, entries))
@@ -250,8 +247,8 @@ def _visit(best, entries, queries):
     keys, words, used = entries
     valid = (jnp.arange(len(keys)) < used)[None]
 
-    def add(each):
-        best, (hidden, targets) = each
+    def add(chunk):
+        best, (hidden, targets) = chunk
         return nearest(best, hidden, keys, valid, words[None] == targets[:, None])
 
     return lax.map(add, (best, queries))

@@ -13,7 +13,7 @@ from adaptive_jax.scores import cache, dynamic, knn, mix
 from adaptive_jax.scores.scoring import Evaluation
 
 # For each setting tried: the options by which it differs, and the nll `[tokens]` in nats
-Scores = Iterator[tuple[dict, np.ndarray]]
+Trials = Iterator[tuple[dict, np.ndarray]]
 
 
 class Plain(NamedTuple):
@@ -30,13 +30,13 @@ class Method(NamedTuple):
         new_words: takes words that the model has no vectors of, and --down_weight.
     """
 
-    score: Callable[[Evaluation, tuple], Scores]
+    score: Callable[[Evaluation, tuple], Trials]
     options: type = Plain
     one_row: bool = False
     new_words: bool = True
 
 
-def score_plain(job: Evaluation, options: Plain) -> Scores:
+def score_plain(job: Evaluation, options: Plain) -> Trials:
     """The model's own scores."""
     yield {}, job.score()[0]
 
@@ -50,7 +50,7 @@ METHODS = {
 }
 
 
-def prepared(method: str, options: Mapping[str, object]) -> Callable[[Evaluation], Scores]:
+def prepared(method: str, options: Mapping[str, object]) -> Callable[[Evaluation], Trials]:
     """The method with its options, to be called with an `Evaluation`.
 
     Raises:

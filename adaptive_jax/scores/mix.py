@@ -6,7 +6,7 @@ others, which must read the same text, word by word.
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -18,7 +18,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import path_of
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.cache import interpolations
-from adaptive_jax.scores.scores import Scores
+from adaptive_jax.scores.scores import Scores, word_names
 from adaptive_jax.scores.scoring import Evaluation
 
 UNITS = {"surprisal_nats": 1.0, "surprisal_bits": np.log(2)}
@@ -50,19 +50,20 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
     counts = ~np.isnan(nll)
     tokens = Scores(job.ids[:], nll).take(counts)
     words = tokens.words(job.run.vocabulary)
-    of_tokens = False
+    by_token = False
     if options.scores:
-        other_nll = surprisals(path_of(options.scores), words, job.run.vocabulary.words)
+        names = word_names(tokens.ids.tolist(), job.run.vocabulary)
+        other_nll = surprisals(path_of(options.scores), names)
     else:
-        other_nll, of_tokens = other_scores(job, options.other)
-    expected = len(tokens.nll if of_tokens else words.nll)
+        other_nll, by_token = other_scores(job, options.other)
+    expected = len(tokens.nll if by_token else words.nll)
     if len(other_nll) != expected:
         raise InputError(
             f"{options.scores or options.other} scores {len(other_nll):,}"
-            f" {'tokens' if of_tokens else 'words'}, and this run {expected:,}: both must read the"
+            f" {'tokens' if by_token else 'words'}, and this run {expected:,}: both must read the"
             " same text, <eos> included"
         )
-    if of_tokens:
+    if by_token:
         yield from interpolations(nll, -other_nll[None], options.model_weight, {})
         return
     ends = np.flatnonzero(counts)[np.append(words.place[1:], len(tokens.nll)) - 1]
@@ -84,9 +85,9 @@ def other_scores(job: Evaluation, workdir: str) -> tuple[np.ndarray, bool]:
     return (tokens.nll, True) if same else (tokens.words(run.vocabulary).nll, False)
 
 
-def surprisals(path: Path, words: Scores, names: tuple[str, ...]) -> np.ndarray:
+def surprisals(path: Path, words: Sequence[str]) -> np.ndarray:
     """The surprisals of a table in nats, float64 `[words]`. Raises InputError: no such column, a
-    cell that is no number, another word than that of the text.
+    cell that is no number, another word than that of the text, `words`.
     """
     with path.open(newline="", encoding="utf-8") as file:
         table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -94,13 +95,16 @@ def surprisals(path: Path, words: Scores, names: tuple[str, ...]) -> np.ndarray:
         if column is None:
             raise InputError(f"{path}: a column must be named {' or '.join(UNITS)}")
         rows = list(table)
-    for number, (row, token) in enumerate(zip(rows, words.ids.tolist(), strict=False), start=2):
-        if (word := row.get("word")) not in (None, names[token]) and names[token] != UNKNOWN:
+    for number, (row, expected) in enumerate(zip(rows, words, strict=False), start=2):
+        if (word := row.get("word")) not in (None, expected) and expected != UNKNOWN:
             raise InputError(
                 f"{path}, line {number}: the word is {word!r}, and that of the split"
-                f" {names[token]!r}: both must be the same text"
+                f" {expected!r}: both must be the same text"
             )
     try:
-        return np.array([float(row[column]) for row in rows]) * UNITS[column]
+        nll = np.array([float(row[column]) for row in rows]) * UNITS[column]
+        if (missing := np.isnan(nll)).any():  # would be taken for a cache that is still empty
+            raise ValueError(f"nan in line {np.argmax(missing) + 2}")
+        return nll
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {column} must be numbers: {error}") from None

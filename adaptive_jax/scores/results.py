@@ -41,8 +41,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
             words += f"; {name} words {part['share']:.1%}"
             if part["perplexity"] is not None:
                 words += f" of perplexity {perplexity_text(part['perplexity'])}"
-    unigram, method = result["unigram_perplexity"], result["settings"]["method"]
-    of_known = result["known_perplexity"]
+    unigram, known = result["unigram_perplexity"], result["known_perplexity"]
     unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
     if settings.layout == "streams":
         rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
@@ -50,16 +49,16 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     parts = [
         f"{result['split']}: perplexity {perplexity_text(result['perplexity'])}"
         f" ({result['nll']:.4f} nats a {unit}) over {result['words']:,} {unit}s"
-        + (f", without <unk> {perplexity_text(of_known)}" if of_known is not None else "")
+        + (f", without <unk> {perplexity_text(known)}" if known is not None else "")
         + (f", unigram perplexity {perplexity_text(unigram)}" if math.isfinite(unigram) else ""),
         *([words] if words else []),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"
         f" {context}",
     ]
-    if method != "plain":
+    if (method := result["settings"]["method"]) != "plain":
         options = result["settings"].get("options", {})
-        one = {key: v[0] if isinstance(v, list | tuple) else v for key, v in options.items()}
-        parts.append(", ".join([f"method {method}", *_labels(one | chosen)]))
+        options = {key: v[0] if isinstance(v, list | tuple) else v for key, v in options.items()}
+        parts.append(", ".join([f"method {method}", *_labels(options | chosen)]))
     hosts.log0("; ".join(parts))
     for line in card.lines(result):
         hosts.log0(f"  {line}")

@@ -138,6 +138,13 @@ def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int
     return characters, size
 
 
+def word_names(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+    """The words of a text as `score --words` names them; of a tokenizer's ids each token."""
+    if vocabulary.unit == "token":
+        return [vocabulary.utf8[i].decode(errors="replace").strip() for i in ids]
+    return list(vocabulary.whole_words(ids))
+
+
 def text_words_of(ids: np.ndarray, nll: float, vocabulary: Vocabulary) -> dict:
     """White-space words and ends of lines in a tokenizer's ids, int32 `[tokens]`, as `text_words`,
     and their perplexity; {} of others, whose perplexity is per word.

@@ -79,9 +79,9 @@ def scores(
     def with_table_rows(batch):
         inputs = batch.batch.inputs
         in_vocabulary = inputs < run.model.input.vocabulary_size
-        inputs = np.where(
-            in_vocabulary, inputs if rows is None else rows[np.where(in_vocabulary, inputs, 0)], OOV
-        )
+        if rows is not None:
+            inputs = rows[np.where(in_vocabulary, inputs, 0)]
+        inputs = np.where(in_vocabulary, inputs, OOV)
         return batch._replace(batch=batch.batch._replace(inputs=inputs))
 
     start = functools.partial(first_carry, run, settings.layout)
@@ -162,12 +162,8 @@ def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
     tokens: of the split.
     """
     reach = getattr(model.body, "receptive_field", math.inf) - 1 + model.reach
-    if (
-        not settings.context > 0
-        or settings.context < reach
-        or settings.break_mode in ALONE
-        or settings.layout == "streams"
-    ):
+    fixed = settings.layout == "streams" or settings.break_mode in ALONE
+    if fixed or settings.context < max(reach, 1):
         return settings
     rows = min(settings.rows, max(settings.multiple, tokens // (OVERLAP * max(reach, 1))))
     context = reach if rows > 1 else 0
@@ -195,11 +191,8 @@ def score_split(
     for scored in scores(run, ids, settings, progress, composed_once, **options):
         nll[scored.at] = scored.nll
         if scored.hidden is not None:
-            hidden = (
-                np.zeros((len(ids), *scored.hidden.shape[1:]), scored.hidden.dtype)
-                if hidden is None
-                else hidden
-            )
+            if hidden is None:
+                hidden = np.zeros((len(ids), scored.hidden.shape[1]), scored.hidden.dtype)
             hidden[scored.at] = scored.hidden
     return nll, hidden
 
@@ -268,9 +261,8 @@ class Evaluation(NamedTuple):
             InputError: words that the model knows have a score that is not finite.
         """
         wrong = np.flatnonzero(np.isinf(nll))
-        wrong = wrong[
-            self.ids[:][wrong] < self.run.num_known_words
-        ]  # new words may have probability 0
+        # New words may have probability 0.
+        wrong = wrong[self.ids[:][wrong] < self.run.num_known_words]
         if len(wrong):
             total, step, dtype = np.sum(~np.isnan(nll)), self.run.step, self.run.config["dtype"]
             raise InputError(

@@ -35,7 +35,7 @@ from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.distributions import expected
 from adaptive_jax.scores.growing import GrowingText, Line
 from adaptive_jax.scores.line_options import ScoreConfig
-from adaptive_jax.scores.scores import Scores, perplexity
+from adaptive_jax.scores.scores import Scores, perplexity, word_names
 from adaptive_jax.scores.scoring import Scorer, first_carry
 
 NO_TOKENS = np.zeros(0, np.int32)
@@ -206,8 +206,7 @@ class LineScorer:
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
         if self.lines.vocabulary.unit == "token":
-            spells = self.lines.vocabulary.utf8
-            words = [spells[i].decode(errors="replace").strip() for i in ids]
+            words = word_names(ids, self.lines.vocabulary)
         if not before:
             return Line(source, words, ids)
         read = self.lines.units_within(ids, before)
@@ -217,7 +216,7 @@ class LineScorer:
     def _alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
         window, context = self.settings.window, self.settings.context
-        prefix, reader = self.given[-window - 1 :], self._reader
+        prefix = np.append(np.int32(self.eos), self.given)[-window - 1 :]
         scorer = self._scorer(self._start)
         for block in blocks:
             ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
@@ -227,11 +226,11 @@ class LineScorer:
             begin = ends - lengths
             starts = begin + read
             if self.carries:
-                batches = reader.carried(ids, WindowSpans(begin, starts, ends))
+                batches = self._reader.carried(ids, WindowSpans(begin, starts, ends))
             else:
                 shown = np.minimum(len(self.given) + read, window)  # what a line may see of `given`
                 spans = windows_after(starts, ends, shown, window, context)
-                batches = reader.similar(ids, spans)
+                batches = self._reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
             self._fill(scores, scorer(batches))
             for line, start, end in zip(block, begin, ends, strict=True):
@@ -257,7 +256,7 @@ class LineScorer:
             starts, new = np.append(0, ends[:-1]), [not text.begun for text in texts]
             open_text = texts[-1] if block and not self.config.eager else None
             spans = [
-                WindowSpans(*(start + np.stack(text.next_windows(ends=text is not open_text))))
+                WindowSpans(*(start + np.stack(text.next_windows(text is not open_text))))
                 for text, start in zip(texts, starts, strict=True)
             ]
             if self.carries:
@@ -297,8 +296,8 @@ class LineScorer:
             scores.nll[scored.at] = scored.nll
             if self.config.rank_and_entropy:
                 targets = scores.ids[scored.at]
-                of = expected(self.run, self.tables, scored.hidden, targets, k=1)
-                scores.rank[scored.at], scores.entropy[scored.at] = of.rank, of.entropy
+                stats = expected(self.run, self.tables, scored.hidden, targets, k=1)
+                scores.rank[scored.at], scores.entropy[scored.at] = stats.rank, stats.entropy
 
     def _scored(self, line, scores):
         """A line's words from its tokens, without those of no example."""

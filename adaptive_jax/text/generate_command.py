@@ -81,8 +81,8 @@ def main() -> None:
     model, prompt = adaptive_jax.load(workdir, command.checkpoint), None
     words = unseen = 0
     for prompt in prompts:
-        new = [*model.lines.unseen(prompt)]
-        words, unseen = words + len(new), unseen + sum(new)
+        unseen_words = [*model.lines.unseen(prompt)]
+        words, unseen = words + len(unseen_words), unseen + sum(unseen_words)
         writer = Writer(model.decoder, model.lines, prompt, writing)
         show(writer, prompt, writing.samples, command.format)
     if prompt is None:
@@ -93,12 +93,12 @@ def main() -> None:
 def show(writer, prompt: str, samples: int, form: str) -> None:
     """Prints what is written after a prompt; a single text word by word."""
     if form == "jsonl":
-        for one in writer.continuations():
+        for continuation in writer.continuations():
             columns = {
                 "prompt": prompt,
-                "text": one.text,
-                "log_prob": one.log_prob,
-                "tokens": len(one.tokens),
+                "text": continuation.text,
+                "log_prob": continuation.log_prob,
+                "tokens": len(continuation.tokens),
                 "tails_computed": writer.state.tails_computed,
             }
             print(json.dumps(columns, ensure_ascii=False), flush=True)
@@ -109,6 +109,6 @@ def show(writer, prompt: str, samples: int, form: str) -> None:
             print(escaped(piece, sys.stdout), end="", flush=True)
         print("" if piece.endswith("\n") else "\n", end="", flush=True)
     else:
-        for one in writer.continuations():
-            text = escaped(prompt + one.text.removesuffix("\n"), sys.stdout)
+        for continuation in writer.continuations():
+            text = escaped(prompt + continuation.text.removesuffix("\n"), sys.stdout)
             print(text, end="\n\n", flush=True)

@@ -1,6 +1,7 @@
 """A trained model as an object: what README calls `adaptive_jax.load("runs/quickstart")`."""
 
 import functools
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -23,7 +24,7 @@ from adaptive_jax.scores.surprisal import LineScorer, ScoredLine
 
 
 def by_name(kind: type, values: Mapping[str, object]) -> tuple:
-    """`kind(**given)` of `ScoreConfig` or `Options`. Raises InputError for an unknown name."""
+    """`kind(**values)` of `ScoreConfig` or `Options`. Raises InputError for an unknown name."""
     for name, value in values.items():
         check_known(f"option {name}={value!r}", name, kind._fields)
     return kind(**values)
@@ -104,7 +105,7 @@ class LoadedModel:
         if isinstance(words, str):
             raise InputError(f"words must be a list of strings, got {words!r:.40}: use [word]")
         ids, lengths = self.lines.tokens(words)
-        for word, token, length in zip(words, ids, lengths, strict=False):
+        for word, token, length in itertools.zip_longest(words, ids, lengths):
             if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
                 vocabulary_text = f"not one of the {len(self.run.vocabulary):,} words"
                 what = f"is {'several units' if length > 1 else vocabulary_text} of this run"

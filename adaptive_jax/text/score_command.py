@@ -125,15 +125,15 @@ def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
     """
     if not flags.words and flags.columns is None and flags.by == "line":
         return ()
-    names, those = NAMES, ""
+    names, reason = NAMES, ""
     if vocabulary.mark:
-        names, those = WITHOUT_WORDS, "sub-word units, which this run has"
+        names, reason = WITHOUT_WORDS, "sub-word units, which this run has"
     elif flags.by == "word":
-        names, those = BY_WORD, "sums over several words, which --by=word prints"
+        names, reason = BY_WORD, "sums over several words, which --by=word prints"
     for column in flags.columns or ():
         if column in NAMES and column not in names:
             raise InputError(
-                f"--columns={column!r} is not for {those}: use --columns={','.join(names)}"
+                f"--columns={column!r} is not for {reason}: use --columns={','.join(names)}"
             )
         check_known(f"--columns={column!r}", column, names)
     return flags.columns or names
@@ -185,20 +185,23 @@ def text_lines(scored: Iterable, flags: Score) -> Iterator[str]:
     """
     unit, name = (BIT, "log_prob_bits") if flags.bits else (1.0, "log_prob_nats")
     for number, line in enumerate(scored):
-        if flags.format == "tsv":
-            if flags.text_column:
-                if not number:
-                    yield "\t".join([name, *line.columns, flags.text_column])
-                cells = *map(_one_line, line.columns.values()), _one_line(line.text)
-                yield "\t".join([f"{line.log_prob / unit:.4f}", *cells])
-            else:
-                yield f"{line.log_prob / unit:.4f}\t{line.text}"
-            continue
-        of = {"log_prob": line.log_prob / unit, "words": len(line.words)}
-        of["perplexity"] = line.perplexity
-        if line.unseen is not None:
-            of["unseen"] = int(line.unseen.sum())
-        yield _json(of | {"text": line.text} | line.columns)
+        log_prob = line.log_prob / unit
+        if flags.format == "jsonl":
+            cells = {"log_prob": log_prob, "words": len(line.words), "perplexity": line.perplexity}
+            if line.unseen is not None:
+                cells["unseen"] = int(line.unseen.sum())
+            cells["text"] = line.text
+            _check_distinct([*cells, *line.columns])
+            yield _json(cells | line.columns)
+        elif flags.text_column:
+            if number == 0:
+                names = [name, *line.columns, flags.text_column]
+                _check_distinct(names)
+                yield "\t".join(names)
+            cells = *map(_one_line, line.columns.values()), _one_line(line.text)
+            yield "\t".join([f"{log_prob:.4f}", *cells])
+        else:
+            yield f"{log_prob:.4f}\t{line.text}"
 
 
 def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iterator[str]:
@@ -209,34 +212,40 @@ def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iter
     titles = [f"{name}{suffix}" if name in IN_UNITS else name for name in columns]
     for count, line in enumerate(scored):
         names = [*line.columns, "line", "position", "word", *columns]
-        if count == 0 and (twice := {name for name in names if names.count(name) > 1}):
-            raise InputError(
-                f"the column {twice.pop()!r} of the table is also one of the scores: rename it, or"
-                f" choose others by --columns"
-            )
-        if count == 0 and flags.format == "tsv":
-            yield "\t".join([*names[: -len(columns)], *titles])
+        if count == 0:
+            _check_distinct(names)
+            if flags.format == "tsv":
+                yield "\t".join([*names[: -len(columns)], *titles])
         line = line.by_word() if flags.by == "word" else line
-        of = {
+        values = {
             "surprisal": -line.log_probs / unit,
             "rank": line.ranks,
             "entropy": None if line.entropies is None else line.entropies / unit,
             "frequency": line.frequencies,
             "unseen": line.unseen,
         }
-        of = {name: values.tolist() for name, values in of.items() if name in columns}
+        values = {name: values[name].tolist() for name in columns if name in values}
         if set(columns) & set(PLACES):
             starts, ends = line.places.T.tolist()
             forms = [line.text[a:b] for a, b in zip(starts, ends, strict=True)]
             files = [line.file] * len(forms)
-            of |= {"start": starts, "end": ends, "text": forms, "file": files}
-        rows = zip(line.words, *(of[name] for name in columns), strict=True)
+            values |= {"start": starts, "end": ends, "text": forms, "file": files}
+        rows = zip(line.words, *(values[name] for name in columns), strict=True)
         for position, row in enumerate(rows, start=1):
             cells = [*line.columns.values(), line.number, position, *row]
             if flags.format == "tsv":
                 yield "\t".join(map(_cell, cells))
             else:
                 yield _json(dict(zip(names, cells, strict=True)))
+
+
+def _check_distinct(names):
+    """Raises InputError if two columns have one name."""
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(
+            f"the column {min(twice)!r} of the table is also one of the scores: rename it, or"
+            " choose others by --columns"
+        )
 
 
 def _cell(value):

@@ -62,9 +62,8 @@ def define_flags() -> None:
 def main():
     """Trains as the flags say, or prints the plan or the keys."""
     options = config_flags.options(Train)
-    short = options.hours, options.init_from, options.init_checkpoint
-    short = dict(zip(("hours", "init_from", "init_checkpoint"), short, strict=True))
-    short = {key: value for key, value in short.items() if value is not None}
+    keys = "hours", "init_from", "init_checkpoint"  # of the config, for which these flags are short
+    short = {key: value for key in keys if (value := getattr(options, key)) is not None}
     if options.explain:
         from adaptive_jax.config import explain
 

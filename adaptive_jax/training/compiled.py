@@ -31,9 +31,9 @@ class Memory(NamedTuple):
 
 def memory_of(compiled: jax.stages.Compiled) -> Memory:
     """The memory of a program; results in the place of arguments count once."""
-    counted = compiled.memory_analysis()
-    results = max(0, counted.output_size_in_bytes - counted.alias_size_in_bytes)
-    return Memory(counted.argument_size_in_bytes, counted.temp_size_in_bytes + results)
+    analysis = compiled.memory_analysis()
+    results = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+    return Memory(analysis.argument_size_in_bytes, analysis.temp_size_in_bytes + results)
 
 
 def compile_update(
@@ -89,8 +89,8 @@ def plan_update(
     plan = make_plan(config, parts, len(devices), memory, hosts)
     if config["tokens_per_device"] or memory is None:
         return plan, None
-    length, share = config["batches"]["sequence_length"], plan.accumulation * plan.rows_per_device
-    rows, limit = share, int(SHARE * memory)
+    length, most = config["batches"]["sequence_length"], plan.accumulation * plan.rows_per_device
+    rows, limit = most, int(SHARE * memory)
     while rows:
         changes = {"tokens_per_device": rows * length, "fsdp": plan.fsdp}
         plan = make_plan(config | changes, parts, len(devices), memory, hosts)
@@ -105,7 +105,7 @@ def plan_update(
             if state + temporary <= limit:
                 return plan, compiled
             least = rows * max(0, limit - state) / temporary  # that surely fit
-        fewer = [n for n in range(1, rows) if share % n == 0]
+        fewer = [n for n in range(1, rows) if most % n == 0]
         rows = next((n for n in fewer if n >= least), fewer[-1] if fewer else 0)
     raise InputError(
         f"a device of {memory / 1e9:,.1f} GB cannot hold one row of {length:,} tokens: make the"

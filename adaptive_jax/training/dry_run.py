@@ -18,13 +18,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts
 from adaptive_jax.planning import coverage
-from adaptive_jax.planning.plan import (
-    Parts,
-    check_memory,
-    describe,
-    divide_update,
-    make_plan,
-)
+from adaptive_jax.planning.plan import Parts, check_memory, describe, divide_update, make_plan
 from adaptive_jax.runs.identity import check_resumes, of_config
 from adaptive_jax.runs.settings import (
     at_clusters,
@@ -54,15 +48,15 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     target: devices to compile the update for, see `adaptive_jax.planning.targets`; the plan is then
     for them.
     """
-    job = checked(config, workdir, jax.device_count() if target is None else None)
-    config = job.config
+    checks = checked(config, workdir, jax.device_count() if target is None else None)
+    config = checks.config
     words, place = config["data"]["vocabulary_size"], config["data"]["path"]
     if place and not home_of(place, "data.path").exists():
         hosts.log0(f"text         data.path={place} does not exist here: training needs it")
     if path := config["data"]["words"]:
         hosts.log0(f"words        {len(read_words(path)):,} of data.words={path}")
     elif lines := coverage.describe(
-        config, by_frequency=not job.saved_config["output"]["clusters"]
+        config, by_frequency=not checks.saved_config["output"]["clusters"]
     ):
         hosts.log0(lines)
     if not words:
@@ -71,7 +65,7 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
                 f"--target={target} needs the size of the vocabulary: set data.vocabulary_size"
             )
         return hosts.log0(UNKNOWN)
-    parts = job.parts_for(words)
+    parts = checks.parts_for(words)
     if target is not None:
         hosts.log0(f"compiling    for {target}: a large model takes minutes")
         devices, plan, program = compiled.compile_for(target, config, parts)

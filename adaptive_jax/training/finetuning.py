@@ -172,38 +172,49 @@ def finetuned(
     old_ids = np.array([ids.get(entry, -1) for entry in vocabulary.names])
     same_ids = np.array_equal(old_ids[: len(ids)], np.arange(len(ids))) and ids
     same_ngrams = same_ids and _ranks(run.model, run.vocabulary) == _ranks(model, vocabulary)
-    arrays = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
-    old, new = map(traverse_util.flatten_dict, arrays)
+    old_arrays = traverse_util.flatten_dict(sharding.on_host(run.params, run.mesh))
+    fresh_arrays = traverse_util.flatten_dict(sharding.on_host(state.params, mesh))
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
-    params, carried = {}, np.zeros(len(old_ids), bool)
-    for path, fresh in new.items():
-        array = old[path]
-        whole_vocabulary = fresh.shape[:1] == (len(old_ids),)
-        if _by_word(path) and (whole_vocabulary or path[-1] not in BY_WORD):
-            first, first_of_old = _first_word(new, path), _first_word(old, path)
-            ids_of_old = old_ids[first : first + len(fresh)]
-            shared = (first_of_old <= ids_of_old) & (ids_of_old < first_of_old + len(array))
-            fresh[shared] = array[ids_of_old[shared] - first_of_old]
-            if path[-1] != "bias":
-                carried[first : first + len(fresh)] |= shared
-            array = fresh
-        elif array.shape != fresh.shape or (_by_ngram(path) and not same_ngrams):
-            array = fresh
-        params[path] = sharding.put(array, shardings[path])
+    arrays, carried = _carry_over(old_arrays, fresh_arrays, old_ids, same_ngrams)
     line = "all word vectors are composed, so new words start with a vector as others do"
-    if any(_by_word(path) and a.ndim for path, a in new.items()):
-        new = int(np.sum(old_ids < 0))
-        moved = len(old_ids) - new - int(carried.sum())
+    if any(_by_word(path) and a.ndim for path, a in fresh_arrays.items()):
+        new_words = int(np.sum(old_ids < 0))
+        moved = len(old_ids) - new_words - int(carried.sum())
         line = (
-            f"vectors of {carried.sum():,} of {len(old_ids):,} words carried over; {new:,} new"
-            f" words and {moved:,} that moved to another band start at random"
+            f"vectors of {carried.sum():,} of {len(old_ids):,} words carried over; {new_words:,}"
+            f" new words and {moved:,} that moved to another band start at random"
         )
     hosts.log0(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
+    params = {path: sharding.put(array, shardings[path]) for path, array in arrays.items()}
     params = traverse_util.unflatten_dict(params)
     layout = jax.tree.map(lambda a: a.sharding, state.optimizer)
     return state._replace(
         params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params)
     )
+
+
+def _carry_over(old_arrays, fresh_arrays, old_ids, same_ngrams):
+    """The arrays to start from, by path, and for each word whether a vector of it was carried over,
+    bool `[words]`.
+
+    old_ids: of each word in the other run, int `[words]`; -1 of new words.
+    """
+    arrays, carried = {}, np.zeros(len(old_ids), bool)
+    for path, fresh in fresh_arrays.items():
+        array = old_arrays[path]
+        whole_vocabulary = fresh.shape[:1] == (len(old_ids),)
+        if _by_word(path) and (whole_vocabulary or path[-1] not in BY_WORD):
+            first, old_first = _first_word(fresh_arrays, path), _first_word(old_arrays, path)
+            old_rows = old_ids[first : first + len(fresh)] - old_first
+            shared = (old_rows >= 0) & (old_rows < len(array))
+            fresh[shared] = array[old_rows[shared]]
+            if path[-1] != "bias":
+                carried[first : first + len(fresh)] |= shared
+            array = fresh
+        elif array.shape != fresh.shape or (_by_ngram(path) and not same_ngrams):
+            array = fresh
+        arrays[path] = array
+    return arrays, carried
 
 
 def _first_word(arrays, path):
@@ -217,12 +228,12 @@ def _check_same_model(origin, old, new):
     """Refuses parameters that differ by more than rows of words, and vectors of clusters of
     words.
     """
-    old, new = (
+    old_shapes, new_shapes = (
         {path: a.shape for path, a in traverse_util.flatten_dict(params).items()}
         for params in (old, new)
     )
-    for path in sorted({*old, *new}):
-        before, now = old.get(path, "missing"), new.get(path, "missing")
+    for path in sorted({*old_shapes, *new_shapes}):
+        before, now = old_shapes.get(path, "missing"), new_shapes.get(path, "missing")
         varies = _by_word(path) or (path[0] != "body" and path[-1] in BY_CLUSTER)
         if before != now and not (varies and before[1:] == now[1:]):
             raise InputError(
@@ -234,8 +245,8 @@ def _check_same_model(origin, old, new):
 def _warn_of_other_settings(config, old):
     """Says where layers compute something else than the run whose parameters they get."""
     before, now = (
-        {k: v for k, v in as_json(each).items() if LAYERS.match(k) and not OF_TRAINING.search(k)}
-        for each in (old, config)
+        {k: v for k, v in as_json(c).items() if LAYERS.match(k) and not OF_TRAINING.search(k)}
+        for c in (old, config)
     )
     if {before["output.name"], now["output.name"]} <= ONE_SOFTMAX:
         del before["output.name"]

@@ -92,24 +92,16 @@ def train(
     checks = checked(resolve(config), workdir, jax.device_count())
     config = checks.config
     check_lexicon(lexicon_of(config))
-    corpus = load(config["data"])
     accelerators.keep_programs()
-    vocabulary = vocabulary_for(checks.saved_config, workdir, corpus.vocabulary)
-    layout = Layout(**config["batches"])
-    if vocabulary is not corpus.vocabulary:
-        corpus = load(config["data"], vocabulary=vocabulary)
-    check_ends(vocabulary, layout.break_mode, "batches.break_mode")
-    if not (workdir / "config.json").exists():  # a run that has begun cannot change it
-        check_ends(vocabulary, scored_break_mode(config), "evaluate_break_mode")
-    check_hosts(checks.saved_config, corpus)
-    check_resumes(workdir, of_corpus(corpus))
-    memory = accelerators.memory()
+    corpus = _load_corpus(checks, workdir)
+    vocabulary, memory = corpus.vocabulary, accelerators.memory()
     parts = checks.parts_for(len(vocabulary))
     plan, _ = plan_update(config, parts, jax.devices(), memory)
     check_memory(plan, memory or accelerators.installed(plan.devices // jax.process_count()))
     mesh = sharding.device_mesh(plan.fsdp, count=plan.devices)
     hosts.log0(describe(plan, config["data"]))
     sizes = plan.rows_per_update, plan.accumulation, plan.devices
+    layout = Layout(**config["batches"])
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
     hosts.log0(f"rows         {batches}")
     unit, description = vocabulary.unit, describe_words(corpus, "validation")
@@ -137,6 +129,23 @@ def train(
         Training(job, workdir).run()
 
 
+def _load_corpus(checks, workdir):
+    """The corpus in the vocabulary of the run. Raises InputError: it is not that of the run that
+    has begun, hosts differ in it, or it does not say where examples end.
+    """
+    config = checks.config
+    corpus = load(config["data"])
+    vocabulary = vocabulary_for(checks.saved_config, workdir, corpus.vocabulary)
+    if vocabulary is not corpus.vocabulary:
+        corpus = load(config["data"], vocabulary=vocabulary)
+    check_ends(vocabulary, config["batches"]["break_mode"], "batches.break_mode")
+    if not (workdir / "config.json").exists():  # a run that has begun cannot change it
+        check_ends(vocabulary, scored_break_mode(config), "evaluate_break_mode")
+    check_hosts(checks.saved_config, corpus)
+    check_resumes(workdir, of_corpus(corpus))
+    return corpus
+
+
 def resumes(workdir: Path) -> str:
     """From where the run resumes, for the line about a lost host."""
     return f"; the run resumes from update {max(steps_in(workdir / 'checkpoints'), default=0):,}"
@@ -148,7 +157,7 @@ class Training:
     Attributes:
         id: see `identity.id_of`.
         state: the current state.
-        first: updates that earlier processes did.
+        first_step: updates that earlier processes did.
         checkpoints, metrics, clock: what the run has saved and logged, and its time so far.
     """
 
@@ -173,10 +182,10 @@ class Training:
             restore = functools.partial(self.checkpoints.restore, step)
             self.state = restored_state(shapes, step, restore)
             hosts.log0(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
-        self.first = step or 0
+        self.first_step = step or 0
         self.clock = Clock(config["hours"], self.checkpoints.hours(step) if step else 0.0)
         unit = job.corpus.vocabulary.unit
-        self.metrics = Metrics(workdir, self.first, config, unit, self.clock.left())
+        self.metrics = Metrics(workdir, self.first_step, config, unit, self.clock.left())
         self.monitor = DivergenceMonitor(parameter_names(self.state.params))
         options = UpdateOptions.from_config(config)
         # One update composes word vectors anew; with sparse updates, another one does not.
@@ -190,7 +199,7 @@ class Training:
 
     def run(self) -> None:
         """Trains to the end: updates, logs, evaluates and saves when due; then closes the files."""
-        together = True
+        together = True  # whether all hosts come here
         try:
             step, over = self._catch_up() or self._train()
             self.checkpoints.wait()
@@ -204,14 +213,14 @@ class Training:
             try:
                 self.metrics.close()
             finally:
-                if together:  # otherwise the others would not answer
+                if together:  # or the other hosts would not answer
                     self.checkpoints.close()
 
     def _catch_up(self):
         """Makes up for the evaluation that was due when the run was stopped, which saved its state
         first. Returns the step and the reason if the run is over.
         """
-        config, step = self.job.config, self.first
+        config, step = self.job.config, self.first_step
         late = step > 0 and self.clock.over()
         if step:
             due_now = any(validates(config, step, self._reason(step, late) is not None))
@@ -230,23 +239,23 @@ class Training:
         """Stops, if told to, before the first update of this process: there is nothing to save."""
         if self.job.stop.requested:
             raise Stopped(
-                f"stopped after update {self.first:,} of {self.job.config['steps']:,}: the same"
-                " command resumes"
+                f"stopped after update {self.first_step:,} of {self.job.config['steps']:,}: the"
+                " same command resumes"
             )
 
     def _train(self):
         """Updates until the run is over; returns the last step and the reason."""
         job, config, steps = self.job, self.job.config, self.job.config["steps"]
         work = job.plan.flops_per_token, job.plan.devices
-        unread, ahead = None, range(self.first + 1, steps + 1)
+        unread, ahead = None, range(self.first_step + 1, steps + 1)
         self.interval, make = Interval(*work), functools.partial(_batch, job)
         programs, start = Programs(self._kind, self._lower), time.perf_counter()
         with programs, Prefetcher(make, ahead) as batches:
-            count, first = programs.begin(ahead), programs.of(self.first + 1)
+            count, program = programs.begin(ahead), programs.of(ahead[0])
             hosts.log0("compiling    the update" + (f", {count} programs" if count > 1 else ""))
-            while not first.done():
+            while not program.done():
                 self._stop_unchanged()
-                wait([first], timeout=0.1)
+                wait([program], timeout=0.1)
             self.interval.leave_out(time.perf_counter() - start)
             for step, (arrays, words) in batches:
                 metrics = self._update(step, programs.of(step), arrays, batches.waited)
@@ -356,13 +365,14 @@ class Training:
 
     def _reason(self, step, late):
         ended = optim.ended(self.state.optimizer)
-        losses = [nll for at, nll in self.metrics.losses.items() if at not in self.metrics.extra]
+        losses, extra = self.metrics.losses, self.metrics.extra
+        losses = [nll for evaluated, nll in losses.items() if evaluated not in extra]
         return reason(self.job.config, step, losses, late, ended)
 
     def _save(self, step, nll):
         self.job.lock.check()
-        about = {ID: self.id, "hours": self.clock.hours()}
-        self.checkpoints.save(step, self.state.items(), nll, **about)
+        metadata = {ID: self.id, "hours": self.clock.hours()}
+        self.checkpoints.save(step, self.state.items(), nll, **metadata)
 
     def _stop(self, step):
         self._save(step, None)

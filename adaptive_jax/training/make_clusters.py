@@ -76,31 +76,10 @@ def make_clusters(
             order of frequency, as those of a run with clusters.
     """
     check(options)
-    if options.clusters > len(vocabulary):
-        raise InputError(
-            f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
-            " vocabulary"
-        )
     way = WAYS[options.method]
     draws = way.needs_vectors and not way.cuts
-    for flag, fits in (
-        ("cutoffs", way.cuts),
-        ("factor", way.cuts),
-        ("embeddings", way.needs_vectors),
-        ("seed", draws),
-    ):
-        if not fits and getattr(options, flag) != Clustering._field_defaults[flag]:
-            raise InputError(f"--{flag} does not fit --method={options.method}: leave it out")
-    for flag in ("clusters", "factor"):
-        value = getattr(options, flag)
-        if options.cutoffs and value != Clustering._field_defaults[flag]:
-            raise InputError(f"--{flag}={value} has no effect with --cutoffs: leave one out")
+    _check_fit(options, draws, vocabulary)
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
-    if not np.array_equal(vocabulary.ranks, ids):
-        raise InputError(
-            f"the {len(ids):,} words are not in order of frequency: pass --config=FILE for those"
-            " of its corpus, or --vocabulary= of a run without clusters"
-        )
     if way.cuts:
         workload = Workload(WIDTH, options.factor)
         cutoffs = options.cutoffs or equal_products(len(ids), options.clusters, workload)
@@ -123,6 +102,29 @@ def make_clusters(
     lines.append(f"{options.method}{f', seed {options.seed}' if draws else ''}: {text}")
     header = Header(options.method, options.seed, vocabulary.digest, tuple(sizes))
     return header, ids, lines
+
+
+def _check_fit(options, draws, vocabulary):
+    """Checks that options fit each other and the vocabulary. draws: the method reads the seed."""
+    way, defaults = WAYS[options.method], Clustering._field_defaults
+    if options.clusters > len(vocabulary):
+        raise InputError(
+            f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
+            " vocabulary"
+        )
+    fits = {"cutoffs": way.cuts, "factor": way.cuts, "embeddings": way.needs_vectors, "seed": draws}
+    for flag in fits:
+        if not fits[flag] and getattr(options, flag) != defaults[flag]:
+            raise InputError(f"--{flag} does not fit --method={options.method}: leave it out")
+    for flag in ("clusters", "factor"):
+        value = getattr(options, flag)
+        if options.cutoffs and value != defaults[flag]:
+            raise InputError(f"--{flag}={value} has no effect with --cutoffs: leave one out")
+    if not np.array_equal(vocabulary.ranks, np.arange(len(vocabulary))):
+        raise InputError(
+            f"the {len(vocabulary):,} words are not in order of frequency: pass --config=FILE for"
+            " those of its corpus, or --vocabulary= of a run without clusters"
+        )
 
 
 def _embeddings(vocabulary, source):

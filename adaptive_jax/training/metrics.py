@@ -186,9 +186,9 @@ class Metrics:
         elif done:
             took = f", the last {done:,} in {seconds}"
         if self.losses:
-            at = min(self.losses, key=self.losses.__getitem__)
-            value = perplexity(self.losses[at])
-            best = f"; best validation perplexity {perplexity_text(value)} at update {at:,}"
+            best_step = min(self.losses, key=self.losses.__getitem__)
+            value = perplexity_text(perplexity(self.losses[best_step]))
+            best = f"; best validation perplexity {value} at update {best_step:,}"
         hosts.log0(f"{reason}: {step:,} updates{took}{best}")
         run = f"--workdir={shlex.quote(str(self.workdir))}{self.allow}"
         hosts.log0(f"evaluate:  python -m adaptive_jax evaluate {run} --split=test")

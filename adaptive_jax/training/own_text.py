@@ -103,9 +103,9 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
     # Something must become <unk>, or the model could not read an unseen word.
     threshold = max(2, min(counts.values()) + 1)
     frequent = {word for word, n in counts.items() if n >= threshold}
-    counts_of_held_out = {word: n for word, n in held_out.items() if word not in (EOS, UNKNOWN)}
-    unknown = sum(n for word, n in counts_of_held_out.items() if word not in frequent)
-    share = unknown / max(1, sum(counts_of_held_out.values()))
+    held_out = {word: n for word, n in held_out.items() if word not in (EOS, UNKNOWN)}
+    unknown = sum(n for word, n in held_out.items() if word not in frequent)
+    share = unknown / max(1, sum(held_out.values()))
     if share <= MOST_UNKNOWN:
         return {"threshold": threshold}, (
             f"words seen {threshold} times or more, {len(frequent):,} of {len(counts):,}:"
@@ -136,8 +136,8 @@ def _split(data: dict) -> list[str]:
     if text is None:
         return []
     directory, (train, validation, test) = split_lines(text, cache.directory())
-    first, *others = text.files
-    name = f"{data['path']}, {len(text.files):,} files," if others else first
+    count = len(text.files)
+    name = text.files[0] if count == 1 else f"{data['path']}, {count:,} files,"
     data["path"] = str(directory)
     return [
         f"text         {name} is split: its first {train:,} lines train, the next {validation:,}"

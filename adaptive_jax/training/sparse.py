@@ -78,11 +78,12 @@ def sparse(
         changes, after = optimizer.update(gradients, inner, params, **extra)
         if stored:
             changes = jax.tree.map(lambda e, c: jnp.zeros_like(c) if e else c, encoder, changes)
-            of_encoder = _moments(optimizer, inner, encoder)
-            after = jax.tree.map(lambda e, old, new: old if e else new, of_encoder, inner, after)
+            moments = _moments(optimizer, inner, encoder)
+            after = jax.tree.map(lambda m, old, new: old if m else new, moments, inner, after)
             return changes, SparseState(after, encoded)
         # The same but for the encoder's own count; the compiler merges what both compute.
-        encoder_changes, _ = optimizer.update(gradients, _counted(inner, encoded), params, **extra)
+        inner = _with_count(inner, encoded)
+        encoder_changes, _ = optimizer.update(gradients, inner, params, **extra)
         changes = jax.tree.map(lambda e, a, b: a if e else b, encoder, encoder_changes, changes)
         return changes, SparseState(after, encoded + 1)
 
@@ -107,6 +108,7 @@ def _moments(optimizer, state, encoder):
     return tree_utils.tree_set(moments, optim.is_field, average=none)
 
 
-def _counted(state, count):
+def _with_count(state, count):
+    """The state of an optimizer with another count of updates, if it has one."""
     counts = tree_utils.tree_get_all_with_path(state, "count", optim.is_field)
     return tree_utils.tree_set(state, optim.is_field, count=count) if counts else state

@@ -54,7 +54,7 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
     """
     items = restore(layout.items())
     carry = jax.tree.map(
-        lambda a, like: _reshaped(a, like.shape, like.sharding),
+        lambda a, like: _make_reshape(like.shape, like.sharding)(a),
         items["carry"]["rows"],
         layout.carry,
     )
@@ -78,7 +78,7 @@ def shape_of_state(
     alone. sparse: whether the state has tables.
     """
     shapes = jax.eval_shape(
-        lambda params: _first(model, optimizer, params, rows), parameter_shapes(model)
+        lambda params: _initial(model, optimizer, params, rows), parameter_shapes(model)
     )
     tables = encoded_shapes(model) if sparse else {}
     specs = sharding.parameter_specs(shapes._replace(carry=()), mesh, model)
@@ -106,7 +106,7 @@ def initial_state(
 
     def start():
         tables = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), layout.tables)
-        return _first(model, optimizer, init_params(model, seed), rows)._replace(tables=tables)
+        return _initial(model, optimizer, init_params(model, seed), rows)._replace(tables=tables)
 
     return jax.jit(start, out_shardings=jax.tree.map(lambda a: a.sharding, layout))()
 
@@ -117,27 +117,26 @@ def parameter_names(params: dict) -> list[str]:
 
 
 def _by_row(carry):
+    """A carry, arrays or shapes `[microbatches, rows, ...]`, as `[microbatches * rows, ...]`."""
+
     def flat(a):
         shape = (a.shape[0] * a.shape[1], *a.shape[2:])
         by_row = NamedSharding(a.sharding.mesh, sharding.batch_spec(0))
         if isinstance(a, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(shape, a.dtype, sharding=by_row)
-        return _reshaped(a, shape, by_row)
+        return _make_reshape(shape, by_row)(a)
 
     return jax.tree.map(flat, carry)
 
 
-def _reshaped(a, shape, sharding):
-    return _reshaper(shape, sharding)(a)
-
-
 @functools.lru_cache(maxsize=64)
-def _reshaper(shape, sharding):
+def _make_reshape(shape, sharding):
     # Compiled, because several hosts cannot reshape an array together otherwise.
     return jax.jit(lambda a: a.reshape(shape), out_shardings=sharding)
 
 
-def _first(model, optimizer, params, rows):
+def _initial(model, optimizer, params, rows):
+    """The state without tables, before the first update."""
     carry = ()
     if rows is not None:
         microbatches, count = rows

@@ -120,6 +120,8 @@ def test_text_goes_on_within_a_token(kind, directory, config, own_cache):
             assert model.decode(ids) == prompt + one.text
             assert "".join(model.stream(prompt, words=8, **how)) == one.text
         assert model.next_words(prompt, 2)
+    with refuses("''", "no vector"):  # it has no token; the vectors of the others were returned
+        model.embeddings(["天", ""])
 
 
 def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache):

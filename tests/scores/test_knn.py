@@ -172,7 +172,7 @@ def test_two_evaluations_at_once(tmp_path, monkeypatch):
 
     made, found = [], {}
     monkeypatch.setattr(knn, "scores", slow)
-    monkeypatch.setattr(knn, "_about", lambda *_: {})
+    monkeypatch.setattr(knn, "_description", lambda *_: {})
     both = [threading.Thread(target=evaluate, args=(number,)) for number in (1, 2)]
     for thread in both:
         thread.start()

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from adaptive_jax.config.options import Option
+from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.scores import evaluate_command as command
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.methods import METHODS, Method, prepared
-from adaptive_jax.scores.mix import Run
+from adaptive_jax.scores.mix import Mix, Run
+from adaptive_jax.scores.scoring import Evaluation, composed
 from adaptive_jax.text.load import LoadedModel, load
 from tests import refuses
-from tests.random_runs import random_run
+from tests.random_runs import quiet, random_run
 
 
 class Toy(NamedTuple):
@@ -89,10 +91,42 @@ def test_a_model_with_the_scores_of_another_program(trained_copy, text, tmp_path
         (lambda table: table.replace(words[3], "other", 1), ["'other'", "line"]),
         (lambda table: table.rsplit("\n", 2)[0], [f"{len(words) - 1:,} words"]),
         (lambda table: table.replace(bits, "much", 1), ["surprisal_bits", "much"]),
+        (lambda table: table.replace(bits, "nan", 2), ["surprisal_bits", "nan", "line 2"]),
     ]:
         (tmp_path / "wrong.tsv").write_text(change(path.read_text()))
         with refuses("wrong.tsv", *names):
             evaluate(trained_copy, MIX._replace(options={"scores": str(tmp_path / "wrong.tsv")}))
+
+
+def test_sub_words_with_the_scores_of_another_program(config, tmp_path):
+    """The words of a table were compared with the last unit of each word, and every table refused;
+    a model mixed with its own scores is itself.
+    """
+    lines, counts = ["abab bab", "bab ab abab"], {"abab": 4, "bab": 3, "ab": 2, "<eos>": 2}
+    vocabulary = Subwords.build(counts, 2)
+    model = LoadedModel(random_run(config(**{"input.cutoffs": ()}), vocabulary))
+    scored = list(model.score(lines, "previous", context=0))
+    rows = [pair for line in scored for pair in zip(line.words, -line.log_probs, strict=True)]
+    path = tmp_path / "scores.tsv"
+    path.write_text("word\tsurprisal_nats\n" + "".join(f"{word}\t{nll}\n" for word, nll in rows))
+    ids = model.encode("".join(f"{line}\n" for line in lines))
+    job = Evaluation(
+        workdir=tmp_path,
+        run=model.run,
+        ids=ids,
+        windows=Windows.of(model.run.config),
+        uniform=0.0,
+        down_weight=1.0,
+        train=lambda directory: ids,
+        progress=lambda what: quiet,
+        tables=lambda: composed(model.run, ids),
+        encode=lambda run: ids,
+    )
+    ((_, nll),) = METHODS["mix"].score(job, Mix(scores=str(path)))
+    assert len(ids) > len(rows) and nll.sum() == pytest.approx(sum(nll for _, nll in rows))
+    path.write_text(path.read_text().replace("abab", "other", 1))
+    with refuses("scores.tsv", "'other'"):
+        list(METHODS["mix"].score(job, Mix(scores=str(path))))
 
 
 def test_two_models_of_one_text(trained_copy, text, config, monkeypatch):

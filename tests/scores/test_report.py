@@ -494,7 +494,10 @@ def test_bad_input(made, tmp_path):
     one, output = directory / "one", tmp_path / "report.html"
     (tmp_path / "a.html").mkdir()
     (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "cut" / "eval").mkdir(parents=True)
+    (tmp_path / "cut" / "eval" / "test.json").write_text('{"date')  # was a traceback
     for workdirs, changes, says in (
+        ([tmp_path / "cut"], {}, "test.json is damaged (Unterminated string"),
         ([tmp_path / "none"], {}, "none has no result for a report: run evaluate first"),
         ([tmp_path / "a.json"], {}, "a.json must be a result that evaluate.py wrote"),
         ([one, one], {}, "must be one name for each of 2 runs, all different"),

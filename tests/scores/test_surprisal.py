@@ -13,6 +13,7 @@ from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.scores import surprisal
@@ -167,6 +168,21 @@ def test_lines_alone_with_a_carry(lstm, long_twin, given):
         np.testing.assert_allclose(
             scored.log_probs, of_targets(long_twin(context + ids)[len(context) :], ids), atol=2e-5
         )
+
+
+@pytest.mark.parametrize("layers", [{}, LSTM | STREAMS], ids=["window", "carry"])
+@pytest.mark.parametrize("given", ["", "9 9 8"])
+def test_lines_alone_without_an_end(config, layers, given):
+    """Of ids none of which ends a document, a line was scored after the last id of the line before
+    it, and an empty line alone raised an IndexError.
+    """
+    model = opened(config, layers, TokenIds.of_counts(np.arange(60, 0, -1)))
+    lines = ["1 2 3", "4 5 6 7", "", "4 5 6 7"]
+    settings = {"given": given, "rank_and_entropy": True}
+    for line, text in zip(model.score(lines, **settings), lines, strict=True):
+        (alone,) = model.score([text], **settings)
+        np.testing.assert_allclose(line.log_probs, alone.log_probs, atol=1e-5)
+        assert line.ranks.tolist() == alone.ranks.tolist() and line.words == alone.words
 
 
 @pytest.mark.parametrize(

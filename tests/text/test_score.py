@@ -207,6 +207,11 @@ def test_a_table_of_sentences(score, model, tmp_path):
     (tmp_path / "items.csv").write_text(table.replace("kind", "end"))
     done = score("--words", *flags)
     assert done.returncode == 2 and "'end'" in done.stderr
+    # Of these the scores were lost, or had a name that stood twice.
+    for column, form in ("words", "jsonl"), ("text", "jsonl"), ("log_prob_nats", "tsv"):
+        (tmp_path / "items.csv").write_text(table.replace("kind", column))
+        done = score(f"--format={form}", *flags)
+        assert (done.returncode, done.stdout) == (2, "") and repr(column) in done.stderr
 
 
 def test_after_the_text_of_a_file(score, model, tmp_path):

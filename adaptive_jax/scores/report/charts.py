@@ -91,7 +91,7 @@ class Scores:
             for run, nll in zip(self.runs[1:], losses[1:], strict=True):
                 values["difference"][run.name] = nll - losses[0], counts
         return {
-            figure: {run: by_frequency(*each, self.edges) for run, each in runs.items()}
+            figure: {run: by_frequency(*pair, self.edges) for run, pair in runs.items()}
             for figure, runs in values.items()
         }
 
@@ -112,10 +112,7 @@ BINNED = {  # titles, and notes by statistic
     ),
     "difference": (
         "difference from the first run",
-        {
-            "mean": "Below 0 the run is better.",
-            "median": "Figure 3 of Pappas et al. (2020).",
-        },
+        {"mean": "Below 0 the run is better.", "median": "Figure 3 of Pappas et al. (2020)."},
     ),
 }
 
@@ -125,9 +122,9 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
     the words of the first run.
     """
     (title, notes), unit = BINNED[figure], scores.unit
-    name, ylabel, of_bin, scaled = statistic.capitalize(), NATS.format(unit), statistic, float
+    name, ylabel, field, scaled = statistic.capitalize(), NATS.format(unit), statistic, float
     if statistic == "perplexity":
-        ylabel, of_bin, scaled = f"perplexity a {unit}", "mean", perplexity
+        ylabel, field, scaled = f"perplexity a {unit}", "mean", perplexity
     elif figure == "difference":
         ylabel = f"difference in {ylabel}"
     else:
@@ -135,12 +132,11 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
     lines, tops = [], {}
     for run, bins in scores.bins[figure].items():
         points = []
-        for each in bins:
-            value = scaled(getattr(each, of_bin))
-            interval = getattr(each, f"{of_bin}_interval")
+        for b in bins:
+            value, interval = scaled(getattr(b, field)), getattr(b, f"{field}_interval")
             low, high = map(scaled, interval) if interval else (None, None)
-            points.append((each.label, value, low, high, each.words, each.least, each.most))
-            tops.setdefault((each.least, each.label), each.words if not lines else 0)
+            points.append((b.label, value, low, high, b.words, b.least, b.most))
+            tops.setdefault((b.least, b.label), b.words if not lines else 0)
         lines.append(Line(run, points))
     return Chart(
         f"{statistic}_{figure}",
@@ -185,7 +181,7 @@ def curves(scores: Scores) -> Chart:
 
 def contexts(scores: Scores) -> Chart:
     """Perplexity by context, of runs that evaluate.py has scored with several."""
-    several = [run for run in scores.runs if len({each[0] for each in run.contexts}) > 1]
+    several = [run for run in scores.runs if len({point[0] for point in run.contexts}) > 1]
     return Chart(
         "contexts",
         "Perplexity by context",

@@ -48,11 +48,11 @@ class Section(NamedTuple):
 def page(title: str, subtitle: str, sections: Sequence[Section], footer: str) -> str:
     """The whole file. title, subtitle and footer are texts."""
     parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="muted">{html.escape(subtitle)}</p>']
-    for each in sections:
+    for section in sections:
         parts += [
-            f"<h2>{html.escape(each.title)}</h2>",
-            f"<p>{html.escape(each.text)}</p>" if each.text else "",
-            each.content,
+            f"<h2>{html.escape(section.title)}</h2>",
+            f"<p>{html.escape(section.text)}</p>" if section.text else "",
+            section.content,
         ]
     content = "\n".join(part for part in parts if part)
     return f"""<!doctype html>
@@ -171,8 +171,8 @@ def passages(tokens: Mapping[str, Sequence[Token]]) -> str:
     """A passage for each run, which a reader can open and close; that of the first run is open."""
     scale = f'<p class="muted">0 bits <span class="scale"></span> {MOST_BITS} bits or more</p>'
     parts = [
-        f"<details><summary>{html.escape(name)}</summary>\n{sample(of_run)}\n</details>"
-        for name, of_run in tokens.items()
+        f"<details><summary>{html.escape(name)}</summary>\n{sample(passage)}\n</details>"
+        for name, passage in tokens.items()
     ]
     return "\n".join([scale, *parts]).replace("<details>", "<details open>", 1)
 
@@ -198,10 +198,10 @@ def _token(token):
     rank, entropy = "", ""
     if token.rank is not None:
         rank, entropy = f", rank {token.rank:,}", f" Entropy {token.entropy:.1f} bits."
-    about = (
+    description = (
         f"<b>{text}</b> {token.bits:.1f} bits, probability {2**-token.bits:.2%}{rank};"
         f" {token.count:,} times in training.{entropy}"
     )
-    tooltip = f'<span class="more">{about}<span class="likely">{likely}</span></span>'
+    tooltip = f'<span class="more">{description}<span class="likely">{likely}</span></span>'
     style = f"--heat-share: {heat:.3f}"
     return f'<span class="token" tabindex="0" style="{style}">{shown}{tooltip}</span>{after}'

@@ -71,5 +71,5 @@ def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
     ends = bool(vocabulary.ends_word[word])
     if ends:
         text = text.removesuffix(vocabulary.mark.decode()) or text
-    shown = ("�" if unicodedata.category(each) in ("Cc", "Cs") else each for each in text)
+    shown = ("�" if unicodedata.category(sign) in ("Cc", "Cs") else sign for sign in text)
     return "".join(shown), not ends

@@ -66,8 +66,7 @@ def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str,
     lines = [run.about() for run in runs]
     _write_csv(files / "runs.csv", lines)
     numbers = {name: number for number, name in enumerate(names)}
-    drawn = []
-    unit = runs[0].result["vocabulary"]["unit"]
+    unit, drawn = runs[0].result["vocabulary"]["unit"], []
     for chart in charts.charts_of(charts.Scores(runs, job.bins, unit)):
         drawn.append((chart, draw(chart, numbers, files / f"{chart.name}.png")))
         _write_csv(files / f"{chart.name}.csv", chart.rows())
@@ -136,12 +135,12 @@ def _title(runs):
 
 
 def _footer(runs):
-    about = "; ".join(
+    names = "; ".join(
         f"{run.name}: {run.workdir}, vocabulary {run.result['vocabulary']['fingerprint']}"
         for run in runs
     )
     version = runs[0].result["versions"]["jax"]
-    return f"Made on {datetime.date.today()} by adaptive_jax (jax {version}). {about}."
+    return f"Made on {datetime.date.today()} by adaptive_jax (jax {version}). {names}."
 
 
 def _write_csv(path: Path, lines: Sequence[Mapping]) -> None:

@@ -74,7 +74,7 @@ class RunReport:
         for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):
                 records.append(json.loads(line))
-        return [each for each in records if isinstance(each, dict) and "step" in each]
+        return [record for record in records if isinstance(record, dict) and "step" in record]
 
     def _load(self, suffix):
         try:
@@ -110,9 +110,9 @@ class RunReport:
             return result["scored"], {k: v for k, v in settings if k not in VARYING}
 
         return sorted(
-            (each["settings"]["context"], each["perplexity"], each["settings"]["window"])
-            for _, each in _results(self.path.parent)
-            if curve(each) == curve(self.result)
+            (result["settings"]["context"], result["perplexity"], result["settings"]["window"])
+            for _, result in _results(self.path.parent)
+            if curve(result) == curve(self.result)
         )
 
     def about(self) -> dict:
@@ -125,11 +125,11 @@ class RunReport:
         valid = dict(self.curve("validation")).get(result["step"])
         saved = self.workdir / "checkpoints" / str(result["step"])
         split = result["split"]
-        paper = {each: card.published(self.workdir, each) for each in ("validation", split)}
+        paper = {name: card.published(self.workdir, name) for name in ("validation", split)}
         if paper[split] and not result["published"]:  # the scores are of another text
             paper = dict.fromkeys(paper)
-        changed = next((each["changed"] for each in paper.values() if each), ())
-        paper = {each: numbers and numbers["perplexity"] for each, numbers in paper.items()}
+        changed = next((record["changed"] for record in paper.values() if record), ())
+        paper = {name: record and record["perplexity"] for name, record in paper.items()}
         return {
             "run": self.name,
             "input": config["input"]["name"],
@@ -161,16 +161,16 @@ def read_runs(places: Sequence[Path], names: Sequence[str]) -> list[RunReport]:
     Raises:
         InputError: no result, or none of one text, where `<unk>` stands for any word.
     """
-    results = [_results_of(*each) for each in zip(places, names, strict=True)]
-    for first in results[0]:
-        runs = [
-            next((each for each in of_run if not difference(first.words, each.words)), None)
-            for of_run in results
+    runs = list(map(_results_of, places, names))
+    for first in runs[0]:
+        of_one_text = [
+            next((result for result in results if not difference(first.words, result.words)), None)
+            for results in runs
         ]
-        if None not in runs:
-            return runs
-    first = results[0][0]
-    other = next(each for each, *_ in results if difference(first.words, each.words))
+        if None not in of_one_text:
+            return of_one_text
+    first = runs[0][0]
+    other = next(newest for newest, *_ in runs if difference(first.words, newest.words))
     raise InputError(
         f"{first.path} and {other.path} score different texts,"
         f" {difference(first.words, other.words)}: evaluate both on one text by --data_path=DIR, or"
@@ -209,9 +209,16 @@ def _results_of(place, name):
 
 
 def _results(folder):
-    """The results in a folder by path, but those of versions that kept no words beside them."""
-    paths = sorted(folder / name for name in names_in(folder) if name.endswith(".json"))
-    results = {path: json.loads(path.read_text()) for path in paths}
+    """The results in a folder by path, but those of versions that kept no words beside them.
+
+    Raises InputError: one is damaged.
+    """
+    results = {}
+    for path in sorted(folder / name for name in names_in(folder) if name.endswith(".json")):
+        try:
+            results[path] = json.loads(path.read_text())
+        except ValueError as error:
+            raise InputError(f"{path} is damaged ({error}): remove it, or evaluate again") from None
     return [(path, result) for path, result in results.items() if "date" in result]
 
 
