@@ -46,7 +46,8 @@ def save_run(
             empty. Nothing is written then.
     """
     workdir, words, counts = new_workdir(workdir, "workdir"), tuple(words), np.asarray(counts)
-    faults = [w for w, n in collections.Counter(words).items() if n > 1 or w.split() != [w]]
+    counted = collections.Counter(words).items()
+    faults = [w for w, n in counted if n > 1 or not isinstance(w, str) or w.split() != [w]]
     if faults or EOS not in words:
         fault = repr(faults[0]) if faults else f"no {EOS}"
         raise InputError(f"words must be distinct, without white space, with {EOS}; got {fault}")

@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from adaptive_jax.data.corpora.download import File, download
+from adaptive_jax.data.corpora.known import Published
 from adaptive_jax.errors import explain
 from tests import refuses
 
@@ -55,3 +57,16 @@ def test_a_folder_that_cannot_be_written(files):
     with pytest.raises(FileNotFoundError) as error:
         download("toy", files[1], Path("/proc/x"))
     assert explain(error.value).startswith("cannot use /proc/x: No such file")
+
+
+def test_a_killed_draw_leaves_no_files(tmp_path):
+    """Of Europarl, some 300 MB stayed for ever."""
+    with zipfile.ZipFile(tmp_path / "text.zip", "w") as archive:
+        archive.writestr("folder/all.en", "a line\n" * 50)
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "splits" / ".train.txt.0123").write_text("half")
+    published = Published(whole="all.en", held_out=0.2)
+    texts = published.splits([tmp_path / "text.zip"], tmp_path / "splits")
+    assert sum(len([*text.lines()]) for text in texts.values()) == 50
+    names = {path.name for path in (tmp_path / "splits").iterdir()} - {".complete.lock"}
+    assert names == {"complete", "train.txt", "validation.txt", "test.txt"}

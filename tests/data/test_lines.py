@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptive_jax.data.corpora.line_files import TextFiles
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.tokenise import tokeniser as tokeniser_of
 from adaptive_jax.data.vocabulary.lines import Lines
@@ -143,3 +144,32 @@ def test_words_of_a_prompt_that_the_run_does_not_know():
     """`generate` wrote on from a prompt of unknown words without a word about it."""
     assert [*PLAIN.unseen("the zebra\ncat")] == [False, True, False, False]
     assert not any(SUBWORDS.unseen("the zebra"))
+
+
+def test_a_prompt_that_is_only_a_byte_order_mark():
+    """It has no words, so no last unit: an IndexError ended `generate`."""
+    ids, begun = SUBWORDS.encode_open("\ufeff")
+    assert not len(ids) and begun == b""
+
+
+def test_a_cell_of_a_table_may_be_long(tmp_path):
+    """Python's csv refuses 131,073 characters, with a traceback."""
+    path, text = tmp_path / "a.csv", "word " * 30_000
+    path.write_text(f"text,n\n{text},1\n")
+    assert [line.text for line in TextFiles([path]).texts("text")] == [text]
+
+
+@pytest.mark.parametrize(
+    "name, row",
+    [
+        ("a.csv", "abc\rdef,1"),  # was a traceback
+        ("a.tsv", '"Hello," he said.\t1'),  # its quotes were left out in silence
+        ("a.csv", '"abc,1'),
+    ],
+)
+def test_a_cell_that_is_not_as_written_is_refused(tmp_path, name, row):
+    path = tmp_path / name
+    header = "text\tn" if name.endswith(".tsv") else "text,n"
+    path.write_bytes(f"{header}\nthe{header[4]}1\n{row}\n".encode())
+    with refuses(f"{path}, row 2", "quotes"):
+        list(TextFiles([path]).texts("text"))

@@ -9,6 +9,7 @@ import tokenizers
 import adaptive_jax
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.scores.scores import lengths_of, text_words_of
 from adaptive_jax.text.load import LoadedModel
@@ -163,3 +164,34 @@ def test_wrong_settings(directory, tmp_path):
     ):
         with refuses(names):
             load(data_of(directory, **changes))
+
+
+def test_lines_are_neither_cut_nor_filled_up(directory):
+    """A tokenizer.json may say so, for other models: the rest of each line was lost, and short
+    lines got ids of padding.
+    """
+    content = (directory / "bytes.json").read_text()
+    program = tokenizers.Tokenizer.from_str(content)
+    program.enable_truncation(3)
+    program.enable_padding(length=20)
+    counts = {line: 1 for line in LINES if line} | {"<eos>": len(LINES)}
+    expected, vocabulary = (
+        Tokenizer.build(counts, model.encode(), 0, 0) for model in (content, program.to_str())
+    )
+    assert vocabulary.words == expected.words
+    np.testing.assert_array_equal(vocabulary.counts, expected.counts)
+    ids = vocabulary.encode_words(LINES)[0]
+    np.testing.assert_array_equal(ids, expected.encode_words(LINES)[0])
+
+
+def test_a_file_of_an_early_version(directory):
+    """That of GPT-2 has no type of its model: a KeyError. The library reads files without lists of
+    added tokens, too.
+    """
+    content = json.loads((directory / "bytes.json").read_text())
+    ids = TokenIds.of_counts(np.zeros(300, np.int64))
+    expected = Tokenizer.of(ids, json.dumps(content).encode())
+    del content["model"]["type"], content["added_tokens"]
+    early = Tokenizer.of(ids, json.dumps(content).encode())
+    np.testing.assert_array_equal(early.encode_words(LINES)[0], expected.encode_words(LINES)[0])
+    assert early.utf8[1:] == expected.utf8[1:]

@@ -28,9 +28,9 @@ def test_impossible_limits_are_named(limit):
 
 def test_words_from_outside(tmp_path, own_cache):
     """A lexicon fixes the words: those of the text that it lacks are <unk>, those that the text
-    lacks are there with count 0.
+    lacks are there with count 0. A byte order mark, as Windows writes it, is no part of a word.
     """
-    (tmp_path / "words.txt").write_text("cat\nhat\ndog\n")
+    (tmp_path / "words.txt").write_text("\ufeffcat\nhat\ndog\n")
     for split, text in ("train", "the cat\nthe hat cat\n"), ("valid", "dog\n"), ("test", "the\n"):
         (tmp_path / f"{split}.txt").write_text(text)
     data = {"corpus": "text_files", "path": str(tmp_path), "words": str(tmp_path / "words.txt")}

@@ -60,6 +60,7 @@ def test_what_does_not_fit_is_refused(saved, tmp_path):
         ((CONFIG, params, ("the", "<eos>", "the"), COUNTS), ["words", "the"]),
         ((CONFIG, params, ("the", "<eos>", "a b"), COUNTS), ["words", "a b"]),
         ((CONFIG, params, ("the", "eos", "a"), COUNTS), ["words", "eos"]),
+        ((CONFIG, params, ("the", "<eos>", 7), COUNTS), ["words", "7"]),
         ((CONFIG, params, WORDS, (5, 3)), ["counts"]),
         ((CONFIG, params, WORDS, (5, 3, -1)), ["counts"]),
         ((CONFIG, params, WORDS, (0.5, 0.3, 0.2)), ["counts", "float64"]),

@@ -98,6 +98,8 @@ def draw(text: Text, held_out: float, directory: Path) -> None:
     """Writes each line of a text to train.txt or, a random share `held_out` of them, always the
     same, to validation.txt and test.txt.
     """
+    for unfinished in directory.glob(".*.txt.*"):  # left by a killed process
+        unfinished.unlink()
     numbers = random.Random(0)
     with contextlib.ExitStack() as stack:
         files = {

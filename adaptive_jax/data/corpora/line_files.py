@@ -59,22 +59,27 @@ class TextFiles:
     def __iter__(self) -> Iterator[str]:
         return (line.removesuffix("\n").removesuffix("\r") for line in self._lines())
 
+    def texts(self, column: str = "") -> Iterator[TextLine]:
+        """The lines with their sources; or, of tables separated by commas, in files .tsv by tabs,
+        the texts of a column. Raises InputError: a table without it, a row of more or fewer cells
+        than the header, or one with stray quotes or line ends.
+        """
+        for name, file in self._files:
+            if column:
+                yield from self._texts_of_column(name, file, column)
+                continue
+            for number, line in enumerate(self._lines_of(name, file), start=1):
+                yield TextLine(line.removesuffix("\n").removesuffix("\r"), number, str(name))
+
     def read(self) -> str:
         """All of the text, with a line feed after each line that has one."""
         return "".join(self._lines())
 
-    def texts(self, column: str = "") -> Iterator[TextLine]:
-        """The lines with their sources; or, of tables separated by commas, in files .tsv by tabs,
-        the texts of a column. Raises InputError: a table without it, or a row of more or fewer
-        cells than the header.
-        """
-        for name, file in self._files:
-            if not column:
-                for number, line in enumerate(self._lines_of(name, file), start=1):
-                    yield TextLine(line.removesuffix("\n").removesuffix("\r"), number, str(name))
-                continue
-            tabs = ".tsv" in str(name)
-            table = csv.DictReader(self._lines_of(name, file), delimiter="\t" if tabs else ",")
+    def _texts_of_column(self, name, file, column):
+        separator, number = "\t" if ".tsv" in str(name) else ",", 0
+        csv.field_size_limit(LINE)
+        table = csv.DictReader(self._lines_of(name, file), delimiter=separator, strict=True)
+        try:
             check_known(f"{name}: column {column!r}", column, table.fieldnames or ())
             for number, row in enumerate(table, start=1):
                 if None in row or None in row.values():
@@ -83,6 +88,11 @@ class TextFiles:
                         f" {len(table.fieldnames)}: put quotes around text with separators"
                     )
                 yield TextLine(row.pop(column), number, str(name), row)
+        except csv.Error as error:
+            raise InputError(
+                f"{name}, row {number + 1}: {error}; put quotes around text with quotes or line"
+                " ends, and double the quotes inside"
+            ) from None
 
     def _lines(self):
         for name, file in self._files:

@@ -40,8 +40,9 @@ from adaptive_jax.files import replacing
 
 logger = logging.getLogger(__name__)
 
-# Part of every source's name: increase it when the same text is to give other shards or ids
-FORMAT = 3
+# Part of every source's name, the second one of a tokenizer's lines: increase it when the same text
+# is to give other shards or ids
+FORMAT, FORMAT_OF_LINES = 3, 4
 
 
 class Settings(NamedTuple):
@@ -224,7 +225,8 @@ class PreparedText:
         """The directory of what is made from a split."""
         corpus, text = self.settings.corpus, self._texts.get(split)
         identity = text.identity if text else CORPORA[corpus].version()
-        source = repr((FORMAT, corpus, split, identity, *self._how))
+        version = FORMAT_OF_LINES if self.settings.tokenizer else FORMAT
+        source = repr((version, corpus, split, identity, *self._how))
         return self.cache / corpus / hashlib.sha256(source.encode()).hexdigest()[:16]
 
     def has(self, split: str) -> bool:
@@ -291,8 +293,8 @@ class PreparedText:
             numbers = settings.eos, settings.vocabulary_size
             name = hashlib.sha256(model + repr(numbers).encode()).hexdigest()[:16]
             path = self._all_words.parents[1] / f"tokenizer-{name}" / "vocabulary.txt"
-            counts = lambda: self.count_words("train")
-            return self._once(path, lambda: Tokenizer.build(counts(), model, *numbers))
+            build = lambda: Tokenizer.build(self.count_words("train"), model, *numbers)
+            return self._once(path, build)
         if settings.words:
             return self._words().only(read_words(settings.words))
         if not settings.codes:

@@ -30,8 +30,8 @@ from adaptive_jax.config import signals
 from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.data.corpora.cached import damaged
 from adaptive_jax.data.corpora.text import Chunk, Text, check_eos, encoding_fault
-from adaptive_jax.data.corpora.tokenise import BYTE_ORDER_MARK, tokeniser
-from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
+from adaptive_jax.data.corpora.tokenise import tokeniser
+from adaptive_jax.data.vocabulary.words import BYTE_ORDER_MARK, EOS, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import processors

@@ -4,11 +4,10 @@ import functools
 import re
 from collections.abc import Callable
 
-from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
+from adaptive_jax.data.vocabulary.words import BYTE_ORDER_MARK, EOS, UNKNOWN
 from adaptive_jax.errors import check_known
 
 LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"  # accents may be characters of their own
-BYTE_ORDER_MARK = "\ufeff"  # where files that begin with one were joined
 SPECIAL = re.compile(rf"(?<!\S)({UNKNOWN}|{EOS})(?!\S)")
 MARKS = rf"{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"  # words, numbers, punctuation marks
 
@@ -39,8 +38,8 @@ def tokeniser(name: str, lower: bool) -> Callable[[str], str]:
     InputError: an unknown name.
 
     It lower-cases last: capitals tell a tokeniser where sentences begin. `<unk>` and `<eos>` stay
-    words, and a byte order mark at the start of a line is left out; within a line it is a word of
-    WikiText.
+    words, and a byte order mark at the start of a line is left out, where files that begin with one
+    were joined; within a line it is a word of WikiText.
     """
     check_known(f"data.tokeniser={name!r}", name, TOKENISERS)
     split = TOKENISERS[name]()

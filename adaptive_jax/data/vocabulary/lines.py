@@ -117,7 +117,8 @@ class Lines(NamedTuple):
         words = self.words(text)
         ids, lengths = self.tokens(words)
         spells = self.vocabulary.utf8
-        if not self.cut_open(text)[1] or self.vocabulary.words[ids[-1]] in (EOS, UNKNOWN):
+        last_unit = self.vocabulary.words[ids[-1]] if len(ids) else EOS
+        if not self.cut_open(text)[1] or last_unit in (EOS, UNKNOWN):
             return ids, b""
         last = min(OPEN, lengths[-1])
         spelling = b"".join(spells[i] for i in ids[-last:])

@@ -67,7 +67,7 @@ class Tokenizer(TokenIds):
                 f"data.vocabulary_size={len(ids)} must be {size:,} or more, the ids of"
                 " data.tokenizer"
             )
-        if (kind := json.loads(model)["model"]["type"]) == "WordPiece":
+        if (kind := type(_loaded(model).model).__name__) == "WordPiece":
             raise InputError(f"data.tokenizer must keep the spaces of a text, got one of {kind}")
         return cls(ids.words, ids.counts, model)
 
@@ -105,7 +105,7 @@ class Tokenizer(TokenIds):
     @functools.cached_property
     def utf8(self) -> tuple[bytes, ...]:
         """The bytes of each token; none of special ones and of ids that the tokenizer lacks."""
-        settings = json.loads(self.model)
+        settings = json.loads(self._program.to_str())  # older files lack some keys
         of_bytes = "ByteLevel" in json.dumps(settings["decoder"])
         added = {each["id"]: each for each in settings["added_tokens"]}
 
@@ -140,12 +140,15 @@ def _size(model):
 
 @functools.lru_cache(maxsize=2)
 def _loaded(model):
-    """The tokenizer of a file's content."""
+    """The tokenizer of a file's content, which leaves out no token of a line and adds none."""
     with of_extra("tokenizer"):
         import tokenizers
     try:
-        return tokenizers.Tokenizer.from_str(model.decode())
+        program = tokenizers.Tokenizer.from_str(model.decode())
     except Exception as error:  # the library raises plain ones
         raise InputError(
             f"data.tokenizer must be a tokenizer.json of the tokenizers library: {one_line(error)}"
         ) from error
+    program.no_truncation()
+    program.no_padding()
+    return program

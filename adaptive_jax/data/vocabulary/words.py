@@ -14,6 +14,7 @@ from adaptive_jax.files import path_of, replacing
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
+BYTE_ORDER_MARK = "\ufeff"
 PIECE = 1 << 20  # tokens
 
 
@@ -294,6 +295,7 @@ def read_words(path: str | os.PathLike) -> list[str]:
         raise InputError(f"data.words={path} must be a file with a word a line: there is none")
     words = []
     for number, line in enumerate(_lines(path), start=1):
+        line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if len(line.split()) != 1:
             raise InputError(f"{path}, line {number}: {line[:60]!r} must be one word")
         words += line.split()
