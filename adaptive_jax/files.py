@@ -129,6 +129,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
+def remove_unfinished(directory: Path, pattern: str) -> None:
+    """Removes what a killed process left of files that `replacing` was writing, but no lock.
+
+    pattern: of the files' names, as "*.txt".
+    """
+    for unfinished in directory.glob(f".{pattern}.*"):
+        if unfinished.suffix != ".lock":
+            unfinished.unlink()
+
+
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """Makes a directory to fill that gets the name `path`, where nothing or an empty directory is,

@@ -60,7 +60,8 @@ class Tokens(NamedTuple):
         seeds: uint32 `[tokens, 2]`, the seeds of each token's tail dropout, or None.
         mass: of the shape of column, by which the targets count; None: 1, less label smoothing.
         cotangents: in a second pass over the logits; None: the first pass.
-        normaliser: of the first pass, where the second has it.
+        normaliser: of the first pass, where the second has it: its peak is the logsumexp, its total
+            1.
     """
 
     hidden: jax.Array

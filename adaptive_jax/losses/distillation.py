@@ -138,7 +138,7 @@ def _losses(how, tokens, tables):
 
 
 def _losses_backward(how, saved, cotangent):
-    (*tokens, unit), tables = saved
+    (*tokens, unit), tables = not_differentiable(saved, ONCE)
     _, d_hidden, d_tables = _run(how, (*tokens, unit * cotangent), tables, True)
     return (d_hidden, None, None, None), d_tables
 

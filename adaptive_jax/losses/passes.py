@@ -239,11 +239,10 @@ def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
         inside = first + jnp.arange(size) < stage.ends[number]
         tokens = jax.tree.map(part_of, queue)
         tokens = tokens._replace(weight=jnp.where(inside, tokens.weight, 0.0))
-        if tokens.normaliser is not None:
-            peak = jnp.where(inside, tokens.normaliser.peak, HIGH)
-            total = jnp.where(inside, tokens.normaliser.total, 1.0)  # 0 / 0 is NaN
-            normaliser = tokens.normaliser._replace(peak=peak, total=total)
-            tokens = tokens._replace(normaliser=normaliser)
+        if tokens.normaliser is not None:  # of rows outside it is 0, and 0 / 0 is NaN
+            peak = jnp.where(inside, tokens.normaliser.logsumexp, HIGH)
+            relative = {"peak": peak, "total": jnp.ones_like(peak), "logsumexp": peak}
+            tokens = tokens._replace(normaliser=tokens.normaliser._replace(**relative))
         part = band_slice(group, stage.sizes, number, stage.word_counts)
         columns = stage.columns[0] if single else jnp.array(stage.columns)[number]
         arrays = stage.settings, group, part, stage.clusters, columns

@@ -140,7 +140,7 @@ def _read_exported(workdir, like):
         raise _damaged(path) from error
     like = traverse_util.flatten_dict(like, sep=".")
     stored = {name: array.shape for name, array in arrays.items()}
-    expected = {name: shape.shape for name, shape in like.items()}
+    expected = {name: array.shape for name, array in like.items()}
     for name in sorted({*stored, *expected}):
         shape, now = stored.get(name, "missing"), expected.get(name, "missing")
         if shape != now:
@@ -148,7 +148,7 @@ def _read_exported(workdir, like):
                 f"{path} is of another model than config.json: {name} has shape {shape}, not {now};"
                 " export the run again"
             )
-    parameters = {name: _on_devices(arrays[name], shape) for name, shape in like.items()}
+    parameters = {name: _on_devices(arrays[name], array) for name, array in like.items()}
     return traverse_util.unflatten_dict(parameters, sep=".")
 
 

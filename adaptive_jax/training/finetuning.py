@@ -245,8 +245,8 @@ def _check_same_model(origin, old, new):
 def _warn_of_other_settings(config, old):
     """Says where layers compute something else than the run whose parameters they get."""
     before, now = (
-        {k: v for k, v in as_json(c).items() if LAYERS.match(k) and not OF_TRAINING.search(k)}
-        for c in (old, config)
+        {k: v for k, v in as_json(keys).items() if LAYERS.match(k) and not OF_TRAINING.search(k)}
+        for keys in (old, config)
     )
     if {before["output.name"], now["output.name"]} <= ONE_SOFTMAX:
         del before["output.name"]

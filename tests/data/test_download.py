@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_written(files):
 
 
 def test_a_killed_draw_leaves_no_files(tmp_path):
-    """Of Europarl, some 300 MB stayed for ever."""
+    """Those of Europarl stayed for ever."""
     with zipfile.ZipFile(tmp_path / "text.zip", "w") as archive:
         archive.writestr("folder/all.en", "a line\n" * 50)
     (tmp_path / "splits").mkdir()

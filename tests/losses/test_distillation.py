@@ -147,3 +147,18 @@ def test_the_teacher_has_no_gradient():
     loss = lambda teacher: linear_distillation(STUDENT, teacher, words=WORDS)
     with refuses("teacher", "gradient"):
         jax.eval_shape(jax.grad(loss), TEACHER)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_there_is_no_second_derivative(reduction):
+    """As the docstring promises; of "none" one was returned."""
+
+    def slopes(hidden):
+        student = hidden, *STUDENT[1:]
+        losses = lambda student: linear_distillation(
+            student, TEACHER, words=WORDS, reduction=reduction
+        ).sum()
+        return jax.grad(losses)(student)[0].sum()
+
+    with refuses("second derivative"):
+        jax.grad(slopes)(jnp.asarray(STUDENT[0]))

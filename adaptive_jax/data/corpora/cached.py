@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adaptive_jax.errors import InputError, of_extra, one_line
-from adaptive_jax.files import path_of
+from adaptive_jax.files import path_of, remove_unfinished
 
 with of_extra("train"):
     import filelock
@@ -53,9 +53,7 @@ def make_once(path: Path, make: Callable[[], object]) -> None:
     try:
         if not path.exists():
             # Left by a killed process: of this file, and of others that are made with it.
-            for unfinished in path.parent.glob(f".{path.stem}.*"):
-                if unfinished.suffix != ".lock":
-                    unfinished.unlink()
+            remove_unfinished(path.parent, path.stem)
             make()
     finally:
         lock.release()

@@ -17,7 +17,7 @@ from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.download import File, download
 from adaptive_jax.data.corpora.text import Text, archived_texts
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
+from adaptive_jax.files import remove_unfinished, replacing
 
 TEXT = 2  # increase it when a `write` below makes another text of the same package
 
@@ -98,8 +98,7 @@ def draw(text: Text, held_out: float, directory: Path) -> None:
     """Writes each line of a text to train.txt or, a random share `held_out` of them, always the
     same, to validation.txt and test.txt.
     """
-    for unfinished in directory.glob(".*.txt.*"):  # left by a killed process
-        unfinished.unlink()
+    remove_unfinished(directory, "*.txt")
     numbers = random.Random(0)
     with contextlib.ExitStack() as stack:
         files = {

@@ -59,6 +59,10 @@ class TextFiles:
     def __iter__(self) -> Iterator[str]:
         return (line.removesuffix("\n").removesuffix("\r") for line in self._lines())
 
+    def read(self) -> str:
+        """All of the text, with a line feed after each line that has one."""
+        return "".join(self._lines())
+
     def texts(self, column: str = "") -> Iterator[TextLine]:
         """The lines with their sources; or, of tables separated by commas, in files .tsv by tabs,
         the texts of a column. Raises InputError: a table without it, a row of more or fewer cells
@@ -71,14 +75,11 @@ class TextFiles:
             for number, line in enumerate(self._lines_of(name, file), start=1):
                 yield TextLine(line.removesuffix("\n").removesuffix("\r"), number, str(name))
 
-    def read(self) -> str:
-        """All of the text, with a line feed after each line that has one."""
-        return "".join(self._lines())
-
     def _texts_of_column(self, name, file, column):
-        separator, number = "\t" if ".tsv" in str(name) else ",", 0
-        csv.field_size_limit(LINE)
+        separator = "\t" if ".tsv" in str(name) else ","
+        csv.field_size_limit(LINE)  # of the whole process; Python's own is 131,072 characters
         table = csv.DictReader(self._lines_of(name, file), delimiter=separator, strict=True)
+        number = 0
         try:
             check_known(f"{name}: column {column!r}", column, table.fieldnames or ())
             for number, row in enumerate(table, start=1):

@@ -40,8 +40,8 @@ from adaptive_jax.files import replacing
 
 logger = logging.getLogger(__name__)
 
-# Part of every source's name, the second one of a tokenizer's lines: increase it when the same text
-# is to give other shards or ids
+# Parts of the names of sources, of words and of a tokenizer's lines: increase them when the same
+# text is to give other shards or ids
 FORMAT, FORMAT_OF_LINES = 3, 4
 
 

@@ -33,7 +33,7 @@ from adaptive_jax.data.corpora.text import Chunk, Text, check_eos, encoding_faul
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import BYTE_ORDER_MARK, EOS, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
+from adaptive_jax.files import remove_unfinished, replacing
 from adaptive_jax.parallel import processors
 
 PIECE = 1 << 23  # bytes of text: counting its words takes some 70 MiB of memory
@@ -136,8 +136,7 @@ class Shards:
         tokeniser.
         """
         tokeniser(tokeniser_name or "none", lower)
-        for unfinished in directory.glob(".*.npz.*"):  # left by a killed process
-            unfinished.unlink()
+        remove_unfinished(directory, "*.npz")
         number, words, ends, lines = 0, False, 0, 0
         one = contextlib.nullcontext(operator.call)
         try:

@@ -19,7 +19,7 @@ from adaptive_jax.data.corpora.text import (
 )
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
+from adaptive_jax.files import remove_unfinished, replacing
 
 SHARE = 20  # one line in 20 is validation text, and one in 20 is test text
 MOST = 10_000  # lines of each
@@ -75,9 +75,7 @@ def split_lines(text: Text, cache: Path) -> Split:
     paths = [directory / f"{NAMES[name][0]}.txt" for name in SPLITS]
 
     def copy():
-        for left in directory.glob(".*.txt.*"):  # of a process that was killed
-            if left.suffix != ".lock":
-                left.unlink()
+        remove_unfinished(directory, "*.txt")
         lines = _documents(text)
         for path, count in zip(paths, counts, strict=True):
             words = False

@@ -132,11 +132,11 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
     lines, tops = [], {}
     for run, bins in scores.bins[figure].items():
         points = []
-        for b in bins:
-            value, interval = scaled(getattr(b, field)), getattr(b, f"{field}_interval")
+        for group in bins:
+            value, interval = scaled(getattr(group, field)), getattr(group, f"{field}_interval")
             low, high = map(scaled, interval) if interval else (None, None)
-            points.append((b.label, value, low, high, b.words, b.least, b.most))
-            tops.setdefault((b.least, b.label), b.words if not lines else 0)
+            points.append((group.label, value, low, high, group.words, group.least, group.most))
+            tops.setdefault((group.least, group.label), group.words if not lines else 0)
         lines.append(Line(run, points))
     return Chart(
         f"{statistic}_{figure}",
