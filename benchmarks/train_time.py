@@ -1,11 +1,11 @@
 """Times of training: what an update of a row takes, and how good rows get in equal time.
 
     python -m benchmarks.train_time CORPUS [--rows=adp_t,sm_t,cnn] [--size=full|cpu] [--batch=64]
-        [--repeats=5] [--count] [--hours=H --data=DIR] [--workdir=runs/train_time]
+        [--dtype=bfloat16] [--repeats=5] [--count] [--hours=H --data=DIR] [--workdir=runs/train_time]
 
 Updates are timed on random words, at the size of configs/CORPUS.py or, with --size=cpu, with 4
-blocks of width 256 and 4,096 tokens an update, --batch rows at a time. Rows take turns, and nothing
-else should run. --count times nothing and counts the work, without that of composing words.
+blocks of width 256 and 4,096 tokens an update, --batch rows at a time. Small ones compute in
+float32, unless --dtype says otherwise. Rows take turns, and nothing else should run. --count times nothing and counts the work, without that of composing words.
 
 With --hours the rows are then trained, each for as many updates as fit into these hours by its time
 of one, so that a machine that is busy later changes nothing, and scored on the test split. The same
@@ -53,8 +53,8 @@ SMALL = {  # what two cores train in hours
 }
 
 
-def config_of(corpus: str, name: str, size: str) -> dict:
-    """The config of a row. Scaled down, words of one width and filters are a quarter as wide, too,
+def config_of(corpus: str, name: str, size: str, dtype: str) -> dict:
+    """The config of a row, with another dtype if one is named. Scaled down, words of one width and filters are a quarter as wide, too,
     and the tails have no dropout.
     """
     file = CORPORA[corpus]
@@ -71,6 +71,8 @@ def config_of(corpus: str, name: str, size: str) -> dict:
             small["output.tail_dropout"] = 0.0
         if settings["input.name"] == "char_cnn":
             small |= {f"input.{key}": value for key, value in wikitext2.CHARACTERS.items()}
+    if dtype:
+        small["dtype"] = dtype
     return complete(file.SETTINGS, settings, small)
 
 
@@ -93,7 +95,7 @@ def times_of(settings, corpus: str, workdir: Path) -> dict[str, dict]:
     path, peers = workdir / "times.json", {}
     kept = json.loads(path.read_text()) if path.exists() else {}
     for name in settings.rows:
-        config = config_of(corpus, name, settings.size)
+        config = config_of(corpus, name, settings.size, settings.dtype)
         tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
         kept.setdefault(name, {"flops": flops(config, tokens // length), "tokens": tokens})
         if "seconds" not in kept[name] and not settings.count:
@@ -159,7 +161,7 @@ def main(corpus: str, settings) -> None:
         return
     rows = []
     for name, row in times.items():
-        config = config_of(corpus, name, settings.size)
+        config = config_of(corpus, name, settings.size, settings.dtype)
         numbers = trained(config, settings.hours, row["seconds"], settings.data, workdir / name)
         rows.append({"corpus": corpus, "row": name, "paper": None} | numbers)
         best = perplexity(min(loss for _, loss in numbers["losses"]))
@@ -173,6 +175,7 @@ def main(corpus: str, settings) -> None:
 if __name__ == "__main__":
     flags.DEFINE_list("rows", ["adp_t", "sm_t", "cnn"], "Rows of the config file, the first first.")
     flags.DEFINE_enum("size", "full", ["full", "cpu"], "Size of the models.")
+    flags.DEFINE_string("dtype", "", "Dtype of the computations; empty: that of the size.")
     flags.DEFINE_integer("batch", 64, "Rows of a microbatch, of those of an update.")
     flags.DEFINE_integer("repeats", 5, "Timed updates of each row.")
     flags.DEFINE_bool("count", False, "Only count the work.")
