@@ -1,16 +1,18 @@
 """Times of training: what an update of a row takes, and how good rows get in equal time.
 
     python -m benchmarks.train_time CORPUS [--rows=adp_t,sm_t,cnn] [--size=full|cpu] [--batch=64]
-        [--dtype=bfloat16] [--repeats=5] [--count] [--hours=H --data=DIR] [--workdir=runs/train_time]
+        [--dtype=bfloat16] [--repeats=5] [--count] [--hours=H --data=DIR]
+        [--workdir=runs/train_time]
 
 Updates are timed on random words, at the size of configs/CORPUS.py or, with --size=cpu, with 4
 blocks of width 256 and 4,096 tokens an update, --batch rows at a time. Small ones compute in
-float32, unless --dtype says otherwise. Rows take turns, and nothing else should run. --count times nothing and counts the work, without that of composing words.
+float32, unless --dtype says otherwise. Rows take turns, and nothing else should run. --count times
+nothing and counts the work, without that of composing words.
 
 With --hours the rows are then trained, each for as many updates as fit into these hours by its time
 of one, so that a machine that is busy later changes nothing, and scored on the test split. The same
 command resumes, with the times that it kept in the workdir. At the end it draws losses by hours:
-benchmarks/train_time_CORPUS_SIZE.png, and its numbers beside it as JSON.
+benchmarks/train_time_CORPUS_SIZE.png, with --dtype that too, and its numbers beside it as JSON.
 """
 
 import json
@@ -33,7 +35,7 @@ from benchmarks.throughput import flops, numbered, our_update, zipf
 from benchmarks.timing import machine, timed
 from configs import wikitext2
 
-EVALUATIONS = 12  # of a row that is trained
+EVALUATIONS = 6  # of a row that is trained
 COUNTED = 1_000_000  # random words of which n-grams are counted
 SMALL = {  # what two cores train in hours
     "dtype": "float32",
@@ -53,9 +55,9 @@ SMALL = {  # what two cores train in hours
 }
 
 
-def config_of(corpus: str, name: str, size: str, dtype: str) -> dict:
-    """The config of a row, with another dtype if one is named. Scaled down, words of one width and filters are a quarter as wide, too,
-    and the tails have no dropout.
+def config_of(corpus: str, name: str, size: str, dtype: str = "") -> dict:
+    """The config of a row, with another dtype if one is named. Scaled down, words of one width and
+    filters are a quarter as wide, too, and the tails have no dropout.
     """
     file = CORPORA[corpus]
     row, small = file.ROWS[name], {}
@@ -153,7 +155,8 @@ def main(corpus: str, settings) -> None:
     for name in settings.rows:
         check_known(f"--rows={name}", name, CORPORA[corpus].ROWS)
     check_at_least(1, **{"--batch": settings.batch, "--repeats": settings.repeats})
-    workdir = path_of(settings.workdir) / f"{corpus}_{settings.size}"
+    experiment = "_".join(filter(None, (corpus, settings.size, settings.dtype)))
+    workdir = path_of(settings.workdir) / experiment
     workdir.mkdir(parents=True, exist_ok=True)
     times = times_of(settings, corpus, workdir)
     print(f"{machine()}; random words\n\n{table_of(times, corpus)}")
@@ -166,7 +169,7 @@ def main(corpus: str, settings) -> None:
         rows.append({"corpus": corpus, "row": name, "paper": None} | numbers)
         best = perplexity(min(loss for _, loss in numbers["losses"]))
         print(f"{name}: validation {best:.1f}, test {numbers['value']:.1f}", flush=True)
-    path = Path(settings.figures) / f"train_time_{corpus}_{settings.size}.json"
+    path = Path(settings.figures) / f"train_time_{experiment}.json"
     title = f"{corpus}, {settings.hours:g} hours each, {settings.size} size"
     shown = {"kind": "table", "title": title, "measure": "test perplexity", "by": "hours"}
     figures.write(path, shown | {"rows": rows})

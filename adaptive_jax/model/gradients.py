@@ -24,6 +24,11 @@ class Sums(NamedTuple):
     nll: jax.Array  # weighted, plain, dropout on
     tokens: jax.Array  # of the weights
 
+    @property
+    def divisor(self) -> jax.Array:
+        """The denominator of a mean: `tokens`, or 1 where no token has weight."""
+        return jnp.where(self.tokens == 0, 1, self.tokens)
+
 
 def make_gradients(
     model: LanguageModel, mesh: Mesh, seed: int, *, shares_tables: bool = False, train: bool = True

@@ -107,12 +107,6 @@ def train(
     unit, description = vocabulary.unit, describe_words(corpus, "validation")
     description += "; losses and perplexities are per token" if unit == "token" else ""
     hosts.log0(f"{unit + 's':<13}of the validation split: {description}")
-    if hosts.first():
-        write_ngrams(workdir, checks.saved_config, vocabulary, corpus.ids["train"])
-    hosts.barrier("the n-grams")
-    lexicon = put_lexicon(parts.model, vocabulary, mesh, hosts.log0)
-    run = Run(workdir, checks.saved_config, vocabulary)
-    run = run.with_parts(config=config, model=parts.model, mesh=mesh, lexicon=lexicon)
     stopping = hosts.stopping("this update is finished and saved first")
     with locked(workdir) as lock, stopping as stop:
         if (done := last_intact(workdir / "checkpoints", config["steps"])) > config["steps"]:
@@ -120,6 +114,12 @@ def train(
                 f"{workdir} has done {done:,} updates, more than steps={config['steps']:,}: use"
                 f" steps={done} or more, or another --workdir"
             )
+        if hosts.first():
+            write_ngrams(workdir, checks.saved_config, vocabulary, corpus.ids["train"])
+        hosts.barrier("the n-grams")
+        lexicon = put_lexicon(parts.model, vocabulary, mesh, hosts.log0)
+        run = Run(workdir, checks.saved_config, vocabulary)
+        run = run.with_parts(config=config, model=parts.model, mesh=mesh, lexicon=lexicon)
         begin(workdir, checks.saved_config, plan._asdict(), corpus)
         row, changed = published
         # Resuming needs no flag init_from, so flags do not tell.

@@ -73,15 +73,15 @@ def make_update(
         gradients, carry, sums, tables = gradients_of(
             state.params, lexicon, state.step, batch, state.carry, stored
         )
-        gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
+        gradients = jax.tree.map(lambda g: g / sums.divisor, gradients)
         scale = batch.inputs.shape[-1] / options.window if options.window else 1.0
         changes, optimizer_state = optimizer.update(
             gradients, state.optimizer, state.params, scale=scale, stored=options.stored
         )
         squares = [jnp.sum(jnp.square(a.astype(jnp.float32))) for a in jax.tree.leaves(gradients)]
         metrics = {
-            "nll": sums.nll / sums.tokens,
-            "loss": sums.loss / sums.tokens,
+            "nll": sums.nll / sums.divisor,
+            "loss": sums.loss / sums.divisor,
             "learning_rate": optim.learning_rate(optimizer_state),
             "gradient_norm": jnp.sqrt(sum(squares)),
             "tokens": sums.tokens,

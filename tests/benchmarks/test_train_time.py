@@ -21,8 +21,8 @@ def flags(settings, tmp_path, monkeypatch):
     rows = {"adp_t": Row("adp_t", paper=Paper(hours=30)), "ngrams": Row("ngrams", {}, Paper())}
     file = SimpleNamespace(SETTINGS={}, LAYERS=layers, ROWS=rows)
     monkeypatch.setitem(lines.CORPORA, "tiny", file)
-    flags = {"rows": list(rows), "size": "full", "batch": 16, "repeats": 1, "count": False}
-    flags |= {"hours": 0.0, "data": flat["data.path"], "workdir": str(tmp_path)}
+    flags = {"rows": list(rows), "size": "full", "dtype": "", "batch": 16, "repeats": 1}
+    flags |= {"count": False, "hours": 0.0, "data": flat["data.path"], "workdir": str(tmp_path)}
     return SimpleNamespace(**flags, figures=str(tmp_path))
 
 

@@ -204,6 +204,9 @@ def test_a_table_of_sentences(score, model, tmp_path):
         (tmp_path / "ragged.csv").write_text(table + row)
         done = score("--text_column=sentence", tmp_path / "ragged.csv")
         assert done.returncode == 2 and "ragged.csv, row 3" in done.stderr
+    (tmp_path / "twice.csv").write_text(table.replace("kind", "item"))
+    done = score("--text_column=sentence", tmp_path / "twice.csv")  # the last one won in silence
+    assert done.returncode == 2 and "['item', 'sentence', 'item']" in done.stderr
     (tmp_path / "items.csv").write_text(table.replace("kind", "end"))
     done = score("--words", *flags)
     assert done.returncode == 2 and "'end'" in done.stderr

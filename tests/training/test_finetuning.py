@@ -24,6 +24,7 @@ from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
 from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.lock import locked
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.start import begin
 from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned
@@ -347,6 +348,9 @@ def test_a_run_keeps_the_ngrams_that_it_counts(small, tmp_path):
         train(small(**ngrams | {"input.counts": str(tmp_path / "none.npz")}), second)
     with pytest.raises(InputError, match="of another vocabulary"):
         train(small(path="other", **ngrams | {"input.counts": str(first / "ngrams.npz")}), second)
+    with locked(second), refuses(str(second), "in use"):
+        train(small(**ngrams), second)
+    assert not (second / "ngrams.npz").exists()
 
     learnt = Run.open(first, "latest").params["input"]["ngrams_2"]
     pairs = read(first / "ngrams.npz", run.vocabulary, (2,))[2]

@@ -68,10 +68,8 @@ def test_an_update_weighs_every_token_alike(config, microbatches):
 
     run, before = jax.jit(jax.value_and_grad(mean)), jax.tree.map(np.array, state.params)
     loss, gradients = jax.device_get(run(before, flat))
-    state, metrics = update(
-        state,
-        jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch),
-    )
+    cut = jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch)
+    state, metrics = update(state, cut)
     assert_close(
         jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params), gradients, 1e-6
     )
@@ -82,6 +80,12 @@ def test_an_update_weighs_every_token_alike(config, microbatches):
     means = [jax.device_get(run(before, part)[1]) for part in parts]
     gap = jax.tree.map(lambda whole, *each: np.abs(whole - sum(each) / 4).max(), gradients, *means)
     assert max(jax.tree.leaves(gap)) > 1e-3
+
+    # Where no token has weight, all masked, nothing is NaN and nothing moves.
+    after = jax.tree.map(np.array, state.params)
+    state, metrics = update(state, cut._replace(weights=np.zeros_like(cut.weights)))
+    assert metrics["nll"] == metrics["tokens"] == 0
+    assert_close(state.params, after, 0)
 
 
 def test_the_reported_norm_is_before_clipping(config):

@@ -65,8 +65,8 @@ class TextFiles:
 
     def texts(self, column: str = "") -> Iterator[TextLine]:
         """The lines with their sources; or, of tables separated by commas, in files .tsv by tabs,
-        the texts of a column. Raises InputError: a table without it, a row of more or fewer cells
-        than the header, or one with stray quotes or line ends.
+        the texts of a column. Raises InputError: a table without it or with two columns of one
+        name, a row of more or fewer cells than the header, or one with stray quotes or line ends.
         """
         for name, file in self._files:
             if column:
@@ -81,7 +81,10 @@ class TextFiles:
         table = csv.DictReader(self._lines_of(name, file), delimiter=separator, strict=True)
         number = 0
         try:
-            check_known(f"{name}: column {column!r}", column, table.fieldnames or ())
+            names = table.fieldnames or ()
+            check_known(f"{name}: column {column!r}", column, names)
+            if len(set(names)) < len(names):
+                raise InputError(f"{name}: columns must have names of their own, got {[*names]}")
             for number, row in enumerate(table, start=1):
                 if None in row or None in row.values():
                     raise InputError(
