@@ -44,6 +44,22 @@ class Sampling(NamedTuple):
     banned: tuple[int, ...] = ()
 
 
+class Draw(NamedTuple):
+    """The other settings of a draw, which are arguments of its program.
+
+    Attributes:
+        key: a random key.
+        number: of the token, which counts from 0.
+        power: 1 / temperature.
+        top_p: the share of the nucleus; see `next_token.draw_among`.
+    """
+
+    key: jax.Array
+    number: np.int32
+    power: np.float32
+    top_p: np.float32
+
+
 class Decoder:
     """A run made ready to decode: the bands of its output are laid out.
 
@@ -60,8 +76,8 @@ class Decoder:
         """
         self.run, self._tables = run, tables
         self._programs: dict[tuple, Callable] = {}
-        self._sizes, self._bands = self._softmax()
-        self.num_clusters = sum(map(len, self._sizes[1:]))
+        self._softmax = self._call(("lay out",), _grouped)
+        self.num_clusters = sum(map(len, self._softmax.sizes[1:])) if self._softmax else 0
         of_two_rows, of_two_tokens, of_three_rows = (
             jax.tree.map(jnp.shape, jax.eval_shape(functools.partial(run.model.cache, *size)))
             for size in ((2, 1), (2, 2), (3, 1))
@@ -97,26 +113,23 @@ class Decoder:
         hidden: jax.Array,
         carry: object,
         sampling: Sampling,
-        settings: tuple,
+        values: Draw,
         fixed: np.ndarray,
     ) -> tuple[Sample, jax.Array, jax.Array, object]:
         """Draws the token after `hidden [rows, features]` and reads it: the tokens, how many tails
         were computed, the next hidden states and carry.
 
-        Args:
-            settings: a random key, the number of the token, 1 / temperature, and the share of the
-                nucleus; see `next_token.draw`.
-            fixed: the token of a row that is not drawn, int32 `[rows]`; -1 where it is.
+        fixed: the token of a row that is not drawn, int32 `[rows]`; -1 where it is.
         """
 
         def draw_and_read(apply, arguments, carry):
-            bands, hidden, (key, number, power, top_p), fixed = arguments
+            softmax, hidden, (key, number, power, top_p), fixed = arguments
             rows = jnp.arange(len(hidden))
             fold_in = jax.random.fold_in
             keys = jax.vmap(lambda row: fold_in(fold_in(key, row), number))(rows)
             tails = jnp.int32(self.num_clusters)
             if sampling.k:
-                best = top_k(self._next_token(apply, bands, hidden, sampling.banned), sampling.k)
+                best = top_k(_next_token(apply, softmax, hidden, sampling.banned), sampling.k)
                 sample, tails = draw_among(best, keys, power, top_p), best.clusters_computed
             else:
                 log_probs = NextToken(_log_probs(apply, hidden), sampling.banned).log_probs
@@ -129,7 +142,7 @@ class Decoder:
             hidden, carry = apply(sample.id[:, None], carry, method="step")
             return sample, tails, hidden[:, 0], carry
 
-        arguments = self._bands, hidden, settings, fixed
+        arguments = self._softmax, hidden, values, fixed
         return self._call(("draw", sampling), draw_and_read, arguments, carry, carries=True)
 
     def top_k(
@@ -143,15 +156,15 @@ class Decoder:
         """
 
         def rank(apply, arguments):
-            bands, hidden, scores = arguments
+            softmax, hidden, scores = arguments
 
             def least(values):
                 kth = jax.lax.top_k((values + scores[:, None]).ravel(), k)[0][-1]
                 return jnp.maximum(values[:, -1], kth - scores)
 
-            return top_k(self._next_token(apply, bands, hidden, banned), k, least)
+            return top_k(_next_token(apply, softmax, hidden, banned), k, least)
 
-        return self._call(("rank", k, banned), rank, (self._bands, hidden, scores))
+        return self._call(("rank", k, banned), rank, (self._softmax, hidden, scores))
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all tokens after `hidden [rows, features]`, float32 `[rows, V]`."""
@@ -160,32 +173,6 @@ class Decoder:
     def take(self, carry: object, rows: np.ndarray) -> object:
         """The carry of some rows, in this order; a row may be taken several times."""
         return self._take(carry, np.asarray(rows, np.int32))
-
-    def _softmax(self):
-        """Words of each band by group, and their arrays `(groups, clusters)`: made once, since to
-        join bands copies them.
-
-        Without tails `((words,),)` and `()`.
-        """
-        sizes = ((self.run.model.input.vocabulary_size,),)
-
-        def lay_out(apply):
-            nonlocal sizes
-            bands, clusters = apply(
-                method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None))
-            )
-            if clusters is None:
-                return ()
-            sizes, groups = join(bands)
-            return groups, clusters
-
-        arrays = self._call(("lay out",), lay_out)
-        return sizes, arrays
-
-    def _next_token(self, apply, bands, hidden, banned):
-        if len(self._sizes) > 1:
-            return NextToken.banded(hidden, Grouped(self._sizes, *bands), banned)
-        return NextToken(_log_probs(apply, hidden), banned)
 
     def _call(self, name, function, *arrays, carries=False):
         """Calls `function(apply, *arrays)` on every device, where `apply` is the model's with its
@@ -241,3 +228,19 @@ def _make_take(of_two_rows, of_three_rows):
 
 def _log_probs(apply, hidden):
     return apply(hidden, method=lambda model, hidden: model.output.log_probs(hidden))
+
+
+def _grouped(apply):
+    """The softmax with its bands grouped, None without tails. Made once: to join bands copies
+    them.
+    """
+    bands, clusters = apply(
+        method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None))
+    )
+    return None if clusters is None else Grouped(*join(bands), clusters)
+
+
+def _next_token(apply, softmax, hidden, banned):
+    if softmax is None:
+        return NextToken(_log_probs(apply, hidden), banned)
+    return NextToken.banded(hidden, softmax, banned)

@@ -15,7 +15,7 @@ from adaptive_jax.data.batches.windows import ends_example, last_example
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.generation.decoding import Decoder, Sampling
+from adaptive_jax.generation.decoding import Decoder, Draw, Sampling
 from adaptive_jax.generation.next_token import TopK, draw_among
 from adaptive_jax.generation.options import Options
 
@@ -147,7 +147,7 @@ class DecodeState:
         self._make_room()
         return jax.device_get(self._decoder.log_probs(self._hidden))
 
-    def draw(self, sampling: Sampling, settings: tuple) -> np.ndarray:
+    def draw(self, sampling: Sampling, values: Draw) -> np.ndarray:
         """Draws the next token of each row and reads it: int32 `[rows]`; see `Decoder.draw`.
 
         Raises:
@@ -156,7 +156,7 @@ class DecodeState:
         self._make_room()
         fixed = self._next_fixed()
         sample, tails, self._hidden, self._carry = self._decoder.draw(
-            self._hidden, self._carry, sampling, settings, fixed
+            self._hidden, self._carry, sampling, values, fixed
         )
         sample, tails = jax.device_get((sample, tails))
         self._count(tails)
@@ -392,7 +392,7 @@ class Writer:
             columns = draw_among(TopK(*best, 0), keys, power, top_p).id.tolist()
             self.state.begin([self._beginnings[column] for column in columns])
         for number in itertools.count():
-            yield self.state.draw(sampling, (key, np.int32(number), power, top_p))
+            yield self.state.draw(sampling, Draw(key, np.int32(number), power, top_p))
             if self.state.progress.ended.all():
                 return
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import lax
 
 from adaptive_jax.losses.distribution import of_head, of_member
@@ -49,7 +50,8 @@ class Sample(NamedTuple):
     id: jax.Array
 
 
-class Grouped(NamedTuple):
+@struct.dataclass
+class Grouped:
     """A softmax with tails, its bands as `adaptive_jax.losses.groups.join` groups them.
 
     Attributes:
@@ -58,7 +60,7 @@ class Grouped(NamedTuple):
         clusters: the tails' rows of the head.
     """
 
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, ...], ...] = struct.field(pytree_node=False)
     groups: tuple[Band, ...]
     clusters: Band
 
@@ -104,7 +106,7 @@ class NextToken:
         n depends on the tail; the shapes that `summarise` returns must not. Columns that belong to
         a neighbour have -inf.
         """
-        sizes, groups, _ = self._softmax
+        sizes, groups = self._softmax.sizes, self._softmax.groups
         counts = [len(members) for members in sizes[1:]]
         group_of = [i for i, count in enumerate(counts) for _ in range(count)]
         first_tails = itertools.accumulate(counts, initial=0)

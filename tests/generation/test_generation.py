@@ -329,7 +329,7 @@ class Bigrams:
         ids = np.argsort(-hidden, axis=1, kind="stable")[:, :k]
         return TopK(np.take_along_axis(hidden, ids, axis=1), ids, 0)
 
-    def draw(self, hidden, carry, how, settings, fixed):
+    def draw(self, hidden, carry, sampling, values, fixed):
         ids = np.where(fixed < 0, hidden.argmax(axis=1), fixed).astype(np.int32)
         return Sample(hidden[np.arange(len(ids)), ids], ids), 0, self.table[ids], carry
 
