@@ -18,7 +18,7 @@ from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.products import sum_dtype, wide
 
 
-class _How(NamedTuple):
+class _Settings(NamedTuple):
     beta: float
     temperature: float
     hard_weight: float
@@ -65,7 +65,7 @@ def linear_distillation(
     Raises:
         InputError: as `linear_cross_entropy`, and a number out of range.
     """
-    how = _How(beta, temperature, hard_weight, words, axis_name)
+    settings = _Settings(beta, temperature, hard_weight, words, axis_name)
     check_within("[0, 1]", beta=beta, hard_weight=hard_weight)
     check_within("(0, inf)", temperature=temperature)
     if hard_weight and targets is None:
@@ -98,8 +98,8 @@ def linear_distillation(
     tokens = hidden, other, ids, unit if reduction == "none" else weights + 0 * unit
     tokens, tables = partitioned.aligned(tokens, tuple(tables), _by_words(tables))
     if reduction == "none":
-        return weights * _losses(how, tokens, tables)
-    total = _total(how, tokens, tables)
+        return weights * _losses(settings, tokens, tables)
+    total = _total(settings, tokens, tables)
     return lax.psum(total, axes) if axes else total
 
 
@@ -107,24 +107,24 @@ def _by_words(tables):
     return (True,) * sum(table is not None for table in tables)
 
 
-def _run(how, tokens, tables, gradients: bool):
+def _run(settings, tokens, tables, gradients: bool):
     by_words = _by_words(tables)
     flags = partitioned.Gradients(True, by_words) if gradients else None
-    return partitioned.run(_pass, (how, gradients), tokens, tables, by_words, flags)
+    return partitioned.run(_pass, (settings, gradients), tokens, tables, by_words, flags)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _total(how, tokens, tables):
-    return jnp.sum(tokens[3] * _run(how, tokens, tables, False)[0])
+def _total(settings, tokens, tables):
+    return jnp.sum(tokens[3] * _run(settings, tokens, tables, False)[0])
 
 
-def _total_forward(how, tokens, tables):
+def _total_forward(settings, tokens, tables):
     tokens, tables = not_differentiable(tokens, ONCE), not_differentiable(tables, ONCE)
-    losses, d_hidden, d_tables = _run(how, tokens, tables, True)
+    losses, d_hidden, d_tables = _run(settings, tokens, tables, True)
     return jnp.sum(tokens[3] * losses), (d_hidden, losses, d_tables)
 
 
-def _total_backward(how, saved, scale):
+def _total_backward(settings, saved, scale):
     d_hidden, d_weights, d_tables = jax.tree.map(lambda a: scaled(scale, a, False), saved)
     return (d_hidden, None, None, d_weights), d_tables
 
@@ -133,23 +133,23 @@ _total.defvjp(_total_forward, _total_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _losses(how, tokens, tables):
-    return _run(how, tokens, tables, False)[0]
+def _losses(settings, tokens, tables):
+    return _run(settings, tokens, tables, False)[0]
 
 
-def _losses_backward(how, saved, cotangent):
+def _losses_backward(settings, saved, cotangent):
     (*tokens, unit), tables = not_differentiable(saved, ONCE)
-    _, d_hidden, d_tables = _run(how, (*tokens, unit * cotangent), tables, True)
+    _, d_hidden, d_tables = _run(settings, (*tokens, unit * cotangent), tables, True)
     return (d_hidden, None, None, None), d_tables
 
 
-_losses.defvjp(lambda how, *arrays: (_losses(how, *arrays), arrays), _losses_backward)
+_losses.defvjp(lambda settings, *arrays: (_losses(settings, *arrays), arrays), _losses_backward)
 
 
 def _pass(call, axis_name, tokens, tables):
     """The losses `[...]` of the tokens of one device, and the student's gradients."""
-    (how, gradients), shape = call, tokens[3].shape
-    how = how._replace(axis_name=axis_name or how.axis_name)
+    (settings, gradients), shape = call, tokens[3].shape
+    settings = settings._replace(axis_name=axis_name or settings.axis_name)
     hidden, other, ids, weights = (a.reshape(-1, *a.shape[len(shape) :]) for a in tokens)
     live = (weights != 0)[:, None]  # 0 · NaN is NaN
     parts = jnp.where(live, hidden, 0), jnp.where(live, other, 0), ids, weights
@@ -160,7 +160,7 @@ def _pass(call, axis_name, tokens, tables):
         -1, size, *a.shape[1:]
     )
     zeros = jax.tree.map(lambda a: jnp.zeros_like(a, sum_dtype(a.dtype)), (*tables[:2],))
-    visit = functools.partial(_visit, how, tables, gradients)
+    visit = functools.partial(_visit, settings, tables, gradients)
     sums, (losses, d_hidden) = lax.scan(visit, zeros, jax.tree.map(in_chunks, parts))
     losses = jnp.where(live[:, 0], losses.reshape(-1)[:count], 0).reshape(shape)
     if not gradients:
@@ -173,9 +173,9 @@ def _pass(call, axis_name, tokens, tables):
     return losses, d_hidden.astype(tokens[0].dtype), (*d_tables, *rest)
 
 
-def _visit(how, tables, gradients, sums, part):
+def _visit(settings, tables, gradients, sums, part):
     """The losses of a chunk, and `sums` with its gradients."""
-    (hidden, other, ids, weights), axis = part, how.axis_name
+    (hidden, other, ids, weights), axis = part, settings.axis_name
     table, bias, other_table, other_bias = tables
     first = 0 if axis is None else lax.axis_index(axis) * len(table)
     column = first + jnp.arange(len(table), dtype=ids.dtype)[None]
@@ -184,7 +184,11 @@ def _visit(how, tables, gradients, sums, part):
     def logits_of(states, table, bias):
         logits = wide(states, table.astype(states.dtype).T)
         logits = logits if bias is None else logits + bias[None].astype(logits.dtype)
-        return logits if how.words is None else jnp.where(column < how.words, logits, -jnp.inf)
+        return (
+            logits
+            if settings.words is None
+            else jnp.where(column < settings.words, logits, -jnp.inf)
+        )
 
     def log_softmax(logits):
         peak = jnp.max(logits, axis=1)
@@ -195,9 +199,9 @@ def _visit(how, tables, gradients, sums, part):
     def times(chances, logs):  # 0 · inf is NaN
         return jnp.where(chances > 0, chances * logs, 0)
 
-    logits, beta = logits_of(hidden, table, bias), how.beta
-    log_q = log_softmax(logits / how.temperature)
-    log_p = log_softmax(logits_of(other, other_table, other_bias) / how.temperature)
+    logits, beta = logits_of(hidden, table, bias), settings.beta
+    log_q = log_softmax(logits / settings.temperature)
+    log_p = log_softmax(logits_of(other, other_table, other_bias) / settings.temperature)
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     if beta == 0:
         losses, slope = total(times(p, log_p - log_q)), q - p
@@ -208,11 +212,14 @@ def _visit(how, tables, gradients, sums, part):
         pull = times(q, log_q - log_m) * (1.0 if beta == 1 else 1 - beta)
         losses, slope = total(pull), pull - q * total(pull)[:, None]
         losses = losses + (0 if beta == 1 else beta * total(times(p, log_p - log_m)))
-    losses, slope = (1 - how.hard_weight) * losses, (1 - how.hard_weight) / how.temperature * slope
-    if how.hard_weight:
+    losses, slope = (
+        (1 - settings.hard_weight) * losses,
+        (1 - settings.hard_weight) / settings.temperature * slope,
+    )
+    if settings.hard_weight:
         log_probs, hit = log_softmax(logits), ids[:, None] == column
-        losses = losses - how.hard_weight * total(jnp.where(hit, log_probs, 0))
-        slope = slope + how.hard_weight * (jnp.exp(log_probs) - hit)
+        losses = losses - settings.hard_weight * total(jnp.where(hit, log_probs, 0))
+        slope = slope + settings.hard_weight * (jnp.exp(log_probs) - hit)
     if not gradients:
         return sums, (losses, None)
     slope = weights[:, None] * slope

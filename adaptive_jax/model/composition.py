@@ -60,12 +60,11 @@ class Compose(NamedTuple):
 
     def _run(self, method, params, lexicon, words, tables, key):
         variables = {"params": self.gather(params), "lexicon": lexicon, "tables": tables}
-        how = {
-            "method": method,
-            "train": key is not None,
-            "rngs": {} if key is None else {"dropout": key},
-        }
-        return self.model.apply(variables, words, mutable=["tables"], **how)[1]["tables"]
+        rngs = {} if key is None else {"dropout": key}
+        _, after = self.model.apply(
+            variables, words, method=method, train=key is not None, rngs=rngs, mutable=["tables"]
+        )
+        return after["tables"]
 
 
 def compose_shared(compose: Compose, mesh) -> Callable:

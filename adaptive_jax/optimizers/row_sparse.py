@@ -72,7 +72,7 @@ def update_rows(
     words, place = arrays.distinct(jnp.where(valid, ids, rows).ravel(), rows, 1)
     number = jnp.arange(len(words), dtype=words.dtype)
     words = jnp.where(words < rows, words, rows + number)  # padding: distinct rows beyond
-    how = {"indices_are_sorted": True, "unique_indices": True}
+    promises = {"indices_are_sorted": True, "unique_indices": True}
 
     def summed(table, gradient):
         row = table.shape[1:]
@@ -82,10 +82,10 @@ def update_rows(
         return zeros.at[place].add(gradient.astype(zeros.dtype)).astype(table.dtype)
 
     def read(a):
-        return a.at[words].get(mode="fill", fill_value=0, **how) if a.ndim else a
+        return a.at[words].get(mode="fill", fill_value=0, **promises) if a.ndim else a
 
     def write(a, new):
-        return a.at[words].set(new, mode="drop", **how) if a.ndim else new
+        return a.at[words].set(new, mode="drop", **promises) if a.ndim else new
 
     table_rows, state_rows = jax.tree.map(read, (tables, state))
     gradient = jax.tree.map(summed, tables, gradient)

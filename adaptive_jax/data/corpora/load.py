@@ -216,7 +216,7 @@ class PreparedText:
     def __init__(self, settings: Settings, needed: Collection[str]):
         self.settings, self.cache = settings, cache.directory()
         self._texts = _local_texts(settings.corpus, settings.path, needed)
-        self._how = "" if settings.tokenizer else settings.tokeniser, settings.lower
+        self._tokenisation = "" if settings.tokenizer else settings.tokeniser, settings.lower
         home, units = self._home("train"), f"subwords-{subwords.FORMAT}-{settings.codes}"
         self._all_words = home / "words" / "vocabulary.txt"
         self._units = home / units / "vocabulary.txt"
@@ -226,7 +226,7 @@ class PreparedText:
         corpus, text = self.settings.corpus, self._texts.get(split)
         identity = text.identity if text else CORPORA[corpus].version()
         version = FORMAT_OF_LINES if self.settings.tokenizer else FORMAT
-        source = repr((version, corpus, split, identity, *self._how))
+        source = repr((version, corpus, split, identity, *self._tokenisation))
         return self.cache / corpus / hashlib.sha256(source.encode()).hexdigest()[:16]
 
     def has(self, split: str) -> bool:
@@ -280,7 +280,7 @@ class PreparedText:
             texts = self._texts or CORPORA[name].texts(name, self.cache / "published")
             logger.info("preparing %s %s from %s", name, split, texts[split].files[0])
             with bar(f"reading {name} {split}") as show:
-                Shards.make(texts[split], directory, *self._how, show)
+                Shards.make(texts[split], directory, *self._tokenisation, show)
 
         make_once(directory / COMPLETE, make)
         return Shards(directory)

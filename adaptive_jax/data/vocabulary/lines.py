@@ -161,12 +161,13 @@ class Lines(NamedTuple):
 def _joiner(data) -> Join:
     name = data["tokeniser"]
     check_known(f"data.corpus={data['corpus']!r}", data["corpus"], CORPORA)
-    how = CORPORA[data["corpus"]].join if name == "none" else name
+    if name == "none":
+        name = CORPORA[data["corpus"]].join
     return {
         "spaces": " ".join,
         "marks": _attached,
         "moses": lambda words: _moses()(words) if words else "",
-    }[how]
+    }[name]
 
 
 def _attached(words):

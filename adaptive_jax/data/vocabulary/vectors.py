@@ -79,10 +79,11 @@ def _vector(values, width, where):
 
 
 def _lines(path) -> Iterator[str]:
-    how = {"encoding": "utf-8-sig", "errors": "replace", "newline": "\n"}
     try:
         with path.open("rb") as file:
-            yield from io.TextIOWrapper(unpacked(file, str(path)), **how)
+            yield from io.TextIOWrapper(
+                unpacked(file, str(path)), encoding="utf-8-sig", errors="replace", newline="\n"
+            )
     except InputError:
         raise
     except Exception as error:  # each format has its own: zlib.error, LZMAError, BadZipFile …
