@@ -14,6 +14,8 @@ GROC_CPU = one_cycle(steps=1_330, every=266, tokens=700, warmup=100) | {
     "body.input_dropout": 0.1,
     "body.hidden_dropout": 0.1,
     "body.dropout": 0.1,
+    "body.ar": 0.0,
+    "body.tar": 0.0,
     "optimizer.learning_rate": 0.003,
 }
 FIVE_EPOCHS = one_cycle(steps=6_650, every=665, tokens=700, warmup=100)

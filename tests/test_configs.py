@@ -204,10 +204,10 @@ def test_every_row_of_the_papers_tables_is_there():
             (name, "Apostoae 2019, section 3.2"): 2
             for name in ("penn_treebank", "wikitext2", "europarl", "wikitext103")
         },
-        ("penn_treebank", f"{GROC}, Table 2"): 8,
+        ("penn_treebank", f"{GROC}, Table 2"): 7,
         ("penn_treebank", f"{GROC}, Table 3"): 7,
         ("penn_treebank", f"{GROC}, Table 4"): 5,
-        ("penn_treebank", f"{GROC}, appendix B.4"): 2,
+        ("penn_treebank", f"{GROC}, appendix B.4"): 1,
         ("wikitext2", f"{GROC}, Table 2"): 7,
         ("wikitext2", f"{GROC}, Table 3"): 7,
         ("news_crawl", f"{GROC}, Table 5"): 3,
