@@ -63,18 +63,22 @@ def test_words_cut_over_devices_and_tiles(monkeypatch, words):
 
 
 @pytest.mark.parametrize(
-    "band, tokens, expected",
+    "band, tokens, itemsize, expected",
     [
-        ((0, 20_000, 1024), 4_096, Plan(512)),
-        ((0, 20_000, 1024), 100, Plan(100)),
-        ((0, 262_144, 512), 4_096, Plan(128, 8_192, True)),
-        ((0, 10**7, 64), 4_096, Plan(512, 8_192, False)),
-        ((1, 10**7, 64), 4_096, Plan(96, 43_648, False)),
+        ((0, 20_000, 1024), 4_096, 4, Plan(512)),
+        ((0, 20_000, 1024), 100, 4, Plan(100)),
+        ((0, 262_144, 512), 4_096, 4, Plan(128, 8_192, True)),
+        ((0, 262_144, 512), 4_096, 2, Plan(128)),
+        ((0, 10**7, 64), 4_096, 4, Plan(512, 8_192, False)),
+        ((0, 10**7, 64), 4_096, 2, Plan(512, 8_192, False)),
+        ((1, 10**7, 64), 4_096, 4, Plan(96, 43_648, False)),
     ],
 )
-def test_plans_of_a_cpu(band, tokens, expected):
-    """Logits are kept where a chunk has the tokens for it; short tables are whole."""
-    assert plan(band[0], band[1:2], band[2], tokens) == expected
+def test_plans_of_a_cpu(band, tokens, itemsize, expected):
+    """Logits are kept where a chunk has the tokens for it; short tables are whole, and in bfloat16
+    long ones, too: of tiles an update would take twice as long.
+    """
+    assert plan(band[0], band[1:2], band[2], tokens, itemsize) == expected
 
 
 @pytest.mark.parametrize(
