@@ -282,7 +282,7 @@ def draw() -> None:
             axes.axhline(result["published_validation"], color=f"C{number}", linestyle=":")
         ours = f"{result['valid_perplexity']:.1f} / "
         test = result.get("test_perplexity")
-        ours += f"{test:.1f}" if test else "still training"
+        ours += f"{test:.1f}" if test else "not ended"
         published = f"{result['published_validation'] or 'none'} / {result['published']}"
         print(
             f"| `{result['row']}` | {published} | {ours} | {result['epochs']} | {result['hours']}"
