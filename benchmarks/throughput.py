@@ -108,14 +108,14 @@ def our_update(
     row_ids = np.arange(microbatches * rows, dtype=np.int32).reshape(microbatches, rows)
     batch = Batch(inputs, ids[..., 1:], np.ones(inputs.shape, np.float32), row_ids)
     words = jax.device_put(words, sharding.replicated(mesh))
-    given = words, sharding.put_batch(mesh, batch, axis=1)
+    arguments = words, sharding.put_batch(mesh, batch, axis=1)
     state = [initial_state(model, optimizer, 0, mesh)]
     update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh))
     with exact_products(config["dtype"]):
-        compiled = update.lower(state[0], *given).compile()
+        compiled = update.lower(state[0], *arguments).compile()
 
     def run():
-        state[0], metrics = compiled(state[0], *given)
+        state[0], metrics = compiled(state[0], *arguments)
         return float(metrics["loss"])
 
     memory = compiled.memory_analysis()
@@ -130,7 +130,7 @@ def our_output(config: dict, rows: int):
         jax.random.key(0), (*targets.shape, config["body"]["features"]), config["dtype"]
     )
     params = jax.jit(lambda: init_params(model, 0))()
-    given = {name: params[name] for name in ("input", "output") if name in params}, hidden
+    arguments = {name: params[name] for name in ("input", "output") if name in params}, hidden
 
     def loss(params, hidden):
         variables, rngs = {"params": params, "lexicon": words}, {"dropout": jax.random.key(1)}
@@ -141,8 +141,8 @@ def our_output(config: dict, rows: int):
         return model.apply(variables, method=of_output, rngs=rngs)
 
     with exact_products(config["dtype"]):
-        compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*given).compile()
-    return lambda: jax.block_until_ready(compiled(*given))
+        compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(compiled(*arguments))
 
 
 def matrix_speed(dtype: str) -> float:
@@ -299,7 +299,7 @@ if __name__ == "__main__":
     flags.DEFINE_enum("of", "update", ["update", "evaluate", "generate"], "What to measure.")
     for name, (default, meaning) in COUNTS.items():
         flags.DEFINE_integer(name, default, meaning)
-    flags.DEFINE_integer("context", 0, "Tokens of a window that are given and not scored.")
+    flags.DEFINE_integer("context", 0, "Tokens of a window that are arguments and not scored.")
     flags.DEFINE_string("workdir", None, "The run that writes.")
     known = f"{OURS}, torch, torch.compile, {OUTPUT!r} and {NO_DROPOUT!r}"
     flags.DEFINE_list("peers", [], f"Only these of {known}; default: the first three.")

@@ -25,7 +25,7 @@ from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import platform
-from adaptive_jax.numerics.products import product, sum_dtype, wide
+from adaptive_jax.numerics.products import inner, product, sum_dtype, wide
 
 # Smoothed differences of probabilities times this keep their 11 bits in float16, from 2^-24 on; the
 # largest number of float16 is 64 times as large.
@@ -161,7 +161,7 @@ class Softmax(NamedTuple):
         """float32 or wider; -inf where a column is not valid."""
         cap = self.settings.soft_cap
         with jax.named_scope("logits"):
-            logits = wide(x, table.T)
+            logits = inner(x, table)
             if bias is not None:
                 logits = logits + bias[None].astype(logits.dtype)
             if used(cap):

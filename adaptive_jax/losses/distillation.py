@@ -15,7 +15,7 @@ from adaptive_jax.losses.banded import ONCE, reduced_weights, scaled
 from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.losses.plans import plan
 from adaptive_jax.losses.sharded import same_axes, words_of
-from adaptive_jax.numerics.products import sum_dtype, wide
+from adaptive_jax.numerics.products import inner, sum_dtype, wide
 
 
 class _Settings(NamedTuple):
@@ -182,7 +182,7 @@ def _visit(settings, tables, gradients, sums, part):
     total = lambda a: jnp.sum(a, 1) if axis is None else lax.psum(jnp.sum(a, 1), axis)
 
     def logits_of(states, table, bias):
-        logits = wide(states, table.astype(states.dtype).T)
+        logits = inner(states, table.astype(states.dtype))
         logits = logits if bias is None else logits + bias[None].astype(logits.dtype)
         return (
             logits

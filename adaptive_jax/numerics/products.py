@@ -75,6 +75,17 @@ def of_bits(array: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return array if array.dtype == dtype else jax.lax.bitcast_convert_type(array, dtype)
 
 
+def inner(left: jax.Array, right: jax.Array) -> jax.Array:
+    """The inner products of the rows of two matrices `[n, k]` and `[m, k]`, `[n, m]`, as `wide`.
+
+    The program must not transpose them: for bfloat16 on a CPU, XLA has no product whose results lie
+    column after column, and with `wide`, which prevents that, each is copied once more.
+    """
+    if is_cpu_bfloat16(left):
+        return _widened(_in_rows(left), _in_rows(right.T))
+    return _widened(left, right.T)
+
+
 def _of_rows(left, right):
     """`wide` of matrices that lie row after row, as does the result."""
     return _in_rows(_widened(_in_rows(left), _in_rows(right)))
