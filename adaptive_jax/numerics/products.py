@@ -58,6 +58,17 @@ def wide(left: jax.Array, right: jax.Array) -> jax.Array:
     return _of_rows(left, right) if is_cpu_bfloat16(left) else _widened(left, right)
 
 
+def inner(left: jax.Array, right: jax.Array) -> jax.Array:
+    """The inner products of the rows of two matrices `[n, k]` and `[m, k]`, `[n, m]`, as `wide`.
+
+    The program must not transpose them: for bfloat16 on a CPU, XLA has no product whose results lie
+    column after column, and with `wide`, which prevents that, each is copied once more.
+    """
+    if is_cpu_bfloat16(left):
+        return _widened(_in_rows(left), _in_rows(right.T))
+    return _widened(left, right.T)
+
+
 def is_cpu_bfloat16(array: jax.Array) -> bool:
     """True for bfloat16 on a CPU."""
     return array.dtype == jnp.bfloat16 and platform() == "cpu"
@@ -73,17 +84,6 @@ def bits_on_cpu(array: jax.Array) -> jax.Array:
 def of_bits(array: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Inverse of `bits_on_cpu`, for this dtype."""
     return array if array.dtype == dtype else jax.lax.bitcast_convert_type(array, dtype)
-
-
-def inner(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The inner products of the rows of two matrices `[n, k]` and `[m, k]`, `[n, m]`, as `wide`.
-
-    The program must not transpose them: for bfloat16 on a CPU, XLA has no product whose results lie
-    column after column, and with `wide`, which prevents that, each is copied once more.
-    """
-    if is_cpu_bfloat16(left):
-        return _widened(_in_rows(left), _in_rows(right.T))
-    return _widened(left, right.T)
 
 
 def _of_rows(left, right):
