@@ -299,7 +299,7 @@ if __name__ == "__main__":
     flags.DEFINE_enum("of", "update", ["update", "evaluate", "generate"], "What to measure.")
     for name, (default, meaning) in COUNTS.items():
         flags.DEFINE_integer(name, default, meaning)
-    flags.DEFINE_integer("context", 0, "Tokens of a window that are arguments and not scored.")
+    flags.DEFINE_integer("context", 0, "Tokens of a window that are given and not scored.")
     flags.DEFINE_string("workdir", None, "The run that writes.")
     known = f"{OURS}, torch, torch.compile, {OUTPUT!r} and {NO_DROPOUT!r}"
     flags.DEFINE_list("peers", [], f"Only these of {known}; default: the first three.")

@@ -105,7 +105,7 @@ SETUPS = {  # streams, rate, millions of parameters
 ROWS |= papers.thesis_rows("penn_treebank", WORDS, SETUPS, "4.3", THESIS)
 
 LAYERS |= papers.groc_layers(300, (2_000, 7_000))
-LAYERS["groc"] |= {
+LAYERS["groc"] |= {  # of the commands in the public code's README
     "body.input_dropout": 0.4,
     "body.hidden_dropout": 0.25,
     "body.ar": 2.0,

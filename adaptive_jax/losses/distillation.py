@@ -184,11 +184,9 @@ def _visit(settings, tables, gradients, sums, part):
     def logits_of(states, table, bias):
         logits = inner(states, table.astype(states.dtype))
         logits = logits if bias is None else logits + bias[None].astype(logits.dtype)
-        return (
-            logits
-            if settings.words is None
-            else jnp.where(column < settings.words, logits, -jnp.inf)
-        )
+        if settings.words is None:
+            return logits
+        return jnp.where(column < settings.words, logits, -jnp.inf)
 
     def log_softmax(logits):
         peak = jnp.max(logits, axis=1)
@@ -212,10 +210,8 @@ def _visit(settings, tables, gradients, sums, part):
         pull = times(q, log_q - log_m) * (1.0 if beta == 1 else 1 - beta)
         losses, slope = total(pull), pull - q * total(pull)[:, None]
         losses = losses + (0 if beta == 1 else beta * total(times(p, log_p - log_m)))
-    losses, slope = (
-        (1 - settings.hard_weight) * losses,
-        (1 - settings.hard_weight) / settings.temperature * slope,
-    )
+    losses = (1 - settings.hard_weight) * losses
+    slope = (1 - settings.hard_weight) / settings.temperature * slope
     if settings.hard_weight:
         log_probs, hit = log_softmax(logits), ids[:, None] == column
         losses = losses - settings.hard_weight * total(jnp.where(hit, log_probs, 0))
