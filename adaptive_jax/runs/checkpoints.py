@@ -6,12 +6,14 @@ with the list before their arrays are used, on a disk and in a bucket.
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import operator
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -33,11 +35,13 @@ from adaptive_jax.files import (
 from adaptive_jax.parallel import hosts, sharding
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 CHECKSUMS, LOSS = "checksums.sha256", "metrics/metrics"
 METADATA, COMMITTED = "_CHECKPOINT_METADATA", "commit_success.txt"  # of Orbax
 WAIT = "wait for the first, which a lower checkpoint_every brings earlier"
+DELETIONS = 9  # that a training may make while its checkpoints are listed
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -107,6 +111,14 @@ def quietly() -> Iterator[None]:
         absl_logging.set_verbosity(verbosity)
 
 
+def _beside_training(read: Callable[[], T]) -> T:
+    """Reads again where a training deleted a checkpoint between Orbax's list and its look at it."""
+    for _ in range(DELETIONS):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return read()
+    return read()
+
+
 class Checkpoints:
     """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
@@ -147,8 +159,11 @@ class Checkpoints:
             temporary_path_class=type("Temporary", (temporary,), {"damaged": self._damaged}),
         )
         # Without item names, Orbax takes a directory without metrics for one of a single item.
+        manager = functools.partial(
+            ocp.CheckpointManager, self.directory, item_names=ITEMS, options=options
+        )
         try:
-            self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
+            self.manager = _beside_training(manager)
         except ValueError as error:  # it reads the validation losses
             raise InputError(
                 f"{self.directory} cannot be read ({error}): delete the folder of the step whose"
@@ -200,7 +215,7 @@ class Checkpoints:
 
     def reload(self) -> None:
         """Looks again at what another process has saved and deleted."""
-        self.manager.reload()
+        _beside_training(self.manager.reload)
 
     def evaluated(self, step: int) -> bool:
         """True if the checkpoint has a validation loss."""

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import random
 import shutil
 
@@ -159,6 +160,35 @@ def saved_run(workdir):
         checkpoints.save(step, jax.tree.map(lambda a, step=step: a * step, items), 3.0 - step)
     checkpoints.close()
     return items
+
+
+def test_a_checkpoint_that_a_training_deletes_while_a_reader_opens(tmp_path, monkeypatch):
+    """Whenever that is: Orbax lists checkpoints and then looks at each, and a reader ended in the
+    traceback of the second look.
+    """
+    saved_run(tmp_path / "run")
+    looks = deletions = 0
+
+    def deleting(path, *arguments, stat=os.stat, **options):
+        nonlocal looks, deletions
+        if str(path) == str(deleted):
+            looks += 1
+            if looks == last and deleted.exists():
+                monkeypatch.setattr(os, "stat", stat)
+                shutil.rmtree(deleted)
+                deletions += 1
+        return stat(path, *arguments, **options)
+
+    for last in range(1, 100):
+        workdir = shutil.copytree(tmp_path / "run", tmp_path / str(last))
+        deleted, looks, before = workdir / "checkpoints" / "1", 0, deletions
+        monkeypatch.setattr(os, "stat", deleting)
+        with contextlib.closing(Checkpoints(workdir, read_only=True)) as reader:
+            monkeypatch.undo()
+            assert reader.latest() == 2
+        if deletions == before:
+            break
+    assert deletions > 1
 
 
 def damage(path, how):
