@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptive_jax.config.options import Option, check
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, LazyIds
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of
@@ -25,7 +25,7 @@ from adaptive_jax.runs.identity import check_hosts, of_scores
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores import card
 from adaptive_jax.scores.distributions import of_passage
-from adaptive_jax.scores.frequency import BINS, PAPER, check_edges, words_of
+from adaptive_jax.scores.frequency import BINS, PAPER, Words, check_edges, words_of
 from adaptive_jax.scores.methods import METHODS, prepared
 from adaptive_jax.scores.open_words import TRAIN, UNIFORM, extended
 from adaptive_jax.scores.results import MEASURED, print_result, write
@@ -106,11 +106,53 @@ def evaluate_contexts(
     """As `evaluate`, once for each context in place of the request's."""
     score = _check_request(request)
     check_hosts(request._asdict() | {"data_path": "", "contexts": list(contexts)})
+    split = _read(workdir, request, list(dict.fromkeys(contexts)), run)
+    return [_evaluate(split, settings, score) for settings in split.windows]
+
+
+class _Split(NamedTuple):
+    """A split and the run that scores it, read once for all contexts.
+
+    Attributes:
+        data: the group of the run's config, with the path that the request names.
+        windows: of each context.
+        text: its words.
+        passage: positions of the first token of the request's sample, and of the first one after
+            it; None if it asks for none.
+        unseen: what is printed of unseen words.
+        paper: what `card.published` returns, if what is scored is what a paper scored.
+        tables: `tables()` is what `composed(run, ids)` returns, computed once.
+    """
+
+    workdir: Path
+    request: Request
+    run: Run
+    data: dict
+    corpus: Corpus
+    windows: list[Windows]
+    text: Words
+    passage: tuple[int, int] | None
+    unseen: str
+    paper: dict | None
+    tables: Callable[[], tuple]
+
+    @property
+    def ids(self) -> np.ndarray | LazyIds:
+        return self.corpus.ids[self.request.split]
+
+    @property
+    def uniform(self) -> float:
+        share = self.request.uniform
+        return share if share is not None else 0.0 if self.run.predicts_new_words else UNIFORM
+
+
+def _read(workdir, request, contexts, run):
+    """Reads the split of a request, and the run unless it is open already."""
     saved = Run.of(workdir)
     config, split = saved.saved_config, request.split
     windows = [
         Windows.of(config, request.window, context, request.break_mode, request.rows or 1)
-        for context in dict.fromkeys(contexts)
+        for context in contexts
     ]
     check_ends(saved.vocabulary, windows[0].break_mode)
     data = data_of(workdir, config, request.data_path, split)
@@ -119,60 +161,75 @@ def evaluate_contexts(
     ids = corpus.ids[split]
     check_hosts({}, corpus)
     _check_length(request, windows, len(ids))
-    words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
+    unseen = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
     comparable = _is_published(request, config, vocabulary.count_words(ids))
     paper = card.published(workdir, split) if comparable else None
     if run is None:
         changes = {"checkpoint": request.checkpoint, "share": request.share}
         run = dataclasses.replace(saved, vocabulary=vocabulary, **changes).read()
-    uniform = request.uniform
-    if uniform is None:
-        uniform = 0.0 if run.predicts_new_words else UNIFORM
     if not run.predicts_new_words:
         _check_no_new_words(request)
-    text = words_of(ids, vocabulary, config["data"], data)
-    span = text.span(request.sample_from, request.sample_words) if request.sample_words else None
-    arrays = {key: value for key, value in text._asdict().items() if value is not None}
-    arrays["new_words"] = np.array(vocabulary.words[run.num_known_words :], str)
-    tables = functools.cache(functools.partial(composed, run, ids))
-    results, one_row = [], METHODS[request.method].one_row or windows[0].layout == "streams"
-    for settings in windows:
-        if not (request.rows or one_row):
-            rows = rows_to_score(config, settings.window) * run.mesh.size
-            settings = settings._replace(rows=rows)
-        job = Evaluation(
-            workdir=workdir,
-            run=run,
-            ids=ids,
-            windows=settings,
-            uniform=uniform,
-            down_weight=request.down_weight,
-            train=functools.partial(_train_ids, workdir, request, config, vocabulary),
-            progress=functools.partial(_bar, settings.context),
-            tables=tables,
-            encode=functools.partial(_ids_by, split, data),
-        )
-        start = time.perf_counter()
-        chosen, result, nll = _best(score, job)
-        result |= {
-            "seconds": time.perf_counter() - start,
-            "split": split,
-            "settings": _settings(request, settings, config, lexicon_of(run.config)),
-            "unseen": corpus.unseen.get(split),
-            "step": run.step,
-            "published": paper,
-            "scored": of_scores(run.step, run.identity, vocabulary, ids),
-            **card.metadata(vocabulary, text, nll, request.bins),
-        }
-        if request.vocabulary != TRAIN:
-            result["open"] = Scores(ids, nll).seen_and_unseen(run.num_known_words)
-            result["unseen"] = result["open"]["unseen"]["share"]
-        print_result(result, chosen, words, settings)
-        passage = of_passage(run, ids, settings, tables(), *span) if span else {}
-        sample = {f"sample_{key}": value for key, value in passage.items()}
-        write(workdir / "eval", result, nll, arrays | sample)
-        results.append(result)
-    return results
+    text, passage = words_of(ids, vocabulary, config["data"], data), None
+    if request.sample_words:
+        passage = text.span(request.sample_from, request.sample_words)
+    return _Split(
+        workdir=workdir,
+        request=request,
+        run=run,
+        data=data,
+        corpus=corpus,
+        windows=windows,
+        text=text,
+        passage=passage,
+        unseen=unseen,
+        paper=paper,
+        tables=functools.cache(functools.partial(composed, run, ids)),
+    )
+
+
+def _evaluate(split, settings, score):
+    """Scores a split by windows of these settings, prints the result, writes and returns it."""
+    request, run, ids = split.request, split.run, split.ids
+    one_row = METHODS[request.method].one_row or settings.layout == "streams"
+    if not (request.rows or one_row):
+        rows = rows_to_score(run.saved_config, settings.window) * run.mesh.size
+        settings = settings._replace(rows=rows)
+    job = Evaluation(
+        workdir=split.workdir,
+        run=run,
+        ids=ids,
+        windows=settings,
+        uniform=split.uniform,
+        down_weight=request.down_weight,
+        train=functools.partial(_train_ids, split),
+        progress=functools.partial(_bar, settings.context),
+        tables=split.tables,
+        encode=functools.partial(_ids_by, request.split, split.data),
+    )
+    start = time.perf_counter()
+    chosen, result, nll = _best(score, job)
+    seconds = time.perf_counter() - start
+    result |= {
+        "seconds": seconds,
+        "split": request.split,
+        "settings": _settings(request, settings, run.saved_config, lexicon_of(run.config)),
+        "unseen": split.corpus.unseen.get(request.split),
+        "step": run.step,
+        "published": split.paper,
+        "scored": of_scores(run.step, run.identity, run.vocabulary, ids),
+        **card.metadata(run.vocabulary, split.text, nll, request.bins),
+    }
+    if request.vocabulary != TRAIN:
+        result["open"] = Scores(ids, nll).seen_and_unseen(run.num_known_words)
+        result["unseen"] = result["open"]["unseen"]["share"]
+    print_result(result, chosen, split.unseen, settings)
+    arrays = {key: value for key, value in split.text._asdict().items() if value is not None}
+    arrays["new_words"] = np.array(run.vocabulary.words[run.num_known_words :], str)
+    if split.passage:
+        passage = of_passage(run, ids, settings, split.tables(), *split.passage)
+        arrays |= {f"sample_{key}": value for key, value in passage.items()}
+    write(split.workdir / "eval", result, nll, arrays)
+    return result
 
 
 def _check_request(request):
@@ -224,14 +281,15 @@ def _check_no_new_words(request):
     raise InputError(f"{flag} needs vectors of new words, which this model lacks: leave it out")
 
 
-def _train_ids(workdir, request, config, vocabulary, directory):
+def _train_ids(split, directory):
     """The ids of the run's train split, or of the train.txt in another directory."""
+    workdir, request, config = split.workdir, split.request, split.run.saved_config
     data = config["data"]
     if not directory and data["corpus"] == "text_files" and not data["path"]:
         directory = request.data_path  # of a converted model
     try:
         source = data_of(workdir, config, directory, "train")
-        return load(source, vocabulary=vocabulary, splits=("train",)).ids["train"]
+        return load(source, vocabulary=split.run.vocabulary, splits=("train",)).ids["train"]
     except InputError as error:
         raise InputError(f"--method={request.method} reads a train text: {error}") from error
 
