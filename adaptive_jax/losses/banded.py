@@ -28,6 +28,7 @@ instead (`adaptive_jax.losses.flash_tails`).
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -318,64 +319,93 @@ def _each(static, hidden, softmax, has_weight, ids, probs):
     return results.loss, results.nll, results.reports
 
 
+class _Residuals(NamedTuple):
+    """Kept from a forward pass of every token for its backward pass.
+
+    Attributes:
+        logsumexp, entropy: of the one softmax; None where they were not computed.
+        words: of `top_k`, `[..., k]`; None without it.
+    """
+
+    hidden: jax.Array
+    softmax: tuple
+    has_weight: jax.Array
+    ids: jax.Array
+    probs: jax.Array | None
+    logsumexp: jax.Array | None
+    entropy: jax.Array | None
+    words: jax.Array | None
+    perturbed: _Perturbed
+
+
 def _each_forward(static, *primals):
-    (hidden, softmax, has_weight, ids, probs), perturbed = _unwrapped(primals)
+    arguments, perturbed = _unwrapped(primals)
     names = static.settings.reports
     if len(static.words) == 1 and "logsumexp" not in names:  # to compute no sum a second time
         settings = static.settings._replace(reports=(*names, "logsumexp"))
         static = static._replace(settings=settings)
-    outputs = token_losses, nll, statistics = _each(static, hidden, softmax, has_weight, ids, probs)
-    sums = {name: statistics.get(name) for name in ("logsumexp", "entropy")}
+    outputs = token_losses, nll, statistics = _each(static, *arguments)
+    sums = (statistics.get(name) for name in ("logsumexp", "entropy"))
     words = statistics["top_k"].words if "top_k" in statistics else None
     if "logsumexp" not in names:
         outputs = token_losses, nll, {k: v for k, v in statistics.items() if k != "logsumexp"}
-    return outputs, (hidden, softmax, has_weight, ids, probs, sums, words, perturbed)
+    return outputs, _Residuals(*arguments, *sums, words, perturbed)
 
 
 def _each_backward(static, residuals, cotangents):
-    hidden, softmax, has_weight, ids, probs, sums, words, perturbed = residuals
-    of_loss, of_nll, statistics = cotangents
-    none, share = jnp.zeros_like(has_weight), static.settings.label_smoothing
-
-    def dense(cotangent, like=none):
-        missing = cotangent is None or isinstance(cotangent, SymbolicZero)
-        return like if missing else jnp.where(live, cotangent, 0)
-
-    statistics = dict(statistics)
-    of_log_probs, of_top_k = statistics.pop(LOG_PROBS, None), statistics.pop("top_k", None)
-    sums_of = [statistics.pop(name, None) for name in ("logsumexp", "entropy")]
-    _refuse_cotangents(statistics, EACH_NO_GRADIENT)
-    live = has_weight != 0
-    of_loss, of_nll, of_logsumexp, of_entropy = map(dense, (of_loss, of_nll, *sums_of))
-    mass = of_loss * (1 - share) + of_nll
-    live = live[..., None]
-    if of_log_probs is not None:
-        mass = probs * -dense(of_log_probs, jnp.zeros_like(probs))
-    elif probs is not None:
-        mass = mass[..., None] * probs
-    if of_top_k is not None and not isinstance(of_top_k.log_probs, SymbolicZero):
-        of_words = -dense(of_top_k.log_probs)
-        if probs is None:
-            mass, ids = mass[..., None], ids[..., None]
-        mass = jnp.concatenate([mass, of_words], axis=-1)
-        ids = jnp.concatenate([ids, words.astype(ids.dtype)], axis=-1)
-    slopes = Cotangents(of_loss, of_logsumexp, of_entropy)
+    """A second pass over the logits: loss and nll, logsumexp, entropy and log-probabilities each
+    have a cotangent of every token, which are given to `partitioned.run` as targets of mass.
+    """
+    mass, ids, slopes = _masses(static, residuals, cotangents)
     weight = functools.reduce(jnp.maximum, map(jnp.abs, slopes))
     weight = jnp.maximum(weight, jnp.abs(mass).reshape(*weight.shape, -1).max(axis=-1))
     divisor = jnp.where(weight == 0, 1, weight)
     slopes = jax.tree.map(lambda a: a / divisor, slopes)
     mass = mass / divisor.reshape(*divisor.shape, *[1] * (mass.ndim - divisor.ndim))
-    normaliser = None
-    if sums["logsumexp"] is not None:
-        logsumexp, entropy = sums["logsumexp"], sums["entropy"]
-        normaliser = Normaliser(logsumexp, jnp.ones_like(logsumexp), logsumexp, entropy)
     # Hidden states, softmax and probs were guarded in the forward pass.
     weight, mass, slopes = not_differentiable((weight, mass, slopes), ONCE)
+    normaliser, logsumexp = None, residuals.logsumexp
+    if logsumexp is not None:
+        ones = jnp.ones_like(logsumexp)
+        normaliser = Normaliser(logsumexp, ones, logsumexp, residuals.entropy)
     settings = static.settings._replace(reports=(), top_k=0, target_log_probs=False)
     static = static._replace(settings=settings, masked=True)
-    tokens = Tokens(hidden, ids, weight, None, mass, slopes, normaliser)
-    _, *gradients = partitioned.run(*_run(static, perturbed.gradients, tokens, softmax))
+    tokens = Tokens(residuals.hidden, ids, weight, None, mass, slopes, normaliser)
+    run = _run(static, residuals.perturbed.gradients, tokens, residuals.softmax)
+    _, *gradients = partitioned.run(*run)
     return *gradients, None, None, None
+
+
+def _masses(static, residuals, cotangents):
+    """`(mass, ids, slopes)`: what the log-probabilities of words count, those of targets and of
+    `top_k`, whose ids these are, and the `Cotangents` of sums over all words; zeros where a token
+    has no weight.
+    """
+    of_loss, of_nll, statistics = cotangents
+    probs, ids, live = residuals.probs, residuals.ids, residuals.has_weight != 0
+
+    def dense(cotangent, mask=live):
+        missing = cotangent is None or isinstance(cotangent, SymbolicZero)
+        dtype = residuals.has_weight.dtype
+        return jnp.zeros_like(mask, dtype) if missing else jnp.where(mask, cotangent, 0)
+
+    statistics = dict(statistics)
+    of_log_probs, of_top_k = statistics.pop(LOG_PROBS, None), statistics.pop("top_k", None)
+    of_sums = [statistics.pop(name, None) for name in ("logsumexp", "entropy")]
+    _refuse_cotangents(statistics, EACH_NO_GRADIENT)
+    of_loss, of_nll, *of_sums = map(dense, (of_loss, of_nll, *of_sums))
+    mass = of_loss * (1 - static.settings.label_smoothing) + of_nll
+    if of_log_probs is not None:
+        mass = probs * -dense(of_log_probs, live[..., None])
+    elif probs is not None:
+        mass = mass[..., None] * probs
+    if of_top_k is not None and not isinstance(of_top_k.log_probs, SymbolicZero):
+        of_words = -dense(of_top_k.log_probs, live[..., None])
+        if probs is None:
+            mass, ids = mass[..., None], ids[..., None]
+        mass = jnp.concatenate([mass, of_words], axis=-1)
+        ids = jnp.concatenate([ids, residuals.words.astype(ids.dtype)], axis=-1)
+    return mass, ids, Cotangents(of_loss, *of_sums)
 
 
 _each.defvjp(_each_forward, _each_backward, symbolic_zeros=True)

@@ -230,89 +230,122 @@ class _Layout(NamedTuple):
     turned: tuple[bool, ...]
 
 
-def _layout(call, sizes, specs, shapes, decided=False, turns=False) -> _Layout:
-    """The shardings of a call, from the sizes of the mesh's axes and the specs and shapes of its
-    arrays.
+class _Arrays(NamedTuple):
+    """The arrays of a call, as a partitioner describes them.
+
+    Attributes:
+        sizes: of the axes of the mesh.
+        specs, shapes: of each array.
+    """
+
+    sizes: dict[str, int]
+    specs: list[P]
+    shapes: list[tuple[int, ...]]
+
+    def axes(self, leaf: int, dim: int) -> tuple[str, ...]:
+        """Axes that shard a dimension of an array; those of size 1 do not count."""
+        spec = self.specs[leaf]
+        names = spec[dim] if dim < len(spec) else None
+        names = () if names is None else (names,) if isinstance(names, str) else names
+        return tuple(name for name in names if self.sizes[name] > 1)
+
+    def devices(self, axes) -> int:
+        """Devices along all of these axes."""
+        return math.prod(self.sizes[name] for name in axes)
+
+
+class _Words(NamedTuple):
+    """The sharding of words.
+
+    Attributes:
+        axes: over which they are sharded, if any.
+        by_width: these axes shard the largest table by width as it comes.
+        gathered: the axis of tokens that they shard as well.
+    """
+
+    axes: tuple[str, ...] = ()
+    by_width: bool = False
+    gathered: int | None = None
+
+
+def _token_axes(call, arrays):
+    """Axes that shard each dimension of the tokens, those of vmap first: as the first array has
+    them that is sharded there, where they cut it evenly and cut nothing else.
+    """
+    token_axes = []
+    for dim in range(len(call.levels) + call.dims):
+        names = next(filter(None, (arrays.axes(leaf, dim) for leaf in range(call.count))), ())
+        uneven = arrays.shapes[0][dim] % arrays.devices(names)
+        token_axes.append(() if uneven or {*itertools.chain(*token_axes)} & {*names} else names)
+    return token_axes
+
+
+def _words(call, arrays, token_axes, decided):
+    """The sharding of words, by that of the largest table.
+
+    Words are whole where a table cannot be cut evenly; where its axes shard several dimensions of
+    tokens; and, unless `decided`, where tokens or the table would have to move and tokens are more
+    numbers.
+    """
+    shapes, levels = arrays.shapes, len(call.levels)
+    tables = [
+        (leaf, sum(level[leaf] for level in call.levels))  # the dimension of its rows
+        for leaf, is_table in enumerate(call.by_words, call.count)
+        if is_table
+    ]
+    if not tables:
+        return _Words()
+    leaf, rows = max(tables, key=lambda table: math.prod(shapes[table[0]]))
+    by_dim = [arrays.axes(leaf, dim) for dim in range(rows, len(shapes[leaf]))]
+    axes, by_width = next(filter(None, by_dim), ()), not by_dim[0]
+    count = arrays.devices(axes)
+    if not axes or any(shapes[leaf][dim] % count or not shapes[leaf][dim] for leaf, dim in tables):
+        return _Words()
+    used = {*itertools.chain(*token_axes)}
+    shared = [dim for dim, names in enumerate(token_axes[levels:]) if {*axes} <= {*names}]
+    if used & {*axes} and not shared:
+        return _Words()
+    if not shared and not by_width:
+        return _Words(axes)
+    numbers = sum(math.prod(shapes[leaf]) for leaf, _ in tables)
+    width = max(math.prod(shapes[leaf][dim + 1 :]) for leaf, dim in tables)
+    tokens = math.prod(shapes[0][:-1]) // arrays.devices(used - {*axes})
+    if not decided and tokens * width >= numbers:
+        return _Words()
+    return _Words(axes, by_width, shared[0] if shared else None)
+
+
+def _layout(call, arrays: _Arrays, decided=False, turns=False) -> _Layout:
+    """The shardings of a call.
 
     Args:
         decided: whether `aligned` has put the tables where they are to be read.
         turns: whether a table sharded by width may be brought to rows on the device.
     """
-
-    def axes(leaf, dim):
-        """Axes that shard a dimension; those of size 1 do not count."""
-        names = specs[leaf][dim] if dim < len(specs[leaf]) else None
-        names = () if names is None else (names,) if isinstance(names, str) else names
-        return tuple(name for name in names if sizes[name] > 1)
-
-    def devices(names):
-        return math.prod(sizes[name] for name in names)
-
-    token_axes, used_axes, levels = [], set(), len(call.levels)
-    for dim in range(levels + call.dims):
-        names = next(filter(None, (axes(leaf, dim) for leaf in range(call.count))), ())
-        uneven = shapes[0][dim] % devices(names)
-        token_axes.append(() if uneven or used_axes.intersection(names) else names)
-        used_axes.update(token_axes[-1])
-    shared = range(call.count, len(shapes))
-    mapped = [
-        [
+    levels, token_axes = len(call.levels), _token_axes(call, arrays)
+    words = _words(call, arrays, token_axes, decided)
+    turns = turns and words.by_width
+    arguments, dims, turned = [P(*token_axes)] * call.count, [], []
+    for leaf, is_table in enumerate(call.by_words, call.count):
+        mapped = [
             names
             for names, level in zip(token_axes[:levels], call.levels, strict=True)
             if level[leaf]
         ]
-        for leaf in shared
-    ]
-    tables = [
-        (leaf, len(names))  # an array with a row for each word, and the dimension of its rows
-        for leaf, names, rows in zip(shared, mapped, call.by_words, strict=True)
-        if rows
-    ]
-    words, turned, gathered = (), [False] * len(mapped), None
-    if tables:
-        leaf, rows = max(tables, key=lambda table: math.prod(shapes[table[0]]))
-        by_dim = [axes(leaf, dim) for dim in range(rows, len(shapes[leaf]))]
-        words, by_width = next(filter(None, by_dim), ()), not by_dim[0]
-        even = all(
-            shapes[leaf][dim] and shapes[leaf][dim] % devices(words) == 0 for leaf, dim in tables
-        )
-        shared_dims = [dim for dim, names in enumerate(token_axes[levels:]) if {*words} <= {*names}]
-        if not even or (used_axes.intersection(words) and not shared_dims):
-            words = ()
-        elif words and (shared_dims or by_width):  # tokens or the table must move
-            numbers = sum(math.prod(shapes[leaf]) for leaf, _ in tables)
-            width = max(math.prod(shapes[leaf][dim + 1 :]) for leaf, dim in tables)
-            tokens = math.prod(shapes[0][:-1]) // devices(used_axes.difference(words))
-            if not decided and tokens * width >= numbers:
-                words = ()
-            elif shared_dims:
-                [gathered] = shared_dims
-        if words and by_width and turns:
-            turned = [
-                table
-                and len(shapes[leaf]) == len(names) + 2
-                and axes(leaf, len(names) + 1) == words
-                for leaf, names, table in zip(shared, mapped, call.by_words, strict=True)
-            ]
-    dims = [
-        (None, words) if turn else (words,) if table and words else ()
-        for turn, table in zip(turned, call.by_words, strict=True)
-    ]
+        rows, ndim = len(mapped), len(arrays.shapes[leaf])
+        by_width = ndim == rows + 2 and arrays.axes(leaf, rows + 1) == words.axes
+        turned.append(turns and is_table and by_width)
+        by_rows = (words.axes,) if is_table and words.axes else ()
+        dims.append((None, words.axes) if turned[-1] else by_rows)
+        arguments.append(P(*mapped, *dims[-1]))
     flags = () if call.gradients is None else call.gradients.shared
     return _Layout(
         tokens=P(*token_axes),
-        arguments=(
-            *[P(*token_axes)] * call.count,
-            *(P(*names, *dim) for names, dim in zip(mapped, dims, strict=True)),
-        ),
-        gradients=[
-            P(*token_axes[:levels], *dim)
-            for dim, flag in zip(dims, flags, strict=bool(flags))
-            if flag
-        ],
+        arguments=tuple(arguments),
+        gradients=[P(*token_axes[:levels], *dim) for dim in itertools.compress(dims, flags)],
         token_axes=tuple(itertools.chain(*token_axes[levels:])),
-        word_axes=words,
-        gathered=gathered,
+        word_axes=words.axes,
+        gathered=words.gathered,
         turned=tuple(turned),
     )
 
@@ -320,7 +353,7 @@ def _layout(call, sizes, specs, shapes, decided=False, turns=False) -> _Layout:
 def _layout_of_types(call, leaves, decided=False):
     specs = [jax.typeof(leaf).sharding.spec for leaf in leaves]
     shapes = [leaf.shape for leaf in leaves]
-    return _layout(call, dict(call.mesh.shape), specs, shapes, decided)
+    return _layout(call, _Arrays(dict(call.mesh.shape), specs, shapes), decided)
 
 
 def _local(call, layout, *leaves):
@@ -381,7 +414,7 @@ _auto = custom_partitioning(_unpartitioned, static_argnums=(0,))
 def _partition(call, mesh, arguments, results):
     specs = [_sharding_axes(mesh, array.sharding, len(array.shape)) for array in arguments]
     shapes = [array.shape for array in arguments]
-    layout = _layout(call, dict(mesh.shape), specs, shapes, turns=True)
+    layout = _layout(call, _Arrays(dict(mesh.shape), specs, shapes), turns=True)
 
     # The compiler calls this later, when settings that held around the loss may have ended.
     def local(*leaves):
