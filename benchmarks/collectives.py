@@ -71,9 +71,9 @@ class Program:
             if opened := COMPUTATION.match(line):
                 inside = self.computations[opened[2]] = []
                 self.entry = opened[2] if opened[1] else self.entry
-            elif found := INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line)):
-                inside.append(Instruction(*found.groups()))
-                self.by_name[found[1]] = inside[-1]
+            elif match := INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line)):
+                inside.append(Instruction(*match.groups()))
+                self.by_name[match[1]] = inside[-1]
 
     def runs(self, name: str = "", times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """Every instruction that is not inside a fusion, and how often one run of the program,

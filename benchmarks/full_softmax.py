@@ -201,8 +201,8 @@ def _torch_arguments(values):
 def _check_free(need):
     if jax.default_backend() != "cpu":
         return
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    free = 1024 * int(found[1]) if found else math.inf
+    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    free = 1024 * int(match[1]) if match else math.inf
     if need > 0.9 * free:
         raise MemoryError(f"it needs {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 
@@ -257,15 +257,17 @@ def measure(tokens: int, width: int, words: int, dtype: str, repeats: int, skip=
     runs, about = {}, {}
     for name in [name for name in (*JAX, *TORCH) if name not in skip]:
         try:
-            found = errors(name, words, dtype)
+            measured = errors(name, words, dtype)
             run, temp = prepared(name, values)
             run()
         except Exception as error:  # whatever a package of others raises
             print(f"{name} is passed over: {first_line(error)}", flush=True)
             continue
         runs[name] = run
-        wrong = not all(error <= bound for error, bound in zip(found, BOUNDS[dtype], strict=True))
-        about[name] = size | {"temp_bytes": temp, "errors": found, "wrong": wrong}
+        wrong = not all(
+            error <= bound for error, bound in zip(measured, BOUNDS[dtype], strict=True)
+        )
+        about[name] = size | {"temp_bytes": temp, "errors": measured, "wrong": wrong}
     rows = timed(runs, repeats)
     ours = next((row["seconds"] for row in rows if row["peer"] == OURS), None)
     for row in rows:

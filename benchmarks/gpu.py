@@ -292,8 +292,8 @@ def run_process(command: list[str], environment: dict, seconds: float, printed: 
     if late.is_set():
         return LATE
     for pattern, reason in PASSED_OVER.items():
-        if found := re.search(pattern, "".join(printed)):
-            return found.expand(reason)
+        if match := re.search(pattern, "".join(printed)):
+            return match.expand(reason)
     return f"status {status}"
 
 
@@ -307,12 +307,12 @@ def due(all_steps: list[Step], settings, parts: dict) -> list[tuple[float, Varia
         if not each.isdecimal() or int(each) >= len(all_steps):
             raise InputError(f"--steps={each} must be numbers from 0 to {len(all_steps) - 1}")
     chosen = [all_steps[int(each)] for each in settings.steps] or all_steps
-    found = [(step.minutes, variant) for step in chosen for variant in step.variants]
+    planned = [(step.minutes, variant) for step in chosen for variant in step.variants]
     if settings.variants:
-        found = [each for each in found if re.search(settings.variants, each[1].name)]
-        if not found:
+        planned = [each for each in planned if re.search(settings.variants, each[1].name)]
+        if not planned:
             raise InputError(f"--variants={settings.variants} must be part of a variant's name")
-    left = [each for each in found if parts.get(each[1].name, {}).get("ended") != "ok"]
+    left = [each for each in planned if parts.get(each[1].name, {}).get("ended") != "ok"]
     return sorted(left, key=lambda each: each[1].name in parts)
 
 
@@ -351,13 +351,13 @@ def main(settings) -> None:
         if left < LEAST:
             print(f"## {variant.name}: no time left: run the same command to continue", flush=True)
             break
-        found = run_variant(variant, out, min(left, 60 * minutes), settings.tiny)
+        part = run_variant(variant, out, min(left, 60 * minutes), settings.tiny)
         before = parts.pop(variant.name, None)
         # One that this command had little time for goes on first in the next command.
-        if begun and found["ended"] == LATE and left < 60 * minutes and before is None:
+        if begun and part["ended"] == LATE and left < 60 * minutes and before is None:
             print(f"{variant.name}: run the same command to continue", flush=True)
             break
-        begun, parts[variant.name] = True, found
+        begun, parts[variant.name] = True, part
         write(out, settings.results, parts)
     print(f"{kept} holds all results")
 

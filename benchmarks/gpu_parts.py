@@ -61,35 +61,35 @@ CUTS = {  # of the forward and of the backward kernel
 }
 
 
-def note(found: list, name: str, **numbers) -> None:
+def note(results: list, name: str, **numbers) -> None:
     """Prints a line and keeps its numbers."""
     shown = ", ".join(
         f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in numbers.items()
     )
     print(f"{name:40} {shown}", flush=True)
-    found.append({"name": name} | numbers)
+    results.append({"name": name} | numbers)
 
 
-def check(found: list, case: Case) -> None:
+def check(results: list, case: Case) -> None:
     """Versions, and how far results are from plain float32, relative to the largest value:
     `off`.
     """
     packages = "jax", "jaxlib", "flax", "optax", "numpy"
     versions = {package: importlib.metadata.version(package) for package in packages}
-    note(found, jax.devices()[0].device_kind, python=platform.python_version(), **versions)
-    _check_attention(found, "bfloat16")
-    _check_output(found, case)
+    note(results, jax.devices()[0].device_kind, python=platform.python_version(), **versions)
+    _check_attention(results, "bfloat16")
+    _check_output(results, case)
     words, table = jnp.asarray(arguments(case)[1]), jnp.zeros((case.vocabulary, 64))
     more = jnp.ones((len(words), 64))
     add = jax.jit(lambda table, ids, more: table.at[ids].add(more))
     orders = {"as they come": words, "all different": jnp.arange(len(words)) % case.vocabulary}
     for name, ids in orders.items():
-        _timed(found, f"{len(ids):,} rows added to a table, {name}", add, table, ids, more)
-    _check_attention(found, "float32")  # last: Triton may take a minute to compile such a kernel
+        _timed(results, f"{len(ids):,} rows added to a table, {name}", add, table, ids, more)
+    _check_attention(results, "float32")  # last: Triton may take a minute to compile such a kernel
 
 
-def _check_attention(found, dtype):
+def _check_attention(results, dtype):
     size = [2, 128, 4, 64]
     pull = jax.random.normal(jax.random.key(9), size)
     pairs = (layers.attention_cases(size, each) for each in ("float32", dtype))
@@ -101,12 +101,12 @@ def _check_attention(found, dtype):
             name = f"attention {path}, {dtype}, {case.about}"
             run = jax.jit(functools.partial(layers.both, peer))
             try:
-                _compare(found, name, run(case.arguments, pull.astype(dtype)), exact, dtype)
+                _compare(results, name, run(case.arguments, pull.astype(dtype)), exact, dtype)
             except Exception as error:  # a kernel may fail in any way
-                note(found, name, passed_over=first_line(error))
+                note(results, name, passed_over=first_line(error))
 
 
-def _check_output(found, case):
+def _check_output(results, case):
     case = case._replace(tokens=min(case.tokens, 2048))
     hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
     given = bands, clusters, targets
@@ -114,7 +114,7 @@ def _check_output(found, case):
         exact = _gradients(masked_dense)(hidden, *given)
     for dtype in "float32", "bfloat16":
         result = _gradients(banded_loss)(hidden.astype(dtype), *given)
-        _compare(found, f"output layer, {dtype}", result, exact, dtype)
+        _compare(results, f"output layer, {dtype}", result, exact, dtype)
 
 
 def _gradients(loss):
@@ -122,20 +122,20 @@ def _gradients(loss):
     return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
 
 
-def _compare(found, name, result, exact, dtype):
+def _compare(results, name, result, exact, dtype):
     arrays = (
         [np.asarray(a, np.float32) for a in jax.tree.leaves(tree)] for tree in (result, exact)
     )
     far = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(*arrays, strict=True)]
     off = float(np.max(far))  # NaN if any is
-    note(found, name, off=off, verdict="right" if off < ROUNDING[dtype] else "WRONG")
+    note(results, name, off=off, verdict="right" if off < ROUNDING[dtype] else "WRONG")
 
 
-def output(found: list, case: Case) -> None:
+def output(results: list, case: Case) -> None:
     """Milliseconds of the whole layer and of each band."""
     hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
     hidden, loss = hidden.astype(jnp.bfloat16), _gradients(banded_loss)
-    _timed(found, "output layer", loss, hidden, bands, clusters, targets)
+    _timed(results, "output layer", loss, hidden, bands, clusters, targets)
 
     # A tail is computed by other programs than the head, which has no words of its own then.
     empty, cluster = (Band(jnp.zeros((rows, case.width))) for rows in (0, 1))
@@ -155,10 +155,10 @@ def output(found: list, case: Case) -> None:
         columns = jnp.where(columns < len(band.table), columns, 0)
         name = f"band {i}, {len(band.table):,} words, {len(here):,} tokens"
         loss = jax.jit(jax.value_and_grad(of_band, (0, 1)))
-        _timed(found, name, loss, hidden[here], band, columns)
+        _timed(results, name, loss, hidden[here], band, columns)
 
 
-def blocks(found: list, case: Case) -> None:
+def blocks(results: list, case: Case) -> None:
     """Milliseconds of forward and backward pass, for each cut."""
     sizes, heads, cuts = ((64, 512), (8, 3072)), (16, 64), CUTS
     if case == TINY:
@@ -173,16 +173,18 @@ def blocks(found: list, case: Case) -> None:
                 return attended.astype(jnp.float32).sum()
 
             try:
-                _timed(found, f"{length} tokens, {name}", jax.jit(jax.value_and_grad(loss)), joint)
+                _timed(
+                    results, f"{length} tokens, {name}", jax.jit(jax.value_and_grad(loss)), joint
+                )
             except Exception as error:  # a block may need more shared memory than there is
-                note(found, f"{length} tokens, {name}", passed_over=first_line(error))
+                note(results, f"{length} tokens, {name}", passed_over=first_line(error))
 
 
-def _timed(found, name, loss, *values):
+def _timed(results, name, loss, *values):
     compiled = loss.lower(*values).compile()
     [row] = timed({name: launched(compiled, *values)}, REPEATS, calls=launches())
     note(
-        found,
+        results,
         name,
         milliseconds=1e3 * row["seconds"],
         least=1e3 * row["fastest"],
@@ -190,7 +192,7 @@ def _timed(found, name, loss, *values):
     )
 
 
-def torch_output(found: list, case: Case) -> None:
+def torch_output(results: list, case: Case) -> None:
     """Milliseconds of torch's layer."""
     if torch_device() is None:
         raise InputError("torch is not installed for this device: pip install torch")
@@ -206,12 +208,12 @@ def torch_output(found: list, case: Case) -> None:
         try:
             [row] = timed({name: torch_peer(case, dtype, autocast)}, REPEATS)
             times = {"milliseconds": 1e3 * row["seconds"], "least": 1e3 * row["fastest"]}
-            note(found, f"torch, {name}", **times)
+            note(results, f"torch, {name}", **times)
         except RuntimeError as error:  # the layer does not support autocast in all versions
-            note(found, f"torch, {name}", passed_over=first_line(error))
+            note(results, f"torch, {name}", passed_over=first_line(error))
 
 
-def restart(found: list, _: Case) -> None:
+def restart(results: list, _: Case) -> None:
     """Trains a small model twice: once in one go, once killed and resumed."""
     rng, losses = np.random.default_rng(0), {}
     with tempfile.TemporaryDirectory() as directory:
@@ -254,7 +256,7 @@ def restart(found: list, _: Case) -> None:
     far = max(abs(losses["whole"][step] - loss) for step, loss in losses["killed"].items())
     verdict = "right" if far <= (0 if jax.default_backend() == "cpu" else CLOSE) else "WRONG"
     last = max(losses["killed"])
-    note(found, "killed and resumed", updates=last, largest_difference=far, verdict=verdict)
+    note(results, "killed and resumed", updates=last, largest_difference=far, verdict=verdict)
 
 
 PARTS = {
@@ -269,12 +271,12 @@ PARTS = {
 def main(part: str, settings) -> None:
     """Runs a part, prints its numbers and writes the JSON, also where it fails halfway."""
     check_known(f"PART={part}", part, PARTS)
-    found: list[dict] = []
+    results: list[dict] = []
     try:
-        PARTS[part](found, TINY if settings.tiny else CASE)
+        PARTS[part](results, TINY if settings.tiny else CASE)
     finally:
-        write_json(settings.json, found)
-    if any(each.get("verdict") == "WRONG" for each in found):
+        write_json(settings.json, results)
+    if any(each.get("verdict") == "WRONG" for each in results):
         raise InputError(f"{part} found wrong numbers, see above")
 
 

@@ -348,10 +348,10 @@ def growth(settings) -> list[dict]:
     beside = {"smallest": lambda: jax.block_until_ready(compiled(*values))}
     for case in cases:
         skip = [*settings.skip, *too_large(case.vocabulary, tokens)]
-        found = measure(case, settings.repeats, skip, beside)
-        for row in found:
+        measured = measure(case, settings.repeats, skip, beside)
+        for row in measured:
             print(line(f"{case.vocabulary:,}", row), flush=True)
-            ratio = row["seconds"] / found[-1]["seconds"]
+            ratio = row["seconds"] / measured[-1]["seconds"]
             times.setdefault(row["peer"], []).append(f"{ratio:.2f}")
             rows.append(case._asdict() | row | {"times_smallest": ratio})
     del times["smallest"]

@@ -85,9 +85,9 @@ def flops(one: Instruction, operands: Mapping[str, Instruction], program: Progra
     elif one.opcode == "convolution":
         return 2 * math.prod(_dimensions(one.shape)) * _terms(one, operands)
     elif one.opcode == "custom-call" and (
-        found := re.search(r'"lhs_contracting_dimensions":\[([\d",]*)\]', one.rest)
+        match := re.search(r'"lhs_contracting_dimensions":\[([\d",]*)\]', one.rest)
     ):
-        contracted = found[1].replace('"', "")
+        contracted = match[1].replace('"', "")
     else:
         return 0
     left = _dimensions(operands[one.inputs[0]].shape)

@@ -64,10 +64,10 @@ def measure(rows: int, width: int, count: int, repeats: int) -> None:
                 held[:] = jax.block_until_ready(program(*held, ids))
 
             peers[peer.__name__] = run
-        for row in (found := timed(peers, repeats)):
+        for row in (measured := timed(peers, repeats)):
             peer, least = row["peer"], row["fastest"] * 1e3
             moved = bytes_moved(touched[peer], count, width, kept) / 1e6
-            times = row["seconds"] / found[0]["seconds"]
+            times = row["seconds"] / measured[0]["seconds"]
             print(
                 f"{name:8} {peer:11} {row['seconds'] * 1e3:9.2f} ms {least:9.2f}   moved"
                 f" {moved:8,.1f}   temp {temp[peer]:8,.1f}   {times:7.1f} times",

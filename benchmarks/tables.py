@@ -104,12 +104,12 @@ def earlier_numbers(workdir: Path) -> dict:
 
 def directories(corpora: list[str]) -> dict[str, str]:
     """`--corpora` by name. Raises InputError: no NAME=DIR, or an unknown name."""
-    found = dict(each.partition("=")[::2] for each in corpora)
-    for name, directory in found.items():
+    by_name = dict(each.partition("=")[::2] for each in corpora)
+    for name, directory in by_name.items():
         check_known(f"--corpora={name}", name, [*CORPORA, *TARGETS, NEAR, FAR])
         if not directory:
             raise InputError(f"--corpora={name} names no directory: pass --corpora={name}=DIR")
-    return found
+    return by_name
 
 
 def clusters_of(line: Line, config: dict, workdir: Path, glove: str) -> Path:
@@ -195,12 +195,12 @@ def heading(title: str, command: str) -> list[str]:
     return [f"## {title}\n", about, f"    python -m benchmarks.tables {command}"]
 
 
-def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
+def section(name: str, size: str, measured: list[tuple[Line, dict]]) -> str:
     """The section of RESULTS.md, with a table for each corpus."""
     table = TABLES[name]()
     lines = heading(f"{table.title}, {size} size", f"{name} --size={size}")
-    for corpus in dict.fromkeys(line.corpus for line, _ in found):
-        inside = [(line, numbers) for line, numbers in found if line.corpus == corpus]
+    for corpus in dict.fromkeys(line.corpus for line, _ in measured):
+        inside = [(line, numbers) for line, numbers in measured if line.corpus == corpus]
         config = config_of(table, inside[0][0], size)
         body, epochs = config["body"], rows.epochs(config, config["steps"], WORDS[corpus])
         lines += [
@@ -222,13 +222,13 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def figure_of(table: Table, found: list[tuple[Line, dict]], size: str) -> dict:
+def figure_of(table: Table, measured: list[tuple[Line, dict]], size: str) -> dict:
     """The numbers of the table's figure, see `benchmarks.figures.table`: test perplexities, and
     validation losses by updates or operations, or training losses where one evaluation is all
     there is. Losses are a run's, whatever it was scored on.
     """
     rows, drawn = [], set()
-    for line, numbers in found:
+    for line, numbers in measured:
         scale = numbers["operations"] / 1e12 if table.operations else 1
         losses = numbers["losses"]
         split = "validation" if len(losses["validation"]) > 1 else "training"
@@ -289,10 +289,10 @@ def main(name: str, settings) -> None:
         raise InputError("benchmarks.tables draws a figure: pip install -r requirements-bench.txt")
     if left := len(whole) - len(lines):
         print(f"{left} rows need vectors of GloVe and are left out: pass --glove=FILE")
-    found = [(line, numbers_of(name, line, settings)) for line in lines]
-    text, path = section(name, size, found), RESULTS.with_name(f"{name}_{size}.json")
+    measured = [(line, numbers_of(name, line, settings)) for line in lines]
+    text, path = section(name, size, measured), RESULTS.with_name(f"{name}_{size}.json")
     print(text)
-    figures.write(path, figure_of(TABLES[name](), found, size))
+    figures.write(path, figure_of(TABLES[name](), measured, size))
     text += f"\n![test perplexity, ours and published, and losses]({path.stem}.png)\n"
     write_section(RESULTS, text)
 

@@ -72,10 +72,10 @@ def in_memory(shape: str) -> int:
 
 def moved(text: str) -> dict[str, int]:
     """Bytes that one run of a program reads and writes in memory, by `KINDS`."""
-    program, found = Program(text), dict.fromkeys(KINDS, 0)
+    program, totals = Program(text), dict.fromkeys(KINDS, 0)
     for one, times in program.runs():
-        found[_kind(one, program)] += times * traffic(one, program)
-    return found
+        totals[_kind(one, program)] += times * traffic(one, program)
+    return totals
 
 
 def traffic(one: Instruction, program: Program) -> int:
@@ -147,7 +147,7 @@ def _results(root, by_name):
 
 def _parts(shape):
     """The arrays of a shape, which may be a tuple of tuples, in order."""
-    return [found[0] for found in LAID_OUT.finditer(shape)]
+    return [match[0] for match in LAID_OUT.finditer(shape)]
 
 
 def _lies(shape):
@@ -191,11 +191,11 @@ def main(settings) -> None:
     parts = parts_of(config, config["data"]["vocabulary_size"])
     target, _, compiled = compile_for(settings.target, config, parts)
     state, temporary = memory_of(compiled)
-    found = moved(text := compiled.as_text())
+    counts = moved(text := compiled.as_text())
     print(f"{target.devices[0].device_kind}, {tokens:,} tokens a device\n")
     print("| counted by the compiler, for one device | GB |\n|---|---:|")
     print(f"| temporary memory | {temporary / 1e9:.2f} |\n| state and batch | {state / 1e9:.2f} |")
-    for kind, count in (found | {"all of these": sum(found.values())}).items():
+    for kind, count in (counts | {"all of these": sum(counts.values())}).items():
         print(f"| moved by {kind} | {count / 1e9:.1f} |")
     if settings.text:
         Path(settings.text).write_text(text)

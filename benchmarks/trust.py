@@ -85,21 +85,25 @@ def main(settings):
     """Prints the table and what failures say."""
     for name in settings.skip:
         check_known(f"--skip={name}", name, PEERS)
-    found = {}
+    by_program = {}
     for name in [name for name in PEERS if name not in settings.skip]:
         if importlib.util.find_spec(PACKAGES.get(name, "jax")) is None:
             print(f"{name} is passed over: it is not installed", flush=True)
             continue
-        found[name] = results(name)
+        by_program[name] = results(name)
     print(f"{machine()}, devices: {jax.device_count()}\n")
-    print(f"| case | {' | '.join(found)} |\n|---|{'---|' * len(found)}")
+    print(f"| case | {' | '.join(by_program)} |\n|---|{'---|' * len(by_program)}")
     for case in CASES:
-        print(f"| {case} | {' | '.join(cell(found[name].get(case)) for name in found)} |")
-    for name, by_case in found.items():
+        print(
+            f"| {case} | {' | '.join(cell(by_case.get(case)) for by_case in by_program.values())} |"
+        )
+    for name, by_case in by_program.items():
         for result in by_case.values():
             if result.passed is False:
                 print(f"\n{name}, {result.case}: {result.note}")
-    write_json(settings.json, {name: list(by_case.values()) for name, by_case in found.items()})
+    write_json(
+        settings.json, {name: list(by_case.values()) for name, by_case in by_program.items()}
+    )
 
 
 if __name__ == "__main__":

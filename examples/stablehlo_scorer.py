@@ -47,17 +47,17 @@ def log_probs(
     for row, text in enumerate(texts):
         ids[row, : len(text)] = text
     carry = [np.zeros(each["shape"], each["dtype"]) for each in about["carry"]]
-    found = []
+    scores = []
     for at in range(
         0, ids.shape[1] - 1, window
     ):  # a model without a carry sees the tokens of a window only
         nll, carry = program(
             arrays, carry, ids[:, at : at + window], ids[:, at + 1 : at + window + 1]
         )
-        found.append(-np.asarray(nll))
+        scores.append(-np.asarray(nll))
     return [
         row[: len(text) - 1]
-        for row, text in zip(np.concatenate(found, axis=1), texts, strict=False)
+        for row, text in zip(np.concatenate(scores, axis=1), texts, strict=False)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a small corpus, a small config of it, a trained run, and the
+"""Fixtures of the end-to-end tests: a small corpus, a small config of it, a trained run, and the
 two scripts as commands.
 """
 
@@ -237,7 +237,7 @@ def forked(server, tmp_path_factory):
 
 
 def printed(directory):
-    """What a fork wrote to stdout and to stderr."""
+    """The output of a fork to stdout and to stderr."""
     return tuple((directory / name).read_text(errors="replace") for name in ("out", "err"))
 
 
@@ -281,7 +281,7 @@ class Fork:
         return int((self.directory / "pid").read_text())
 
     def communicate(self, timeout=300):
-        """What it printed, once it has ended."""
+        """The output of the process, once it has ended."""
         end = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > end:

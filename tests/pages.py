@@ -40,7 +40,7 @@ def words_of(line):
 
 
 def reads_quickstart(words):
-    """Whether tests/test_docs.py runs a command: it reads the run that the first steps train, and
+    """True if tests/test_docs.py runs a command: it reads the run that the first steps train, and
     takes seconds. Ways to score take longer, and have tests of their own.
     """
     named = any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)

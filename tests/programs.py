@@ -1,5 +1,5 @@
-"""How tests compile, and programs on eight devices: what tests of losses and layers share with all
-others. It needs no config, so it also runs beside an installed wheel.
+"""Settings of the compiler, and programs on eight devices, which tests of losses and layers share
+with all others. It needs no config, so it also runs beside an installed wheel.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""What users run: some reference numbers, slow twins and a training run, compiled with the settings
-of XLA that users have. The others use fast-compile settings, see tests/programs.py.
+"""Programs of users: some reference numbers, slow twins and a training run, compiled with the
+settings of XLA that users have. The others use fast-compile settings, see tests/programs.py.
 """
 
 import os

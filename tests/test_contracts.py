@@ -1,4 +1,4 @@
-"""What every input, body, table and output must do, over the dicts in model.py: a new layer is
+"""Contracts of every input, body, table and output, over the dicts in model.py: a new layer is
 tested by being listed.
 """
 

@@ -53,7 +53,7 @@ DONE = set()  # a command of several pages runs once
 
 
 def runs(line):
-    """Whether a line of shell runs here."""
+    """True if a line of shell runs here."""
     words = line.split()
     if any(
         name in line and not importlib.util.find_spec(package) for name, package in NEEDS.items()
@@ -63,7 +63,7 @@ def runs(line):
 
 
 def runs_code(code):
-    """Whether a block of Python runs here; the others have tests of their own."""
+    """True if a block of Python runs here; the others have tests of their own."""
     return not any(name in code for name in OWN_TESTS)
 
 

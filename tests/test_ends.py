@@ -1,4 +1,4 @@
-"""How a script ends: interruptions while it works, reads flags or unwinds; warnings; bugs."""
+"""The ends of a script: interruptions while it works, reads flags or unwinds; warnings; bugs."""
 
 import os
 import pty

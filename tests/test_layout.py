@@ -185,7 +185,7 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_no_file_has_a_name_that_says_nothing():
-    """What they hold would be found by those alone who wrote it."""
+    """Their contents would be met by those alone who wrote them."""
     names = "utils", "common", "helpers", "base", "manager"
     assert not [label for label, path in FILES.items() if path.stem in names]
 

@@ -154,7 +154,7 @@ def test_a_run_in_clusters(config, tmp_path):
     ],
 )
 def test_files_that_are_none(change, name, tmp_path):
-    """What is read is what was written, or one line that says what is wrong."""
+    """A file is read as it was written, or one line says what is wrong."""
     path = tmp_path / "clusters.txt"
     words = shuffled(WORDS, path, SIZES)
     header, read = read_clusters(path, WORDS)

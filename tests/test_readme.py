@@ -20,14 +20,16 @@ MADE += "train.txt", "valid.txt", "test.txt", "dict.txt", "vocabulary.txt", "clu
 
 
 def programs(words):
-    """How a command names its program: ["train.py"], ["-m", "benchmarks.tables"] or ["-m",
-    "adaptive_jax", "score"].
+    """The part of a command that names its program: ["train.py"], ["-m", "benchmarks.tables"] or
+    ["-m", "adaptive_jax", "score"].
     """
     return words[1 : 4 if words[2] == "adaptive_jax" else 3] if words[1] == "-m" else words[1:2]
 
 
 def arguments_of(script):
-    """What pages give to a script, each once, but for commands that tests/test_docs.py runs."""
+    """The arguments that pages give to a script, each once, but for commands that
+    tests/test_docs.py runs.
+    """
     commands = [words for _, words in PYTHON if words[1] == script and not reads_quickstart(words)]
     lines = {tuple(words[2:]) for words in commands}
     return sorted(line for line in lines if "FILE" not in str(line))

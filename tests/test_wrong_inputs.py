@@ -38,7 +38,7 @@ def place(path, content):
 
 
 def stamps(*directories):
-    """What lies in directories, with the times of changes."""
+    """The files of directories, with the times of changes."""
     return {
         path: path.lstat().st_mtime_ns for directory in directories for path in directory.rglob("*")
     }

@@ -1,4 +1,4 @@
-"""What a user can give to the public layers by mistake: one line with the value and the cure,
+"""Mistaken arguments of the public layers: one line with the value and the cure,
 or NaN where ids are not known.
 """
 

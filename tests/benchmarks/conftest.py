@@ -1,4 +1,4 @@
-"""What tests of benchmarks share: peers follow each other at once, as nobody reads their times."""
+"""Fixtures of benchmarks: peers follow each other at once, as nobody reads their times."""
 
 import pytest
 

@@ -33,7 +33,7 @@ def test_rows_are_written_at_once(monkeypatch, tmp_path, capsys):
 
 
 def test_no_peer_starts_after_the_end():
-    """What is left is said, not computed."""
+    """A case that time does not allow is named, not computed."""
     rows = list(loss_on_device.rows(Step(False, [Size(64, 8, 8)]), "float32", time.monotonic()))
     assert {row["passed_over"] for row in rows} == {"out of time"}
 

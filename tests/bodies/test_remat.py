@@ -1,4 +1,4 @@
-"""What the loop over blocks carries to the backward pass, keeps outside, and computes again,
+"""Values that the loop over blocks carries to the backward pass, keeps outside, and computes again,
 read from traced programs.
 """
 
@@ -108,8 +108,8 @@ def size(aval):
     ],
 )
 def test_loops_read_no_mask(kind, gpu, fields):
-    """What a loop over blocks reads in every step, besides slices of parameters and of what the
-    forward pass kept, is small.
+    """The arrays that a loop over blocks reads in every step, besides slices of parameters and of
+    what the forward pass kept, are small.
     """
     for loop in loops(gradient_program(kind, gpu, **fields)[0]):
         hoisted, _ = inputs(loop)
@@ -219,8 +219,8 @@ def test_unrolled_blocks_are_those_of_a_loop(monkeypatch, module, body):
 
 
 def test_norms_keep_no_copies():
-    """What accelerators keep of a layer norm are the vectors in their own dtype and a few numbers
-    of each; JAX alone keeps float32 copies, which fill a GPU's memory.
+    """The arrays that accelerators keep of a layer norm are the vectors in their own dtype and a
+    few numbers of each; JAX alone keeps float32 copies, which fill a GPU's memory.
     """
     layer, x = LayerNorm(dtype=jnp.bfloat16), jnp.ones((4, 64, 32), jnp.bfloat16)
     params = jax.eval_shape(layer.init, jax.random.key(0), x)

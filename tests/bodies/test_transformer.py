@@ -266,7 +266,7 @@ def test_layers_draw_their_own_dropout():
 
 
 def test_rematerialisation_changes_nothing():
-    """What is recomputed is what would have been kept: gradients are equal, with dropout and
+    """Recomputed values are those that would have been kept: gradients are equal, with dropout and
     rows of several chunks.
     """
     vectors = jax.random.normal(jax.random.key(0), (1, 70, FEATURES))

@@ -155,7 +155,7 @@ def test_a_flag_that_is_refused(parsed, argv, says):
     ],
 )
 def test_what_a_switch_says(parsed, argv, said):
-    """What is kept and what is dropped of the keys that the file states."""
+    """The lines about the keys that are kept and dropped, of those that the file states."""
     assert parsed(*argv)[1] == ([said] if said else [])
 
 

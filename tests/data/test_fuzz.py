@@ -125,7 +125,7 @@ def check_ids(directory):
 
 
 def compressed(name, content, text=b"the cat\n"):
-    """How to write and read compressed text, which is read as a stream."""
+    """Functions that write and read compressed text, which is read as a stream."""
 
     def read(directory):
         place = directory / name if name.startswith("text") else directory
@@ -168,7 +168,7 @@ def whole(tmp_path_factory):
 @fuzz
 @given(data=st.data())
 def test_damaged_files(whole, kind, data, tmp_path_factory):
-    """What is read from files of which one is damaged is what was written, or an error."""
+    """Files of which one is damaged are read as they were written, or refused."""
     files = sorted(path.relative_to(whole) for path in (whole / kind).rglob("*") if path.is_file())
     file = data.draw(st.sampled_from(files))
     root = tmp_path_factory.mktemp("damaged")

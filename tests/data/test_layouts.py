@@ -117,7 +117,9 @@ def test_packing_is_best_fit_decreasing(room, sizes, longest):
 
 
 def test_companions_change_from_epoch_to_epoch():
-    """Which examples of a length share a row is drawn anew, and is a function of seed and epoch."""
+    """The examples of a length that share a row are drawn anew, as a function of seed and
+    epoch.
+    """
     layout = Packed(np.arange(60, dtype=np.int32) * 3, np.full(60, 3, np.int32), 9, rows=4)
 
     def companions(seed, epoch):

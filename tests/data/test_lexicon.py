@@ -1,4 +1,4 @@
-"""What a lexicon says of words: WordNet's files, JSON lines, arrays of them, and the tables of
+"""Entries of words in a lexicon: WordNet's files, JSON lines, arrays of them, and the tables of
 GroC's public code.
 """
 

@@ -77,7 +77,7 @@ def test_an_error_is_raised_where_its_result_would_have_been_read():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_no_thread_outlives_the_loop(error):
-    """What was not begun when the loop ended is never made."""
+    """A batch that was not begun when the loop ended is never made."""
     before, made, going = threading.active_count(), [], threading.Event()
 
     def make(number):

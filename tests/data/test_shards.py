@@ -315,8 +315,8 @@ def files_of(cache):
 
 @pytest.fixture(scope="module")
 def undisturbed(start, text, tmp_path_factory):
-    """What two processes leave that nothing stops: all lines in their order, from many shards. One
-    prepares, the other waits and reads what the first has made.
+    """The files that two processes leave, which nothing stops: all lines in their order, from many
+    shards. One prepares, the other waits and reads what the first has made.
     """
     cache = tmp_path_factory.mktemp("undisturbed")
     with start(text, cache) as one, start(text, cache) as two:

@@ -186,7 +186,7 @@ def test_learning_depends_on_the_counts_alone():
     "counts", [COUNTS, COUNTS | {"<unk>": 9}, COUNTS | dict.fromkeys(NASTY, 2)]
 )
 def test_any_word_is_split_and_only_its_last_unit_ends_it(counts):
-    """Whether learnt from or not: joined, the units are the bytes of the word and one mark."""
+    """Words learnt from, and others: joined, the units are the bytes of the word and one mark."""
     vocabulary = Subwords.build(counts, 15)
     bits = np.random.Generator(np.random.Philox(4))
     random = [

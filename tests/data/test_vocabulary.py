@@ -124,7 +124,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
 
 
 def plainly_cut(counts, threshold, limit):
-    """What `cut` keeps, one word after another."""
+    """The words that `cut` keeps, one word after another."""
     order = sorted(counts, key=lambda word: (-counts[word], word))
     kept = [word for word in order if word not in ("<eos>", "<unk>") and counts[word] >= threshold]
     folds = "<unk>" in counts or len(kept) < len(counts) - 1

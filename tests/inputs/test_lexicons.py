@@ -39,8 +39,8 @@ def composed(request, tmp_path_factory):
 
 
 def test_no_lexicon_is_made_up(composed):
-    """What `init` returns is no lexicon, and does not run without one: all words would have the
-    same vector, or the same count.
+    """The result of `init` holds no lexicon, and does not run without one: all words would have
+    the same vector, or the same count.
     """
     layer, fields, variables = composed
     with refuses("needs", "apply"):

@@ -150,8 +150,8 @@ def changed(**changes):
 
 
 def saved_with_splits(state, tombstones, splits):
-    """What main.py saves of a model whose tensors have these names, and of its loss: without an
-    optimizer.
+    """The file that main.py saves of a model with tensors of these names, and of its loss: without
+    an optimizer.
     """
     return [
         Module("model\nRNNModel", state),

@@ -29,7 +29,7 @@ MEMORY, SECONDS = 16 << 20, 5
 
 
 def bounded(read, path):
-    """What a file gives, or the one line that refuses it; either within memory and time."""
+    """The contents of a file, or the one line that refuses it; either within memory and time."""
     tracemalloc.start()
     start = time.perf_counter()
     try:
@@ -62,7 +62,7 @@ LINE = st.tuples(
     )
 )
 def test_dictionaries(content, tmp_path_factory):
-    """What is read has fairseq's own words first and can be used."""
+    """A dictionary that is read has fairseq's special words first and can be used."""
     path = tmp_path_factory.mktemp("dict") / "dict.txt"
     path.write_bytes(content)
     words = bounded(read_dictionary, path)

@@ -128,7 +128,7 @@ def apart(got, want):
 
 
 def difference(cell, want):
-    """How far loss, and gradients but under "jit", of a cell are from `want`."""
+    """Distances of a cell's loss, and gradients but under "jit", from `want`."""
     *arrangement, call = cell
     mesh, placed = arrange(*arrangement)
     if call == "jit":
@@ -148,7 +148,7 @@ def difference(cell, want):
 
 
 def _unmappable(placed):
-    """Whether the axis that vmap maps is cut over an Explicit axis that cuts the table, too."""
+    """True if the axis that vmap maps is cut over an Explicit axis that cuts the table, too."""
     hidden, table = (jax.typeof(array).sharding.spec for array in placed[:2])
     return hidden[0] is not None and hidden[0] in table
 

@@ -241,9 +241,9 @@ def test_tables_of_many_words_stay(eight):
 
 
 def test_other_calls_of_shardings(eight):
-    """What is not in the table: reports and soft targets, losses of each token, arrays put on a
-    mesh by in_shardings, a table for each element of vmap, tokens that do not cut evenly, precision
-    that a context asks for, and the line that refuses a mesh that is Manual in part.
+    """Calls that are not in the table: reports and soft targets, losses of each token, arrays put
+    on a mesh by in_shardings, a table for each element of vmap, tokens that do not cut evenly,
+    precision that a context asks for, and the line that refuses a mesh that is Manual in part.
     """
     found = numbers(eight, OTHERS)
     for kind in "Explicit", "Auto":

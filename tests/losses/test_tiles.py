@@ -1,4 +1,4 @@
-"""What the core does on accelerators alone, run here on a CPU: even chunks, whole tiles of
+"""The core as it runs on accelerators, here on a CPU: even chunks, whole tiles of
 columns, clusters inside the head.
 """
 

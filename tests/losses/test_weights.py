@@ -44,7 +44,7 @@ def compiled(case, summed):
 
 
 def total(case, weights, summed, hidden=None):
-    """What `compiled` computes."""
+    """The result of `compiled`."""
     return compiled(case, summed)(arrays(case)[0] if hidden is None else hidden, weights)
 
 

@@ -1,4 +1,4 @@
-"""How cutoffs split a vocabulary."""
+"""Bands of a vocabulary, from cutoffs."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What `dtype` of a config means for matrix products on accelerators, read off programs lowered
+"""Effects of a config's `dtype` on matrix products on accelerators, read off programs lowered
 for a TPU.
 """
 

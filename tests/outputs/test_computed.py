@@ -20,8 +20,8 @@ def test_a_bilinear_map_is_one():
 
 
 def test_an_update_shares_one_mask_a_layer():
-    """What training drops of a table is a function of the key, the same for all words; without
-    training nothing is dropped.
+    """The part of a table that training drops is a function of the key, the same for all words;
+    without training nothing is dropped.
     """
     table = MappedTable(Lookup(5, 8), 8, form="bilinear", dropout=0.5)
     params = jax.jit(lambda: table.init(jax.random.key(0), method="bands"))()["params"]

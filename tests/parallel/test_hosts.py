@@ -173,7 +173,7 @@ commands.run(main, ["COORDINATOR", "HOST"])
 
 
 def ended(processes):
-    """What both hosts printed and their exit statuses: `(out, err), (out, err), [status,
+    """The output of both hosts and their exit statuses: `(out, err), (out, err), [status,
     status]`.
     """
     return *(process.communicate(timeout=200) for process in processes), [
@@ -182,7 +182,7 @@ def ended(processes):
 
 
 def silent(text):
-    """Whether a host printed nothing of this project. Its output holds lines of Gloo, which two
+    """True if a host printed nothing of this project. Its output holds lines of Gloo, which two
     threads may mix up.
     """
     return not re.search("step |rows  |error: |perplexity|continuing|stopped: |Traceback", text)

@@ -23,7 +23,7 @@ print(os.environ.get("GLIBC_TUNABLES"), two, jax.device_count())
 
 
 def printed(*arguments, **variables):
-    """What a process prints that runs on a CPU whose number of devices nobody chose, but for
+    """The output of a process that runs on a CPU whose number of devices nobody chose, but for
     `variables`.
     """
     unset = "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "GLIBC_TUNABLES"

@@ -102,7 +102,7 @@ def loss_of(model, params, batch, carry, train=True):
 
 
 def run(model, params, batch, carry, masks):
-    """What `loss_of` gives with these masks; then gradients."""
+    """The result of `loss_of` with these masks; then gradients."""
 
     def loss(params, carry):
         with masks:

@@ -228,7 +228,7 @@ def move_empty_character(gradients, state):
 
 
 def cycles_until(steps, warmup, period):
-    """How many cycles, each twice as long as the one before it, so many updates need."""
+    """Cycles, each twice as long as the one before it, that so many updates need."""
     return max(1, math.ceil(math.log2(max(0, steps - warmup) / period + 1)))
 
 

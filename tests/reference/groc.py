@@ -108,7 +108,7 @@ def rows(table, chunk):
 
 
 def misread(characters, read):
-    """What the public code's convolutions see, `[words, columns, width]`, in the place of
+    """The input of the public code's convolutions, `[words, columns, width]`, in the place of
     `letters.letter_vectors`: it takes the numbers `[columns, width]` of a word's letters for
     `[width, columns]` ones, without transposing them.
     """
@@ -144,12 +144,12 @@ def lexicon_of(settings):
 
 
 def needed(given, model):
-    """What the layer reads of a lexicon."""
+    """The part of a lexicon that the layer reads."""
     return {name: given[name] for name in model.lexicon_spec}
 
 
 def is_ours(settings):
-    """Whether a layer of this project makes the vectors of a case."""
+    """True if a layer of this project makes the vectors of a case."""
     whole = settings["call"].startswith("whole")
     return whole and not settings["defenc"] and settings["combine"] in ("add", "concat")
 
@@ -173,7 +173,7 @@ def masks_in(settings, arrays):
 
 
 def layers_of(settings):
-    """How many maps the output network has."""
+    """The number of maps of the output network."""
     if settings["bilinear"]:
         return 1
     return settings["joint_emb_depth"] if settings["joint_emb"] else 0

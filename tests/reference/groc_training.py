@@ -24,7 +24,7 @@ from tests.reference.sets import window
 
 
 class Settings:
-    """What a case of `train` says, and what stands in its command."""
+    """The settings of a case of `train`, and the flags of its command."""
 
     def __init__(self, case):
         self.name, self.case = case, GROC.about("train")["cases"][case]

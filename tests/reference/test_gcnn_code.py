@@ -209,7 +209,7 @@ def blocks_single(blocks):
 
 
 def layers_in(model, tree):
-    """What `tree`, parameters or intermediates of the body, has of each layer, first layer
+    """Values of each layer in `tree`, parameters or intermediates of the body, first layer
     first.
     """
     for i, run in enumerate(model.body.stages):

@@ -402,7 +402,7 @@ PLAIN = [
 
 
 def model_of(name):
-    """What the file says of a model, its tensors, and the config of its body."""
+    """The file's settings of a model, its tensors, and the config of its body."""
     about = GROC.settings("cross_domain", f"model_{name}")
     of_groc = GROC.arrays("cross_domain", "model_groc/param/")
     tensors = {key: of_groc[key] for key in about["same_as_model_groc"]}

@@ -1,4 +1,4 @@
-"""What a run refuses before its first update."""
+"""Refusals of a run before its first update."""
 
 import json
 import shutil

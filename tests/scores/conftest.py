@@ -1,4 +1,4 @@
-"""What tests of evaluation share."""
+"""Fixtures of evaluation."""
 
 import shutil
 

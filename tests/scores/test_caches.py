@@ -121,7 +121,7 @@ def test_the_nearest_of_a_block():
 
 
 def test_counts_of_a_window():
-    """How often a word is among the last so many; many occurrences of one word overflow nothing."""
+    """Counts of a word among the last so many; many occurrences of one word overflow nothing."""
     _, targets = text(300)
     slow = [list(targets[max(0, t - 20) : t]).count(targets[t]) for t in range(300)]
     np.testing.assert_array_equal(occurrences(targets, 20), slow)

@@ -1,4 +1,4 @@
-"""What a result says besides its perplexity, several contexts, targets, and scores that are not
+"""The parts of a result besides its perplexity, several contexts, targets, and scores that are not
 finite.
 """
 

@@ -1,4 +1,4 @@
-"""What a model expects at a token: equal to sorting all log-probabilities."""
+"""The words that a model expects at a token: equal to sorting all log-probabilities."""
 
 import jax
 import numpy as np

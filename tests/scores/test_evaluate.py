@@ -1,4 +1,4 @@
-"""What evaluate.py says of its input and does with its result: unknown words, windows, damaged
+"""Messages of evaluate.py about its input, and its result: unknown words, windows, damaged
 runs, disks without permission.
 """
 

@@ -1,4 +1,4 @@
-"""What a run writes of itself: metrics.jsonl, TensorBoard, Weights & Biases, lines on the
+"""Records of a run: metrics.jsonl, TensorBoard, Weights & Biases, lines on the
 terminal.
 """
 
@@ -32,7 +32,7 @@ def metrics(workdir, speeds=True):
 
 
 def settings(steps=9, tensorboard=False, wandb=False):
-    """What of a config metrics need."""
+    """The part of a config that metrics need."""
     return {"steps": steps, "metrics": {"tensorboard": tensorboard, "wandb": wandb}}
 
 
@@ -240,8 +240,8 @@ MANY |= {"update/norm": math.nan, "skipped": 2}
 
 
 def test_metrics_go_to_all_files_and_some_to_the_terminal(tmp_path, capsys):
-    """What is not finite is null in JSON and no point of a curve; words a second are of tokens,
-    where losses are.
+    """A number that is not finite is null in JSON and no point of a curve; words a second are of
+    tokens, where losses are.
     """
     shown = Metrics(tmp_path, 0, settings(tensorboard=True), unit="token")
     shown.write(3, "train", MANY)

@@ -7,7 +7,7 @@ from adaptive_jax.training.programs import AHEAD, Programs
 
 
 class Lowered:
-    """What JAX traced; its compiler waits for a signal, fails, or returns at once."""
+    """A program that JAX traced; its compiler waits for a signal, fails, or returns at once."""
 
     def __init__(self, step, signal):
         self.step, self.signal = step, signal

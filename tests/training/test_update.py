@@ -173,8 +173,8 @@ def test_a_carry_is_saved_by_row(recurrent, tmp_path):
 
 
 def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent):
-    """What a layer sows is added to the loss of its token, and its gradient to the others, and
-    not to the plain nll.
+    """A loss that a layer sows is added to the loss of its token, and its gradient to the others,
+    and not to the plain nll.
     """
     model, state, update = start_update(recurrent, descent(1.0))
     batch = random_batch(4, 2, 16)

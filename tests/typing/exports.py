@@ -1,5 +1,5 @@
-"""What a user's type checker knows about this package: tests/test_typing.py runs mypy on this file,
-and nothing runs the file.
+"""Types of this package as a user's checker infers them: tests/test_typing.py runs mypy on this
+file, and nothing runs the file.
 
 A line with "type: ignore" is a mistake that mypy must find; if it finds none there, because a name
 is Any, it reports that.

@@ -207,10 +207,12 @@ def compare(arguments, scratch: Path) -> int:
         for seconds, name in results(new, out, todo, places, arguments.jobs):
             pair = [_load(before[name]), _load(out / f"{name}.pickle")]
             pair[0] = {k: v for key, v in pair[0].items() if (k := renamed(key, NAMES))}
-            found = _line(*pair, 0.0 if exact(chosen[name]) else TOLERANCE)
-            said = "differs" if found else "equal"
-            print(f"{said:<8} {name:<{width}} {seconds:>4} s  {found or ''}".rstrip(), flush=True)
-            wrong += [name] if found else []
+            difference = _line(*pair, 0.0 if exact(chosen[name]) else TOLERANCE)
+            said = "differs" if difference else "equal"
+            print(
+                f"{said:<8} {name:<{width}} {seconds:>4} s  {difference or ''}".rstrip(), flush=True
+            )
+            wrong += [name] if difference else []
     print(f"{len(chosen) - len(wrong)} cases equal, {len(wrong)} differ", *wrong, sep="; ")
     return len(wrong)
 

@@ -110,7 +110,7 @@ def cases(places: dict[str, str]) -> dict[str, list[dict]]:
     places are not all there are left out.
     """
     known = {"here", *places}
-    found = {}
+    steps = {}
     lines = (HERE / "cases.txt").read_text().replace("\n    ", " ").splitlines()
     for line in lines:
         if not line or line.startswith("#"):
@@ -119,8 +119,8 @@ def cases(places: dict[str, str]) -> dict[str, list[dict]]:
         for kind in "fairseq", "gcnn":
             commands = commands.replace(f"{{convert {kind}}}", conversions(kind, places))
         if all(place.split("}")[0] in known for place in commands.split("{")[1:]):
-            found[name] = [step(command) for command in commands.split("; ")]
-    return found
+            steps[name] = [step(command) for command in commands.split("; ")]
+    return steps
 
 
 def step(command: str) -> dict:

@@ -74,7 +74,7 @@ def run_case(request: dict, case: dict) -> None:
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True)
     places = request["places"] | {"here": str(here)}
-    found = {}
+    arrays = {}
     try:
         for number, step in enumerate(case["steps"]):
             step = step | {key: filled(step[key], places) for key in ("argv", "place")}
@@ -92,11 +92,11 @@ def run_case(request: dict, case: dict) -> None:
                 raise RuntimeError(f"{step['label']}: its results cannot be read")
             if not (values := pickle.loads(reading.read_bytes())):
                 raise RuntimeError(f"{step['label']}: there are no results")
-            found |= {f"{step['label']}: {name}": value for name, value in values.items()}
+            arrays |= {f"{step['label']}: {name}": value for name, value in values.items()}
     except Exception as error:
-        found[FAILED] = np.array(str(error))
-    write(found, out / f"{case['name']}.pickle")
-    if FAILED not in found:
+        arrays[FAILED] = np.array(str(error))
+    write(arrays, out / f"{case['name']}.pickle")
+    if FAILED not in arrays:
         shutil.rmtree(here)
 
 
@@ -191,14 +191,14 @@ def exported(directory: Path) -> dict:
 
 def metrics(workdir: Path) -> dict:
     """The numbers of metrics.jsonl, update after update: the loss first, then the rest."""
-    found = {}
+    arrays = {}
     for line in (workdir / "metrics.jsonl").read_text().splitlines():
         line = json.loads(line)
         step = line.pop("step")
         names = [name for name in line if not any(part in name for part in TIMES)]
         for name in sorted(names, key=lambda name: (not name.endswith("/nll"), -name.count("/"))):
-            found[f"update {step} {name}"] = np.array(line[name], float)
-    return found
+            arrays[f"update {step} {name}"] = np.array(line[name], float)
+    return arrays
 
 
 def parameters(workdir: Path) -> dict:
@@ -209,27 +209,27 @@ def parameters(workdir: Path) -> dict:
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax misses a file that it does not need
-    found, handler = {}, ocp.PyTreeCheckpointer()
+    arrays, handler = {}, ocp.PyTreeCheckpointer()
     steps = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()]
     for path in sorted(steps, key=lambda path: int(path.name)):
         tree = handler.metadata(path / "params").item_metadata.tree
         how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         tree = handler.restore(path / "params", restore_args=how)
         for keys, array in jax.tree.leaves_with_path(tree):
-            found[f"step {path.name} {'/'.join(key.key for key in keys)}"] = np.asarray(array)
-    return found
+            arrays[f"step {path.name} {'/'.join(key.key for key in keys)}"] = np.asarray(array)
+    return arrays
 
 
 def evaluations(workdir: Path) -> dict:
     """The numbers of eval/*.json."""
-    found = {}
+    arrays = {}
     for path in sorted((workdir / "eval").glob("*.json")):
         result = json.loads(path.read_text())
         name = re.sub("-[0-9a-f]{8}", "", path.stem)  # hashes of options and of places
         for key in RESULTS:
             if key in result:
-                found |= flat(f"{name} {key}", result[key])
-    return found
+                arrays |= flat(f"{name} {key}", result[key])
+    return arrays
 
 
 def flat(name: str, value) -> dict:
@@ -251,7 +251,7 @@ def rows() -> dict:
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     weights = jax.ShapeDtypeStruct((1, 2), jnp.float32)
     batch = Batch(ids, ids, weights, jax.ShapeDtypeStruct((1,), jnp.int32))
-    shapes, found = {}, {}
+    shapes, arrays = {}, {}
     for path in sorted(Path("configs").glob("*.py")):
         module = importlib.import_module(f"configs.{path.stem}")
         for row in getattr(module, "ROWS", ()):
@@ -265,8 +265,8 @@ def rows() -> dict:
                     "/".join(part.key for part in keys): np.array(leaf.shape, int)
                     for keys, leaf in jax.tree.leaves_with_path(tree["params"])
                 }
-            found |= {f"{path.stem}:{row} {name}": v for name, v in shapes[key].items()}
-    return found
+            arrays |= {f"{path.stem}:{row} {name}": v for name, v in shapes[key].items()}
+    return arrays
 
 
 def main() -> None:
