@@ -29,7 +29,7 @@ DAY = 86_400  # in seconds
 TIMEOUT = 30  # seconds in which a store must answer
 # Names of files that nothing here unpacks
 PACKED = ".zst", ".lz4", ".lzma", ".z", ".7z", ".rar"
-ARCHIVES = ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"
+TARS = ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"
 PDF = b"%PDF-"
 CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f]")  # characters, but not tabs and line feeds
 
@@ -218,7 +218,7 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
         InputError: a .zip of several files; a file that is packed otherwise; a PDF. What is damaged
             raises the errors of its format.
     """
-    if name.lower().endswith(ARCHIVES):
+    if name.lower().endswith(TARS):
         raise InputError(f"{name} is an archive, which is not read here: unpack it first")
     if hasattr(file, "peek") and file.peek(len(PDF)).startswith(PDF):
         raise InputError(f"{name} is a PDF, not text: extract its text first, as by pdftotext")

@@ -26,6 +26,7 @@ from adaptive_jax import (
     LanguageModel,
     Lookup,
     MappedTable,
+    NGrams,
     OwnTable,
     TiedTable,
     Transformer,
@@ -188,8 +189,8 @@ FIELDS = {
         "definition": [2.5],
         "combine": ["sum"],
         "form": ["papers"],
-        "share": [16],
-        "init_range": [-1.0],
+        "share": [16, "x"],
+        "init_range": [-1.0, 0],
     },
     tied: {"features": [8.0]},
     mapped: {
@@ -258,6 +259,7 @@ WRONG = [
     # fields
     (lambda: lookup(dtype="float23"), "dtype=float23"),
     (lambda: lookup(init_range=0.1, init_deviation=0.2), "init_range=0.1 and init_deviation=0.2"),
+    (lambda: NGrams(lookup), "words must be an input"),
     (lambda: adaptive(factor=8), "factor 8"),
     (lambda: adaptive(cutoffs=(12, 5)), "5 follows 12"),
     (lambda: adaptive(cutoffs=(5, 20)), "cutoff 20"),

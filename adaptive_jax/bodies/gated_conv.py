@@ -414,7 +414,7 @@ def _continued(carry, empty, rows):
 
 
 def _check_blocks(blocks):
-    for i, block in enumerate(blocks or [()]):
+    for i, block in enumerate(blocks if isinstance(blocks, list | tuple) and blocks else [blocks]):
         if not isinstance(block, tuple) or len(block) not in (3, 5, 7, 9, 11):
             raise InputError(
                 f"body.blocks[{i}]={block!r} must be a block of 1 to 5 layers: (repeat, kernel,"

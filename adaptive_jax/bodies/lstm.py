@@ -229,6 +229,8 @@ class LSTM(nn.Module):
             return list(zeros)
         if len(carry) != len(zeros):
             raise InputError(f"carry must be () or {len(zeros)} states, got {len(carry)} states")
+        if not all(isinstance(state, tuple | list) and len(state) == 2 for state in carry):
+            raise InputError("carry must be () or made by body.initial_carry")
 
         def checked(array, zero):
             array = floats("carry", array, *zero.shape).astype(zero.dtype)

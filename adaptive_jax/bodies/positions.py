@@ -64,7 +64,8 @@ def check_table(count: int, time: int) -> None:
     """
     if time > count:
         raise InputError(
-            f"tokens must be {count} or fewer, body.max_positions, got {time}: use --window={count}"
+            f"tokens must be {count} or fewer, body.max_positions, got {time}: train with"
+            f" batches.sequence_length={count} or less, read with --window={count}"
         )
 
 

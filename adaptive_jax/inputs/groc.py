@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_within
+from adaptive_jax.errors import check_at_least, check_known, check_within
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.letters import Chunks
 from adaptive_jax.numerics.arrays import exists, ids, look_up, nan_if_missing
@@ -96,13 +96,10 @@ class GroC(CharacterCNN):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(0, relations=self.relations, definition=self.definition)
-        check_within("[0, inf)", init_range=self.init_range)
-        if not self.init_range:
-            raise InputError("init_range=0 must be above 0")
+        check_within("(0, inf)", init_range=self.init_range)
+        check_within("[0, 1]", share=self.share)
         check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))
         check_known(f"form={self.form!r}", self.form, ("paper", "code"))
-        if not 0 <= self.share <= 1:
-            raise InputError(f"share={self.share!r} must be from 0 to 1")
 
     def _parts(self):
         """The parts that the lexicon gives, with their most words."""

@@ -154,7 +154,7 @@ def runs(reader: Reader, words: jax.Array, spelling: Mapping):
     that many letters.
 
     One loop for each, not one loop with a branch: jaxlib 0.11 crashes compiling that for many CPU
-        devices.
+    devices.
     """
     full, word_count = spelling["letters"].shape[1], len(spelling["lengths"])
     lengths = spelling["lengths"].at[words].get(mode="fill", fill_value=0)

@@ -78,6 +78,8 @@ class NGrams(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
+        if not isinstance(self.words, nn.Module):
+            raise InputError(f"words must be an input, such as Lookup(...), got {self.words!r:.60}")
         if getattr(self.words, "reach", 0):
             raise InputError(
                 f"words must be an input that reads no earlier tokens, got reach={self.words.reach}"

@@ -246,8 +246,8 @@ def _width(options, side):
 
 
 def _positions_of(options, state):
-    """Kind of positions, and their number; learned ones are as many as the table has, less the
-    first, see transformer.py.
+    """Kind of positions, and their number; learned ones are the rows of the table but
+    for the first two, which fairseq never reads.
     """
     if options["no_token_positional_embeddings"]:
         return {"body.positions": "none"}

@@ -1,6 +1,7 @@
 """A run made of parameters from elsewhere: a workdir that every command opens."""
 
 import collections
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,5 @@ def write_run(
         write_json(directory / "config.json", config)
         if checkpoint.options:
             write_json(directory / "trained.json", checkpoint.options)
-        checkpoints = Checkpoints(directory)
-        checkpoints.save(checkpoint.updates, {"params": params}, checkpoint.nll)
-        checkpoints.close()
+        with contextlib.closing(Checkpoints(directory)) as checkpoints:
+            checkpoints.save(checkpoint.updates, {"params": params}, checkpoint.nll)

@@ -139,7 +139,8 @@ class Targets(NamedTuple):
         probs: `[..., k]`, the probabilities of several targets, 0 for ignored ones; or None.
         weights: `[...]`, 0 for ignored tokens, NaN where a target is outside the vocabulary.
         in_vocabulary: bool `[...]`.
-        count: the sum of the weights that are not NaN, and of those that became NaN.
+        count: the sum of the weights as they were before those of targets outside the vocabulary
+            became NaN.
     """
 
     ids: jax.Array
@@ -254,15 +255,15 @@ def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=No
     mesh = partitioned.mesh_of(arrays)
     if mesh is None:
         sizes, bands, clusters = lay_out(bands, clusters, words, settings.axis_name)
-    numbers = {
+    array_settings = {
         name: not_differentiable(getattr(settings, name), NO_GRADIENT).astype(dtype)
         for name in ("z_loss", "soft_cap")
         if isinstance(getattr(settings, name), jax.Array)
     }
     static = Static(
-        settings._replace(**dict.fromkeys(numbers, 0.0)), words, masked, sizes, products
+        settings._replace(**dict.fromkeys(array_settings, 0.0)), words, masked, sizes, products
     )
-    softmax = bands, clusters, numbers
+    softmax = bands, clusters, array_settings
     if mesh is not None:
         tokens = hidden, targets._replace(count=None)
         tokens, softmax = partitioned.aligned(tokens, softmax, by_words(softmax))

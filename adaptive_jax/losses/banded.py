@@ -109,7 +109,7 @@ def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = 
     dropout; arguments as `loss`.
 
     Differentiable for any cotangent, by a second pass: where their sum is all that is needed, use
-        `loss`.
+    `loss`.
 
     Raises:
         InputError: as `loss`.

@@ -421,8 +421,8 @@ def _is_plain(softmax: Softmax, tokens: Tokens, wanted: Wanted, dtype) -> bool:
     settings = softmax.settings
     regularised = settings.label_smoothing or used(settings.z_loss) or used(settings.soft_cap)
     biased = wanted.band.bias or (wanted.clusters is not None and wanted.clusters.bias)
-    several = tokens.mass is not None or dtype == jnp.float16
-    return platform() == "gpu" and not (regularised or biased or several)
+    rescaled = tokens.mass is not None or dtype == jnp.float16
+    return platform() == "gpu" and not (regularised or biased or rescaled)
 
 
 def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted: Wanted, sums):

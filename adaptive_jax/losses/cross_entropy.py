@@ -2,7 +2,7 @@
 on the core of this library.
 
 Logits of all tokens never exist at once. Loss and gradients are computed in one pass, chunk by
-chunk of tokens, see `adaptive_jax.losses.banded`. Both functions run under `jax.jit`, `jax.grad`,
+chunk of tokens, see `adaptive_jax.losses.banded`. All three run under `jax.jit`, `jax.grad`,
 `jax.vmap`, `jax.lax.scan`, `jax.checkpoint` and `jax.shard_map`. They have first derivatives only.
 
 Tokens of weight 0 are not computed: their hidden states may be NaN, and time is in proportion to
@@ -25,7 +25,7 @@ from adaptive_jax.losses.arguments import (
     validate_bands,
 )
 from adaptive_jax.losses.banded import log_probs_of_targets, reduced
-from adaptive_jax.numerics.arrays import floats
+from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import several, vary_alike
 from adaptive_jax.numerics.products import sum_dtype
@@ -254,7 +254,8 @@ def linear_log_probs(
     softmax = Table(table, bias), None
     if logit_scale is not None:
         hidden, *softmax = scaled_logits(logit_scale, hidden, *softmax)
-    ones = jnp.ones(jnp.shape(targets), jnp.float32)
+    shape = whole_numbers("targets", targets, *jnp.shape(hidden)[:-1], "k").shape
+    ones = jnp.ones(shape, jnp.float32)
     arguments = loss_arguments(hidden, targets, weights, *softmax, settings, ones)
     values, report = log_probs_of_targets(arguments)
     return (values, report) if reports else values

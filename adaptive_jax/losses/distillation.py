@@ -70,6 +70,11 @@ def linear_distillation(
     check_within("(0, inf)", temperature=temperature)
     if hard_weight and targets is None:
         raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
+    for name, model in {"student": student, "teacher": teacher}.items():
+        if not isinstance(model, tuple | list) or len(model) not in (2, 3):
+            several = isinstance(model, tuple | list)
+            got = f"{len(model)} entries" if several else type(model).__name__
+            raise InputError(f"{name} must be (hidden, table) or (hidden, table, bias), got {got}")
     models = [validate_bands(model[0], Table(*model[1:]), None) for model in (student, teacher)]
     (hidden, [of_student], _), (other, [of_teacher], _) = models
     rows, shape = [len(band.table) for band in (of_student, of_teacher)], hidden.shape[:-1]
@@ -81,7 +86,9 @@ def linear_distillation(
     if differ or (words or 1) > devices * min(rows):
         raise InputError(f"words={words} must be in both tables, which have {rows} rows")
     if other.shape[:-1] != shape:
-        raise InputError(f"teacher's hidden must have shape {[*shape, 'width']}, got {other.shape}")
+        raise InputError(
+            f"teacher's hidden must have shape {[*shape, 'width']}, got {[*other.shape]}"
+        )
     arrays = [
         None if array is None else array[:words] if rows[0] != rows[1] else array
         for array in (of_student.table, of_student.bias, of_teacher.table, of_teacher.bias)

@@ -35,7 +35,7 @@ def log_probs(hidden, bands, clusters=None):
     hidden states of float64.
 
     Builds the matrix that it returns: give it only the rows of `hidden [..., features]` that are
-        needed.
+    needed.
 
     Raises:
         InputError: shapes that do not fit.
@@ -109,8 +109,8 @@ def predict(hidden, bands, clusters=None) -> jax.Array:
 
     It is the argmax of `log_probs`, without that matrix. No word of a tail is more probable
     than its tail, so a tail is computed only for the tokens whose best word so far is less probable
-    than it: of static shapes, in a loop whose trip count is read off the data. A token of NaN gets
-    word 0.
+    than it. Shapes are static: a loop, whose trip count is read off the data, visits those tokens.
+    A token of NaN gets word 0.
 
     Args:
         hidden: `[..., features]`.

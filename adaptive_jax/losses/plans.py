@@ -18,7 +18,8 @@ logits are computed a second time in place of being kept, 8 n V d FLOPs, a tile 
 On CPUs the numbers are measured (benchmarks/outputs.py, benchmarks/full_softmax.py). Logits of a
 chunk are held to 2^25 float32, 128 MiB, or to a quarter of the table's size, if that is more. A
 long table is visited a tile of words at a time, because the gradient of a whole chunk would be as
-large as the sum it is added to. With fewer than 80 tokens to a chunk, logits are computed twice.
+large as the sum it is added to. Where fewer than 80 tokens of a long table would fit,
+chunks stay as large and its logits are computed twice.
 In bfloat16, whose products need rows that follow each other, tiles are transposed once a chunk, and
 a table of which logits are kept is whole: with AMX that takes half the time or less.
 """
@@ -57,10 +58,6 @@ class Plan(NamedTuple):
     tokens: int  # of a chunk, at most
     words: int | None = None  # of a tile; None: all at once
     keeps_logits: bool = True  # of all tiles of a chunk; else they are computed again
-
-    def tiles(self, rows: int) -> int:
-        """The number of tiles of so many rows."""
-        return 1 if not self.words else max(1, -(-rows // self.words))
 
 
 def plan(

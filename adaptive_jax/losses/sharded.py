@@ -1,5 +1,5 @@
-"""Vocabulary sharded over one mesh axis of `jax.shard_map`: device i holds rows `i · rows` to `(i
-+ 1) · rows - 1` of every band.
+"""Vocabulary sharded over one mesh axis of `jax.shard_map`: of every band, device i holds rows
+`i · rows` to `(i + 1) · rows - 1`.
 
 Hidden states and targets are the same on all of them; or every device has tokens of its own, and
 `for_all` brings each the tokens of all. So tables and their gradients stay where they lie, and as
@@ -93,10 +93,10 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
                 " its check_vma on"
             )
     axes = tokens | tables
-    *tables, numbers = softmax
+    *tables, array_settings = softmax
     return (
         pvary(hidden, axes),
-        (*pvary(tables, axes), pvary(numbers, axes - {axis_name})),
+        (*pvary(tables, axes), pvary(array_settings, axes - {axis_name})),
         *(pvary(array, axes - {axis_name}) for array in by_token),
     )
 
@@ -130,12 +130,10 @@ def is_first(axis_name: str):
     return lax.axis_index(axis_name) == 0
 
 
-def sum_over(axis_name: str | None, *arrays):
+def sum_over(axis_name: str, *arrays):
     """The sums over all devices of arrays `[tokens, ...]` of one dtype, in one all-reduce; None
     stays None.
     """
-    if axis_name is None:
-        return arrays
     columns = [a.reshape(len(a), -1) for a in arrays if a is not None]
     widths = itertools.accumulate(a.shape[1] for a in columns)
     sums = iter(jnp.split(lax.psum(jnp.concatenate(columns, axis=1), axis_name), [*widths], axis=1))

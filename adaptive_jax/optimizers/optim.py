@@ -129,8 +129,8 @@ def nt_asgd(
 
     Args:
         learning_rate: the highest; the schedule says when.
-        nonmono: evaluations that a loss may be above an older one before averages are taken, 1 or
-            more.
+        nonmono: averages begin after an evaluation whose loss is above the lowest of all but the
+            last `nonmono` before it; 1 or more.
         form: "paper", or "torch" for the trajectories of the public code: a rate that lags, and
             averages from the second update.
     """
@@ -176,7 +176,7 @@ class OfTables(NamedTuple):
 
 
 OPTIMIZERS = {"nag": nag, "sgd": sgd, "adam": adam, "nt_asgd": nt_asgd, "asgd": asgd}
-# Parts of optimizers, and those whose parameters to evaluate optax knows otherwise than by a field
+# Not offered: parts of optimizers, and `schedule_free*`, whose state has no field of averages
 PARTS = "_", "scale_by", "schedule_free"
 
 

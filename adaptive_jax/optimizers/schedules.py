@@ -149,9 +149,7 @@ class Plateau:
         patience: evaluations in a row without a fall after which the rate is divided; PyTorch and
             fairseq count one less.
         threshold: share of the lowest loss by which a loss must be lower to count as a fall.
-        divisions: how many there are; the last one ends the run, whose rates are as many; 0: no
-            end.
-
+        divisions: after so many the run ends, which has as many rates; 0: no end.
     """
 
     learning_rate: float

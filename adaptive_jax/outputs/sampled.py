@@ -31,14 +31,13 @@ class Sampled(Output):
     The loss is that of a softmax over target and candidates, each candidate's score corrected for
     how often it is drawn (Blanc & Rendle 2018, section 2):
 
-        -log(exp s(target) / (exp s(target) + Σ over candidates w of exp(s(w) - log(samples ·
-        Q(w)))))
+        -log(exp s(target) / (exp s(target) + Σ_w exp(s(w) - log(samples · Q(w)))))
 
-    So the normaliser is right on average, and the loss is an estimate of the nll; training reports
-    it as the nll too. Candidates are drawn from Q with replacement, from the rng stream "dropout"
-    alone: all tokens of an update share them, on every device and in every microbatch. A candidate
-    that is the token's target is left out. Without `train`, as in `nll` and `log_probs`, all words
-    count.
+    where w are the candidates. So the normaliser is right on average, and the loss is an estimate
+    of the nll; training reports it as the nll too. Candidates are drawn from Q with replacement,
+    from the rng stream "dropout" alone: all tokens of an update share them, on every device and in
+    every microbatch. A candidate that is the token's target is left out. Without `train`, as in
+    `nll` and `log_probs`, all words count.
 
     Attributes:
         table: a module with `bands()` of one band, see `adaptive_jax.outputs.tables`.
@@ -143,14 +142,14 @@ class NCE(Sampled):
     """Full softmax that learns to tell targets from noise (Gutmann & Hyvärinen 2012; Mnih & Teh
     2012, section 3).
 
-        -log σ(s(target) - log(samples · Q(target))) - Σ over the noise w of log σ(log(samples ·
-        Q(w)) - s(w))
+        -log σ(s(target) - log(samples · Q(target)))
+        - Σ_w log σ(log(samples · Q(w)) - s(w))
 
-    Scores s are taken for log-probabilities as they are: the model learns to be normalised, so no
-    normaliser is computed. They are the logits less log V, which makes a fresh model normalised, as
-    a bias that starts at -log V does (Devlin et al. 2014). Noise is drawn once for all tokens of an
-    update, and may hold the target. Evaluation normalises; the nll that training reports is the
-    estimate that is the loss of `Sampled`.
+    where w are the noise. Scores s are taken for log-probabilities as they are: the model learns to
+    be normalised, so no normaliser is computed. They are the logits less log V, which makes a fresh
+    model normalised, as a bias that starts at -log V does (Devlin et al. 2014). Noise is drawn once
+    for all tokens of an update, and may hold the target. Evaluation normalises; the nll that
+    training reports is the estimate that is the loss of `Sampled`.
 
     Attributes: as those of `adaptive_jax.outputs.sampled.Sampled`.
     """

@@ -222,7 +222,8 @@ class TiedTable(nn.Module):
 
     def words(self) -> list[int]:
         """Words of each band."""
-        return word_layer(self.source).words()
+        source = word_layer(self.source)
+        return band_sizes(source.vocabulary_size, self.cutoffs) if self.cutoffs else source.words()
 
     def word_tables(self) -> dict[str, list[int]]:
         """The parameters of its own with a row for each word, and the words of the bands in

@@ -69,14 +69,14 @@ def distributed_arguments(
     """
     if any(flag is not None for flag in (coordinator, hosts, host)):
         return _named(coordinator, hosts, host)
-    several = [name for name in SIZES if int(environment.get(name, 1)) > 1]
+    several = [name for name in SIZES if int(environment.get(name) or 1) > 1]
     # The number of tasks of the step, not of the job: `python` without srun is a single process in
     # a job of many tasks.
     if SIZES[0] not in several and all(name in environment for name in SLURM):
         if int(environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"])) == 1:
             return None
         one_a_node = re.fullmatch(r"1(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-        gpus = int(environment.get("SLURM_GPUS_ON_NODE", 0))
+        gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
         return {"local_device_ids": list(range(gpus))} if one_a_node and gpus else {}
     if {*several} & {*SIZES[:2]} and importlib.util.find_spec("mpi4py"):
         return {"cluster_detection_method": "mpi4py"}
@@ -219,15 +219,15 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stopping(first: str = "") -> Iterator[Stop]:
+def stopping(beforehand: str = "") -> Iterator[Stop]:
     """Stops all hosts after the same update. Every host asks `stop(step)` after every update.
 
     `stop` becomes true on all hosts once one of them gets one of `signals.STOPS`, such as SIGTERM,
     which SLURM and clouds send before they take a machine away. A second Ctrl-C ends that host at
     once; other signals may come any number of times.
 
-    first: what a process does before it stops, for the line that it prints. Without it, signals act
-        in a single process as they did before.
+    beforehand: what a process does before it stops, for the line that it prints. Without it,
+        signals act in a single process as they did before.
     """
     several, calls = jax.distributed.is_initialized(), itertools.count(1)
 
@@ -238,7 +238,7 @@ def stopping(first: str = "") -> Iterator[Stop]:
 
     stop, signalled = Stop(reached if several else None), False
     # Only the main thread receives signals.
-    if not (several or first) or threading.current_thread() is not threading.main_thread():
+    if not (several or beforehand) or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
@@ -250,8 +250,8 @@ def stopping(first: str = "") -> Iterator[Stop]:
                 os._exit(signals.INTERRUPTED)
             return
         signalled = True
-        if first:
-            tell(f"stopping: {first}; Ctrl-C again stops at once")
+        if beforehand:
+            tell(f"stopping: {beforehand}; Ctrl-C again stops at once")
         if several:
             os.kill(os.getpid(), signal.SIGTERM)  # jax catches it and tells the other hosts
         else:

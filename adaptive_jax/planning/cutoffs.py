@@ -21,7 +21,7 @@ import numpy as np
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.numerics.bands import band_flops, band_sizes, band_widths
 
-# Tokens in a chunk of a tail, on a CPU; not imported from the outputs, which would import JAX
+# `losses.plans.TAIL_CHUNK`, written again here because importing it would import JAX
 LEAST_ROWS = 96
 ALL_POSITIONS = 512  # every position is a candidate in vocabularies of at most this many words
 GRID = 800  # candidates in a larger one, before rounding merges some

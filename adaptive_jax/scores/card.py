@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.runs.settings import PUBLISHED
 from adaptive_jax.scores.frequency import Words, in_bins
 from adaptive_jax.scores.scores import Scores, perplexity_text
@@ -73,10 +74,15 @@ def published(workdir: Path, split: str) -> dict | None:
     `table` and the keys `changed`; None if there is none.
     """
     path = workdir / PUBLISHED
-    record = json.loads(path.read_text()) if path.exists() else {}
-    if record.get(split) is None:  # papers print none of a train split
-        return None
-    return {"perplexity": record[split]} | {key: record[key] for key in ("row", "table", "changed")}
+    try:
+        record = json.loads(path.read_text()) if path.exists() else {}
+        if record.get(split) is None:  # papers print none of a train split
+            return None
+        row = {key: record[key] for key in ("row", "table", "changed")}
+    except (ValueError, KeyError, AttributeError) as error:
+        text = f"{path} is damaged ({one_line(error)[:80]}): remove it to go on without the paper's"
+        raise InputError(f"{text} numbers") from error
+    return {"perplexity": record[split]} | row
 
 
 def lines(result: Mapping) -> Iterator[str]:

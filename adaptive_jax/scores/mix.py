@@ -14,7 +14,7 @@ import numpy as np
 
 from adaptive_jax.config.options import Option
 from adaptive_jax.data.vocabulary.words import UNKNOWN
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import path_of
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.cache import interpolations
@@ -46,16 +46,18 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
     """
     if bool(options.other) == bool(options.scores):
         raise InputError("--method=mix needs one of --other=RUN and --scores=FILE")
+    other = Run.open(path_of(options.other)) if options.other else None
+    table = None if other else read_surprisals(path_of(options.scores))
     nll, _ = job.score()
     counts = ~np.isnan(nll)
     tokens = Scores(job.ids[:], nll).take(counts)
     words = tokens.words(job.run.vocabulary)
     by_token = False
-    if options.scores:
-        names = word_names(tokens.ids.tolist(), job.run.vocabulary)
-        other_nll = surprisals(path_of(options.scores), names)
+    if table:
+        table.check_words(word_names(tokens.ids.tolist(), job.run.vocabulary))
+        other_nll = table.nll
     else:
-        other_nll, by_token = other_scores(job, options.other)
+        other_nll, by_token = other_scores(job, other)
     expected = len(tokens.nll if by_token else words.nll)
     if len(other_nll) != expected:
         raise InputError(
@@ -73,11 +75,10 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
         yield label, scored
 
 
-def other_scores(job: Evaluation, workdir: str) -> tuple[np.ndarray, bool]:
+def other_scores(job: Evaluation, run: Run) -> tuple[np.ndarray, bool]:
     """The nll of the same text by another run, of tokens if both have one vocabulary, else of
     words, `[those that count]` in nats; and True for tokens.
     """
-    run = Run.open(path_of(workdir))
     same = run.vocabulary.words == job.run.vocabulary.words
     ids = job.ids if same else job.encode(run)
     nll, _ = job.by(run, ids).score()
@@ -85,26 +86,46 @@ def other_scores(job: Evaluation, workdir: str) -> tuple[np.ndarray, bool]:
     return (tokens.nll, True) if same else (tokens.words(run.vocabulary).nll, False)
 
 
-def surprisals(path: Path, words: Sequence[str]) -> np.ndarray:
-    """The surprisals of a table in nats, float64 `[words]`. Raises InputError: no such column, a
-    cell that is no number, another word than that of the text, `words`.
+class Surprisals(NamedTuple):
+    """Surprisals of a table.
+
+    Attributes:
+        path: of the table.
+        words: the column of that name; None in each line without it.
+        nll: float64 `[words]` in nats.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        column = next((name for name in table.fieldnames or () if name in UNITS), None)
-        if column is None:
-            raise InputError(f"{path}: a column must be named {' or '.join(UNITS)}")
-        rows = list(table)
-    for number, (row, expected) in enumerate(zip(rows, words, strict=False), start=2):
-        if (word := row.get("word")) not in (None, expected) and expected != UNKNOWN:
-            raise InputError(
-                f"{path}, line {number}: the word is {word!r}, and that of the split"
-                f" {expected!r}: both must be the same text"
-            )
+
+    path: Path
+    words: list[str | None]
+    nll: np.ndarray
+
+    def check_words(self, names: Sequence[str]) -> None:
+        """Raises InputError for a word that is not that of the text, `names`."""
+        for number, (word, expected) in enumerate(zip(self.words, names, strict=False), start=2):
+            if word not in (None, expected) and expected != UNKNOWN:
+                raise InputError(
+                    f"{self.path}, line {number}: the word is {word!r}, and that of the split"
+                    f" {expected!r}: both must be the same text"
+                )
+
+
+def read_surprisals(path: Path) -> Surprisals:
+    """The surprisals of a table. Raises InputError: no such file or column, a cell that is no
+    number.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            column = next((name for name in table.fieldnames or () if name in UNITS), None)
+            rows = list(table)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"--scores={path} cannot be read: {one_line(error)}") from error
+    if column is None:
+        raise InputError(f"{path}: a column must be named {' or '.join(UNITS)}")
     try:
         nll = np.array([float(row[column]) for row in rows]) * UNITS[column]
         if (missing := np.isnan(nll)).any():  # would be taken for a cache that is still empty
             raise ValueError(f"nan in line {np.argmax(missing) + 2}")
-        return nll
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {column} must be numbers: {error}") from None
+    return Surprisals(path, [row.get("word") for row in rows], nll)

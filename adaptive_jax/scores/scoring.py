@@ -23,7 +23,7 @@ from adaptive_jax.runs.run import Run
 
 OOV = np.int32(-1)  # stands for an input word that the model has no vector of
 LOG_PROBS = 1 << 24  # log-probabilities that exist at a time
-OVERLAP = 8  # at least this many times what its rows read twice is in a row that carries on
+OVERLAP = 8  # a row that carries on is at least so many times as long as what it reads twice
 # Given batches and their number, passes them on and shows how far it is
 Progress = Callable[[Iterable, int], Iterable]
 

@@ -109,7 +109,7 @@ class LoadedModel:
             if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
                 vocabulary_text = f"not one of the {len(self.run.vocabulary):,} words"
                 what = f"is {'several units' if length > 1 else vocabulary_text} of this run"
-                raise InputError(f"{word[:60]!r} {what}, and so has no vector: leave it out")
+                raise InputError(f"{str(word)[:60]!r} {what}, and so has no vector: leave it out")
         variables = {"params": self.run.params, "lexicon": self.run.lexicon, "tables": self.tables}
         vectors = self.run.model.apply(variables, ids[:, None], method="vectors")
         return np.asarray(vectors[:, 0], np.float32)
@@ -185,6 +185,6 @@ def load(
     Raises:
         InputError: no run or checkpoint there, or classes of another module.
     """
-    keys.allow(allow)
+    keys.allow([allow] if isinstance(allow, str) else allow)
     with quietly():
         return LoadedModel(Run.open(path_of(workdir), str(checkpoint)))

@@ -164,12 +164,13 @@ def test_a_cell_of_a_table_may_be_long(tmp_path):
     [
         ("a.csv", "abc\rdef,1"),  # was a traceback
         ("a.tsv", '"Hello," he said.\t1'),  # its quotes were left out in silence
+        ("a.TSV", '"Hello," he said.\t1'),  # was split at commas
         ("a.csv", '"abc,1'),
     ],
 )
 def test_a_cell_that_is_not_as_written_is_refused(tmp_path, name, row):
     path = tmp_path / name
-    header = "text\tn" if name.endswith(".tsv") else "text,n"
+    header = "text\tn" if name.lower().endswith(".tsv") else "text,n"
     path.write_bytes(f"{header}\nthe{header[4]}1\n{row}\n".encode())
     with refuses(f"{path}, row 2", "quotes"):
         list(TextFiles([path]).texts("text"))

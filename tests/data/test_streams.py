@@ -25,6 +25,13 @@ def batches_of(count, length, rows, microbatches=1):
     )
 
 
+def test_rows_that_microbatches_do_not_divide():
+    """The fourth row is empty; its reset was missing, an error of NumPy."""
+    batch = batches_of(10, 4, rows=3, microbatches=2).batch(0, 0)
+    assert batch.reset.shape == (2, 2) and batch.reset.all()
+    assert not batch.weights[1, 1].any()
+
+
 def together(batches, seed, steps):
     """The rows' targets and inputs over so many updates, `[rows, tokens]` without padding, by
     epoch.

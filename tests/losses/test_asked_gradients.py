@@ -199,6 +199,9 @@ def test_log_probs_outside_the_vocabulary():
     assert np.isnan(values[1]).all() and np.isfinite(np.delete(values, 1, axis=0)).all()
     with refuses("targets[1, 2]=23"):
         linear_log_probs(HIDDEN, TABLE, outside)
+    for wrong in CHOSEN[:, 0], None:  # the message named an argument that there is not
+        with refuses("targets", "shape" if wrong is not None else "None"):
+            linear_log_probs(HIDDEN, TABLE, wrong)
     with refuses("'nll'", "target"):
         linear_log_probs(HIDDEN, TABLE, CHOSEN, reports="nll")
 

@@ -133,6 +133,8 @@ near(jax.jit(jax.value_and_grad(mapped))(student, teacher, targets))
         ({"axis_name": "nowhere"}, ["axis_name='nowhere'"]),
         ({"words": None}, ["words", "[19, 23]"]),
         ({"teacher": (TEACHER[0][1:], TEACHER[1])}, ["hidden"]),
+        ({"teacher": TEACHER[:1]}, ["teacher", "1 entries"]),  # was a traceback
+        ({"student": STUDENT[0]}, ["student", "hidden, table"]),
     ],
 )
 def test_bad_input(options, names):

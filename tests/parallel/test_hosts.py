@@ -55,6 +55,7 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
         (TPU | {"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"}, {}),
         (SRUN | MPI, {"cluster_detection_method": "mpi4py"}),  # mpirun within a job of SLURM
         ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"WORLD_SIZE": ""}, None),  # as templates of containers leave it; was a traceback
         ({"PMI_SIZE": "4"}, {"cluster_detection_method": "mpi4py"}),
         (POD, None),
     ],

@@ -181,10 +181,9 @@ def test_the_command(trained_copy, quick_command, in_process):
     )
     done = quick_command(*arguments, "--context=0,12", "--target_perplexity=1.5")
     assert done.returncode == 3, done.stderr
-    best = min(
-        json.loads(path.read_text())["perplexity"]
-        for path in trained_copy.glob("eval/validation-16-*.json")
-    )
+    paths = [line for line in done.stdout.splitlines() if line.endswith(".json")]
+    best = min(json.loads(Path(path).read_text())["perplexity"] for path in paths)
+    assert len(paths) == 2
     assert done.stderr == f"perplexity {best:.4f} is above --target_perplexity=1.5\n"
     assert in_process(*arguments, "--target_perplexity=1e6").returncode == 0
     for flag, says in [
@@ -239,6 +238,9 @@ def test_published_numbers(quick_command, flags, tmp_path):
     says = f"Table 7 prints 18.1 for mine.py:small; this run changes {', '.join(changed)}"
     assert list(lines(result))[-1] == says
     assert published(workdir, "test") is None and published(workdir, "train") is None
+    (workdir / "published.json").write_text('{"test": 1')  # was a traceback, of reports too
+    with refuses("published.json", "damaged"):
+        published(workdir, "test")
 
 
 def test_rows_with_and_without_numbers(tmp_path):

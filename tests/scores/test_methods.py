@@ -73,7 +73,7 @@ def test_two_models_of_one_vocabulary(trained_copy):
             evaluate(trained_copy, MIX._replace(options=options))
 
 
-def test_a_model_with_the_scores_of_another_program(trained_copy, text, tmp_path):
+def test_a_model_with_the_scores_of_another_program(trained_copy, text, tmp_path, monkeypatch):
     """A table of the uniform distribution, in bits, gives what --uniform gives; a table of another
     text would have given a number.
     """
@@ -96,6 +96,12 @@ def test_a_model_with_the_scores_of_another_program(trained_copy, text, tmp_path
         (tmp_path / "wrong.tsv").write_text(change(path.read_text()))
         with refuses("wrong.tsv", *names):
             evaluate(trained_copy, MIX._replace(options={"scores": str(tmp_path / "wrong.tsv")}))
+    # Each was a traceback, after the whole split had been scored.
+    (tmp_path / "latin.tsv").write_bytes("word\tsurprisal_bits\ncaf\xe9\t1\n".encode("latin-1"))
+    monkeypatch.setattr(Evaluation, "score", None)
+    for option, name in ("scores", "none.tsv"), ("scores", "latin.tsv"), ("other", "none"):
+        with refuses(name):
+            evaluate(trained_copy, MIX._replace(options={option: str(tmp_path / name)}))
 
 
 def test_sub_words_with_the_scores_of_another_program(config, tmp_path):

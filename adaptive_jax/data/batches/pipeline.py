@@ -91,8 +91,10 @@ class TrainingBatches:
             spans.append((starts, lengths, filled[rows + run.start]))
         spans = Spans(*map(np.concatenate, zip(*spans, strict=True)))
         batch = fill_rows(self.ids, self.eos, spans, (row_ids.size, time), self.layout.segmented)
-        # The first window of an epoch resets all rows.
-        reset = numbers < self.layout.rows if self.layout.continued else None
+        reset = None
+        if self.layout.continued:  # the first window of an epoch resets all rows, empty ones too
+            reset = np.ones(row_ids.size, bool)
+            reset[filled] = numbers < self.layout.rows
         arrays = batch._replace(row_ids=row_ids.ravel(), reset=reset)
         return Batch(
             *(None if a is None else a.reshape(*row_ids.shape, *a.shape[1:]) for a in arrays)

@@ -30,8 +30,8 @@ def fill_rows(
     """Copies spans into a batch of `shape`, which is (rows, time). Row ids are 0, 1, 2, …
 
     ids a b c d e, spans with starts 3 0 and lengths 2 1, both in row 0, shape (1, 4):
-        inputs [c d <eos> .], targets [d e a .], weights [1 1 1 0] and, if segmented, segment_ids [1
-        1 2 0].
+        inputs [c d <eos> .], targets [d e a .], weights [1 1 1 0]
+        and, if segmented, segment_ids [1 1 2 0].
 
     Args:
         ids: int32 `[n]`, or anything with a length, slices and indexing by integer arrays.

@@ -25,8 +25,10 @@ class Streams:
     tokens of weight 0. Tokens that do not fill a row, fewer than there are rows, are left out. The
     first token of a row follows the token before it in the split.
 
-    Attributes: as those of `adaptive_jax.data.batches.layouts.Single`, and
+    Attributes:
+        rows: of an update.
         columns: tokens of each row in an epoch.
+        segmented, continued: as those of `adaptive_jax.data.batches.layouts.Single`.
     """
 
     segmented, continued = False, True

@@ -60,7 +60,7 @@ def download(name: str, files: Mapping[str, File], folder: Path) -> list[Path]:
         )
 
     complete = folder / f"{name}.complete"
-    local = "use a local copy: --config.data.path=DIR"
+    local = "use a local copy: --config.data.path=DIR, or --data_path=DIR to evaluate"
     try:
         make_once(complete, fetch)
         return [Path(path) for path in manager().download(list(files))]

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -76,9 +77,11 @@ class TextFiles:
                 yield TextLine(line.removesuffix("\n").removesuffix("\r"), number, str(name))
 
     def _texts_of_column(self, name, file, column):
-        separator = "\t" if ".tsv" in str(name) else ","
+        tabs = ".tsv" in PurePath(str(name).lower()).suffixes
         csv.field_size_limit(LINE)  # of the whole process; Python's own is 131,072 characters
-        table = csv.DictReader(self._lines_of(name, file), delimiter=separator, strict=True)
+        table = csv.DictReader(
+            self._lines_of(name, file), delimiter="\t" if tabs else ",", strict=True
+        )
         number = 0
         try:
             names = table.fieldnames or ()

@@ -79,10 +79,10 @@ def split_lines(text: Text, cache: Path) -> Split:
         lines = _documents(text)
         for path, count in zip(paths, counts, strict=True):
             words = False
-            with replacing(path) as copy:
+            with replacing(path) as part:
                 for line in itertools.islice(lines, count):
                     words = words or bool(line.strip())
-                    copy.write(line)
+                    part.write(line)
                 if not words:
                     raise InputError(
                         f"{file} has no words in the {count:,} lines of {path.name}: remove empty"

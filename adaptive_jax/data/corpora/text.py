@@ -20,13 +20,13 @@ from typing import BinaryIO, NamedTuple
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.files import unpacked
+from adaptive_jax.files import TARS, unpacked
 
 NAMES = {"train": ("train",), "validation": ("valid", "validation", "val"), "test": ("test",)}
 SUFFIXES = ("", ".xz", ".gz")
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-SPLIT = "split"  # the directory of a cache that holds parts of files,
-COPIES = re.compile("[0-9a-f]{16}")  # those of each in a directory with such a name
+ARCHIVES = (".zip", *TARS)
+SPLIT = "split"  # the directory of a cache that holds copies of split files
+COPIES = re.compile("[0-9a-f]{16}")  # the name of one file's directory there
 JSON = re.compile(r"\.jsonl?(\.(gz|xz|bz2|zip))?$", re.IGNORECASE)
 CHUNK = 1 << 20
 # Bytes of a word, and of a line where one is held whole, at most: a small packed file may unpack to
