@@ -8,8 +8,8 @@ BIN := .venv/bin
 help:
 	@echo "make train    creates .venv (1.2 GB), trains a small model in minutes, and prints its test perplexity"
 	@echo "make test     creates .venv and runs every test but the slow ones"
-	@echo "make test-install   runs those of installing and of types, which break first: a wheel in an environment of its own, mypy"
-	@echo "make test-slow   runs those: they train for minutes, or show what quicker ones show for another model"
+	@echo "make test-install   runs the tests that break first: mypy, and a wheel installed in an environment of its own"
+	@echo "make test-slow   runs the slow tests: they train for minutes, or show for another model what quicker ones show"
 	@echo "make test-targets PYTHON=python3.12   creates .venv-targets (3 GB) and compiles for GPUs and TPUs that are not here"
 	@echo "make test-device   compares an update of every kind of model on the GPU or TPU that .venv's JAX finds with that of the CPU"
 	@echo "make docs     creates .venv and builds the pages and the reference as a site in docs/_build"
@@ -61,7 +61,7 @@ gpu-kit: .venv/installed
 	$(BIN)/python -m pip download -q --no-deps --dest gpu-kit/wheels $$(grep -hE '^(ml_collections|filelock|tensorboardX|jax-cce)' requirements.txt requirements-bench.txt) \
 		cut-cross-entropy==25.1.1 liger-kernel==0.8.5
 	cp -r "$(DATA)/ptb" "$(DATA)/wikitext-2" gpu-kit && chmod -R u+w gpu-kit
-	@echo "Copy the clone with gpu-kit to the machine. There, the last line three times:"
+	@echo "Copy the clone with gpu-kit to the machine. There, once, and then three times, as each takes at most ten minutes:"
 	@echo "    pip install --no-index --no-deps gpu-kit/wheels/*.whl"
 	@echo "    python -m benchmarks.gpu --data=gpu-kit"
 	@echo "or, for the full softmax alone, 'python -m benchmarks.loss_on_device'."

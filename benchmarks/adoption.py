@@ -49,7 +49,7 @@ from adaptive_jax.planning.targets import topology
 from adaptive_jax.training.compiled import memory_of
 from benchmarks import roofline
 from benchmarks.collectives import COLLECTIVES, collectives
-from benchmarks.timing import launched, machine, timed, write_json
+from benchmarks.timing import launched, machine, timed, whole_numbers, write_json
 from benchmarks.trainers import Size
 
 DEVICES = 8
@@ -202,8 +202,8 @@ def main(settings):
         batches = (count(trainer, layout, settings.target) for layout in layouts)
     else:
         batches = (
-            measure(trainer, layout, int(words), settings.repeats)
-            for words in settings.vocabularies
+            measure(trainer, layout, words, settings.repeats)
+            for words in whole_numbers("--vocabularies", settings.vocabularies)
             for layout in layouts
         )
     rows = []

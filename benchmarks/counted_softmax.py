@@ -14,7 +14,6 @@ linear_cross_entropy is held to bounds, see `excesses`; `--grid` ends with its w
 """
 
 import functools
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -30,19 +29,12 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
 from adaptive_jax.planning.targets import Target, topology
 from benchmarks import roofline
+from benchmarks.full_softmax import Size
 from benchmarks.timing import first_line, write_json
 
 OURS, REFERENCE = "linear_cross_entropy", "optax"
 CHIPS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}  # the programs are for one chip
 TILE = 128  # rows of a chunk are rounded up to it
-
-
-class Size(NamedTuple):
-    """A loss: words and width of the table, number of tokens."""
-
-    words: int
-    width: int
-    tokens: int
 
 
 SIZES = [
@@ -182,20 +174,6 @@ def table(sizes, peers, target: Target, dtype: str, frozen: bool) -> Iterator[di
             yield numbers | {"size": None, "target": target.name, "times_optax": ratio}
 
 
-def of_chunk(chunk: int | None) -> Callable:
-    """linear_cross_entropy with so many tokens to a chunk; None: as many as it chooses.
-
-    Raises:
-        InputError: it takes no number.
-    """
-    loss = functools.partial(linear_cross_entropy, ignore_index=None)
-    if chunk is None:
-        return loss
-    if "chunk" not in inspect.signature(linear_cross_entropy).parameters:
-        raise InputError(f"--chunk={chunk} needs an argument chunk of linear_cross_entropy")
-    return functools.partial(loss, chunk=chunk)
-
-
 def sizes_of(texts: list[str]) -> list[Size]:
     """Sizes from texts such as "128256x2048x8192".
 
@@ -215,7 +193,7 @@ def main(settings, peers: dict[str, Callable]) -> None:
     """Prints the table, or the grid with its worst cell, and writes the JSON."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs
     sizes = sizes_of(settings.sizes) or (GRID if settings.grid else SIZES)
-    loss = of_chunk(settings.chunk)
+    loss = functools.partial(linear_cross_entropy, ignore_index=None, chunk=settings.chunk)
     rates = roofline.rates_of(settings.target)
     target = topology(CHIPS.get(settings.target, settings.target))
     names = [REFERENCE, OURS, *([] if settings.grid else peers)]

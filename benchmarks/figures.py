@@ -2,17 +2,18 @@
 
     python -m benchmarks.figures [NAME...]
 
-`benchmarks.tables` and `benchmarks.outputs` write NAME.json and draw NAME.png. A figure of a table
-has a panel of test perplexity for each corpus, with a line for each row of the table and, where
-there are, the published numbers beside ours; then curves of the losses by updates, where the JSON
-has them. Times are in the tables alone: other work ran beside most of them.
+`benchmarks.tables`, `outputs`, `ngrams` and `train_time` write NAME.json and draw NAME.png. A
+figure of a table has a panel of test perplexity for each corpus, with a line for each row of the
+table and, where there are, the published numbers beside ours; then curves of the losses by updates,
+where the JSON has them. Times are in the tables alone: other work ran beside most of them.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from adaptive_jax.config import commands
+from adaptive_jax.errors import check_known
 from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores.report.drawing import look
 
@@ -120,13 +121,16 @@ def growth(numbers: Mapping):
     return figure
 
 
-def main(names: Sequence[str]) -> None:
+def main(*names: str) -> None:
     """Draws the named figures, or all that have their numbers here."""
-    for path in sorted(HERE.glob("*.json")):
-        if not names or path.stem in names:
-            draw(path)
-            print(path.with_suffix(".png").name)
+    paths = {path.stem: path for path in sorted(HERE.glob("*.json"))}
+    figures = {name: path for name, path in paths.items() if "kind" in json.loads(path.read_text())}
+    for name in names:
+        check_known(f"NAME={name}", name, figures)
+    for name in names or figures:
+        draw(figures[name])
+        print(figures[name].with_suffix(".png").name)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    commands.run(main, positional=["[NAME...]"])

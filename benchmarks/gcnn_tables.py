@@ -74,8 +74,8 @@ def _output(name: str) -> Variant:
     return changes
 
 
-def _table(title: str, corpora, variants: Mapping[str, Variant], **shown) -> Table:
-    """A figure's networks on these corpora, by name; what `shown` of `Table` the figure shows."""
+def _table(title: str, corpora, variants: Mapping[str, Variant], operations: bool = False) -> Table:
+    """A figure's networks on these corpora, by name. operations: as in `Table`."""
     rows, lines = {}, {"cpu": (), "full": ()}
     for corpus in corpora:
         full, near = NETWORKS[corpus]
@@ -92,7 +92,7 @@ def _table(title: str, corpora, variants: Mapping[str, Variant], **shown) -> Tab
                 made[each] = Row(layers, changes | own)
             rows[size, of] = made, CORPORA[of].LAYERS
             lines[size] += tuple(Line(of, each) for each in variants)
-    return Table(f"{title} (Dauphin et al. 2017)", lines, {"cpu": CPU}, rows, **shown)
+    return Table(f"{title} (Dauphin et al. 2017)", lines, {"cpu": CPU}, rows, operations=operations)
 
 
 TABLES = {
@@ -111,7 +111,6 @@ TABLES = {
         "Context: layers and kernel, Figure 4",
         NETWORKS,
         dict(zip(CONTEXTS, (_context(*each) for each in DEPTHS), strict=True)),
-        contexts=CONTEXTS,
     ),
     "gcnn_figure_5": lambda: _table(
         "Linear and bilinear layers, Figure 5",

@@ -225,7 +225,7 @@ def run_variant(variant: Variant, out: Path, seconds: float, on_cpu: bool) -> di
     file = out / f"{re.sub(r'[^a-z0-9.]+', '_', variant.name.lower())}.json"
     file.unlink(missing_ok=True)
     words = [word for command in variant.commands for word in command]
-    torch = any(word.startswith(("--peers=torch", "torch_")) for word in words)
+    torch = any(word.startswith(("--peers=torch", "torch_", "benchmarks.full")) for word in words)
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {variant.xla}".strip(),
         "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -15,12 +15,10 @@ CORPORA = {
     "wikitext103": wikitext103,
     "billion_word": billion_word,
 }
-WORDS = {name: CORPORA[name].WORDS for name in ("penn_treebank", "wikitext2", "wikitext103")}
-WORDS |= {"europarl": 57_700_000, "billion_word": 799_000_000}
 # The first two million words of News Crawl 2007, and of Europarl, as Pappas et al. 2020, section
 # C.2, cut them: docs/corpora.md.
 CORPORA |= {"news_crawl": news_crawl, "europarl_2m": news_crawl}
-WORDS |= dict.fromkeys(("news_crawl", "europarl_2m"), 2_000_000)
+WORDS = {name: file.WORDS for name, file in CORPORA.items()}
 TUNED_EPOCHS = 3  # of the target's train text, section 5.1
 
 
@@ -97,12 +95,10 @@ class Table(NamedTuple):
     Attributes:
         title: what it compares, and where it is printed.
         lines: by size: "cpu" scaled down, "full" as published.
-        settings: by size, beside those of the rows; `full` has none.
+        settings: by size, beside those of the rows.
         rows: by size and corpus, rows that its config file does not have, and their layers.
         tuned: scaled down, settings of finetuning beside these.
         operations: whether its figure shows losses by operations of training, not by updates.
-        contexts: by row, the tokens that a prediction sees, if its figure shows perplexity by them,
-            not by the time of an epoch.
     """
 
     title: str
@@ -111,7 +107,6 @@ class Table(NamedTuple):
     rows: Mapping[tuple[str, str], tuple[Mapping[str, Row], Mapping[str, dict]]] = {}
     tuned: Mapping[str, object] = {}
     operations: bool = False
-    contexts: Mapping[str, int] = {}
 
 
 def one_cycle(steps: int, every: int, tokens: int, warmup: int) -> dict:

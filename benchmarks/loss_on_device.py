@@ -22,7 +22,6 @@ Hidden states are bfloat16.
 
 import argparse
 import functools
-import inspect
 import json
 import math
 import os
@@ -40,19 +39,12 @@ import jax.numpy as jnp
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
 from adaptive_jax.numerics import devices
 from benchmarks import full_softmax
+from benchmarks.full_softmax import Size
 from benchmarks.timing import first_line, machine
 
 LEAST_TOKENS = 1024  # n of a device that is not listed; at most an eighth of the tokens there
 LEAST = 15  # seconds that a step needs: none starts with fewer
 SECONDS = 0.5  # of timed runs of a peer
-
-
-class Size(NamedTuple):
-    """A loss: words and width of the table, number of tokens."""
-
-    words: int
-    width: int
-    tokens: int
 
 
 class Step(NamedTuple):
@@ -99,11 +91,10 @@ def jax_peers(tokens: int) -> dict[str, Callable]:
     peers = {"optax": full_softmax.of_all_logits, "linear_cross_entropy": linear_cross_entropy}
     device = devices.find(jax.devices()[0].device_kind)
     least = 4 * device.flops / device.bandwidth if device else min(LEAST_TOKENS, tokens / 8)
-    if "chunk" in inspect.signature(linear_cross_entropy).parameters:
-        for target in (2 * least, least):
-            chunk = tokens >> max(0, round(math.log2(tokens / target)))
-            if chunk < tokens:
-                peers[f"chunk={chunk}"] = functools.partial(linear_cross_entropy, chunk=chunk)
+    for target in (2 * least, least):
+        chunk = tokens >> max(0, round(math.log2(tokens / target)))
+        if chunk < tokens:
+            peers[f"chunk={chunk}"] = functools.partial(linear_cross_entropy, chunk=chunk)
     return peers
 
 

@@ -153,8 +153,15 @@ def main(settings) -> None:
         config = config | {"tokens_per_device": config["tokens_per_update"] // devices}
     parts = parts_of(config, config["data"]["vocabulary_size"])
     plan = make_plan(config, parts, devices, target.memory, 1)
-    options = dict(option.split("=") for option in settings.option)
-    options = {name: ast.literal_eval(value) for name, value in options.items()}
+    options = {}
+    for option in settings.option:
+        name, equals, value = option.partition("=")
+        try:
+            options[name] = ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
+        except (ValueError, SyntaxError):
+            options[name] = value
+        if not equals:
+            raise InputError(f"--option={option} must be NAME=VALUE")
     compiled = compile_update(config, plan, parts, target.devices, target.options | options)
     text, memory = compiled.as_text(), memory_of(compiled)
     if settings.text:

@@ -1,7 +1,7 @@
 """Inputs with n-grams against inputs of words alone, at equal time and with equal parameters.
 
+    python -m benchmarks.ngrams CORPUS --time [--path=DIR] [--workdir=runs/ngrams]
     python -m benchmarks.ngrams CORPUS [--path=DIR] [--seeds=0,1,2] [--workdir=runs/ngrams]
-    python -m benchmarks.ngrams CORPUS --time [--path=DIR]
     python -m benchmarks.ngrams --draw
 
 CORPUS is penn_treebank, wikitext2 or europarl. `--time` measures the seconds of an update of each
@@ -30,7 +30,7 @@ from adaptive_jax.config import commands
 from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.ngrams import count_for, counted_settings, write
-from adaptive_jax.errors import check_known
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores.evaluate import Request, evaluate
@@ -40,7 +40,7 @@ from benchmarks import figures
 from benchmarks.lines import one_cycle
 from benchmarks.paper_tables import TRANSFORMER_CPU
 from benchmarks.throughput import our_update
-from benchmarks.timing import machine, timed
+from benchmarks.timing import machine, timed, whole_numbers
 from configs import europarl, papers, penn_treebank, wikitext2
 
 UPDATES = 600  # 1.3 epochs of the Penn Treebank, 0.6 of WikiText-2, 0.02 of Europarl
@@ -171,8 +171,12 @@ def means(nll: np.ndarray, counts: np.ndarray, edges) -> dict[str, tuple[int, fl
 def train_all(corpus: str, settings) -> None:
     """Trains and scores what is not there yet of a corpus."""
     home = Path(settings.workdir)
-    seconds = json.loads((home / f"{corpus}.json").read_text())["seconds"]
-    runs = itertools.product(map(int, settings.seeds), configs_of(corpus, settings.path).items())
+    times = home / f"{corpus}.json"
+    if not times.exists():
+        raise InputError(f"{times} does not exist: run the same command with --time first")
+    seconds = json.loads(times.read_text())["seconds"]
+    seeds = whole_numbers("--seeds", settings.seeds, least=0)
+    runs = itertools.product(seeds, configs_of(corpus, settings.path).items())
     for seed, (name, config) in sorted(runs, key=lambda run: run[1][0] == WIDER):  # the slow ones
         workdir = home / corpus / f"{name.replace(' ', '_')}-{seed}"
         if (workdir / "row.json").exists():
@@ -269,4 +273,4 @@ if __name__ == "__main__":
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds to train.")
     flags.DEFINE_integer("repeats", 9, "Timed runs of each model.")
     flags.DEFINE_string("workdir", "runs/ngrams", "Directory for the runs.")
-    commands.run(lambda corpus="": main(corpus, flags.FLAGS), positional=["[CORPUS...]"])
+    commands.run(lambda corpus="": main(corpus, flags.FLAGS), positional=["[CORPUS]"])

@@ -51,7 +51,15 @@ from adaptive_jax.outputs.softmax import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning.cutoffs import Workload, equal_products
 from benchmarks import figures
-from benchmarks.timing import exact_products, machine, timed, torch_device, torch_memory, write_json
+from benchmarks.timing import (
+    exact_products,
+    machine,
+    timed,
+    torch_device,
+    torch_memory,
+    whole_numbers,
+    write_json,
+)
 
 
 class Case(NamedTuple):
@@ -365,10 +373,10 @@ def growth(settings) -> list[dict]:
                 "vocabulary": row["vocabulary"],
                 "peer": LABELS.get(row["peer"], row["peer"]),
                 "times_smallest": row["times_smallest"],
-                "megabytes": row["peak_bytes"] / 1e6,
+                "megabytes": row["peak_bytes"] and row["peak_bytes"] / 1e6,
             }
             for row in rows
-            if row["peak_bytes"] is not None
+            if row["peer"] != "smallest"
         ]
         figure = {"kind": "growth", "title": title, "rows": drawn}
         figures.write(Path(settings.plot).with_suffix(".json"), figure)
@@ -378,7 +386,9 @@ def growth(settings) -> list[dict]:
 def check(settings) -> None:
     """Finds what is wrong with the flags before anything runs. Raises InputError."""
     check_at_least(1, repeats=settings.repeats, tokens=settings.tokens)
-    check_at_least(10, vocabularies=min(map(int, settings.vocabularies)))
+    whole_numbers("--vocabularies", settings.vocabularies, least=10)
+    for name in {"banded", "smallest"} & {*settings.skip}:
+        raise InputError(f"--skip={name}: the others are compared with it, leave it out")
     for size in settings.sizes:
         check_known(f"--sizes={size}", size, [*SIZES, "growth"])
     if settings.plot and not importlib.util.find_spec("matplotlib"):

@@ -253,7 +253,7 @@ def advance(home: Path) -> None:
                 return print(f"process {busy} trains") if busy else start(target)
         else:
             say(target.result())
-    print("all rows have ended")
+    print(f"{ONLY.value} has ended" if ONLY.value else "all rows have ended")
 
 
 def draw() -> None:

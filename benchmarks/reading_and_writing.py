@@ -28,7 +28,7 @@ from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
-from adaptive_jax.runs.run import Run
+from adaptive_jax.runs.run import Run, put_lexicon
 from adaptive_jax.scores.scoring import as_stream, initial_carry, make_scorer, scores
 
 BATCH = 2_048  # tokens
@@ -60,7 +60,9 @@ def _random_run(config):
     model = build(config, words)
     params = jax.jit(lambda: init_params(model, 0))()
     vocabulary = Vocabulary(names, np.arange(words, 0, -1))
-    parts = {"model": model, "params": params, "lexicon": {}, "mesh": sharding.device_mesh()}
+    mesh = sharding.device_mesh()
+    lexicon = put_lexicon(model, vocabulary, mesh)
+    parts = {"model": model, "params": params, "lexicon": lexicon, "mesh": mesh}
     return Run(None, config, vocabulary).with_parts(step=0, **parts)
 
 

@@ -17,8 +17,8 @@ from absl import flags
 
 from adaptive_jax import update_rows
 from adaptive_jax.config import commands
-from adaptive_jax.errors import InputError, check_at_least
-from benchmarks.timing import machine, timed
+from adaptive_jax.errors import check_at_least
+from benchmarks.timing import machine, timed, whole_numbers
 
 OPTIMIZERS = {"sgd": optax.sgd(0.1), "adagrad": optax.adagrad(0.1)}
 
@@ -78,10 +78,8 @@ def measure(rows: int, width: int, count: int, repeats: int) -> None:
 def main(settings):
     """Measures every size."""
     check_at_least(1, width=settings.width, ids=settings.ids, repeats=settings.repeats)
-    if not all(rows.isdecimal() and int(rows) for rows in settings.rows):
-        raise InputError(f"--rows={','.join(settings.rows)} must be numbers, 1 or more")
     print(f"{machine()}, median of {settings.repeats}")
-    for rows in map(int, settings.rows):
+    for rows in whole_numbers("--rows", settings.rows):
         measure(rows, settings.width, settings.ids, settings.repeats)
 
 

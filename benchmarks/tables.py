@@ -95,7 +95,7 @@ def measure(name: str, line: Line, settings) -> dict:
 
 
 def earlier_numbers(workdir: Path) -> dict:
-    """Earlier result of `measure` for a finished run; {} if it did not. A table may have got
+    """The result of `measure` for this run before; {} if it never finished. A table may have got
     new lines since, to score.
     """
     result = workdir / "row.json"
@@ -272,12 +272,13 @@ def main(name: str, settings) -> None:
     table.
     """
     check_known(f"TABLE={name}", name, TABLES)
-    given, size = directories(settings.corpora), settings.size
+    size = settings.size
     whole = TABLES[name]().lines[size]
-    corpora = {"", *given, *(line.corpus for line in whole)}
-    if missing := {line.target for line in whole} - corpora:
+    fetched = [key for key, f in CORPORA.items() if f.SETTINGS["data.corpus"] != "text_files"]
+    needed = {corpus for line in whole for corpus in (line.corpus, line.target)}
+    if missing := needed - {"", *fetched, *directories(settings.corpora)}:
         raise InputError(
-            f"{name} is scored on {', '.join(sorted(missing))}: pass --corpora={min(missing)}=DIR,…"
+            f"{name} reads {', '.join(sorted(missing))}: pass --corpora={min(missing)}=DIR,…"
         )
     lines = [line for line in whole if settings.glove or "glove" not in line.clusters]
     if settings.only:

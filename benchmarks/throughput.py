@@ -4,7 +4,7 @@
     python -m benchmarks.throughput --config=configs/wikitext103.py:adp --rows=32
         "--peers=adaptive_jax,its output alone,without dropout" [--profile=DIR]
     python -m benchmarks.throughput --of=evaluate --config=configs/wikitext2.py:gcnn_small
-        [--context=192]
+        [--config.batches.sequence_length=256 --context=192]
     python -m benchmarks.throughput --of=generate --workdir=runs/quickstart [--words=60]
 
 - `update`: loss, gradients, clipping and optimizer, against the same model in PyTorch. The default
@@ -57,15 +57,21 @@ from configs import wikitext2
 
 OURS, OUTPUT, NO_DROPOUT = "adaptive_jax", "its output alone", "without dropout"
 LONGEST = 40  # operations of a profile that are listed
-DROPOUTS = "dropout", "attention_dropout", "activation_dropout"
+# Input, body, output, table, optimizer and positions of torch's model
+TORCH_HAS = ["adaptive", "transformer", "adaptive", "own", "nag", "sinusoidal"]
+
+
+def without_dropout(config: dict) -> dict:
+    """The config with every rate of dropout 0."""
+    return {
+        key: without_dropout(value) if isinstance(value, dict) else 0.0 if "drop" in key else value
+        for key, value in config.items()
+    }
 
 
 def laptop() -> dict:
     """The config of the model for a laptop."""
-    config = resolve(wikitext2.get_config("adp"))
-    config["body"] |= dict.fromkeys(DROPOUTS, 0.0)
-    config["output"]["tail_dropout"] = 0.0
-    return config
+    return without_dropout(resolve(wikitext2.get_config("adp")))
 
 
 def zipf(config: dict, *shape: int) -> np.ndarray:
@@ -163,8 +169,10 @@ def torch_peers(config: dict, rows: int, names=()) -> dict:
     """torch's updates by name; none without torch for this device, or if torch lacks the
     config's layers. names: (): all.
     """
-    device, layers = torch_device(), (config["input"]["name"], config["output"]["table"]["name"])
-    if device is None or layers != ("adaptive", "own"):
+    device, parts = torch_device(), [config[part]["name"] for part in ("input", "body", "output")]
+    parts += [config["output"]["table"]["name"], config["optimizer"]["name"]]
+    parts.append(config["body"].get("positions"))
+    if device is None or parts != TORCH_HAS:
         return {}
     peers = {}
     for name in ("torch", "torch.compile")[: 1 + (device == "cuda")]:
@@ -216,8 +224,7 @@ def update_peers(config: dict, settings) -> tuple[dict, int | None]:
     if OUTPUT in wanted:
         peers[OUTPUT] = our_output(config, rows)
     if NO_DROPOUT in wanted:
-        plain = config | {"body": config["body"] | dict.fromkeys(DROPOUTS, 0.0)}
-        peers[NO_DROPOUT] = our_update(plain, rows)[0]
+        peers[NO_DROPOUT] = our_update(without_dropout(config), rows)[0]
     if not peers:
         raise InputError(
             f"none of --peers={','.join(wanted)} runs here: use {OURS}, torch, torch.compile,"

@@ -8,11 +8,13 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+
+from adaptive_jax.errors import InputError
 
 REST = 0.3  # seconds on a CPU: the threads of a peer that ran may spin that long, waiting for more
 
@@ -131,3 +133,13 @@ def torch_memory(run):
         return None
     run()
     return 1024 * (kilobytes("VmHWM") - before)
+
+
+def whole_numbers(flag: str, texts: Sequence, least: int = 1) -> list[int]:
+    """The numbers of a flag that lists them. Raises InputError: a text that is no whole number, or
+    one below `least`.
+    """
+    if not all(str(text).isdecimal() and int(text) >= least for text in texts):
+        value = ",".join(map(str, texts))
+        raise InputError(f"{flag}={value} must be whole numbers, {least} or more")
+    return list(map(int, texts))

@@ -88,7 +88,7 @@ def update_of(config: dict, batch: int, workdir: Path):
         ngrams.write(path, numbered(words), counts)
         config = config | {"input": config["input"] | {"counts": str(path)}}
     rows = config["tokens_per_update"] // config["batches"]["sequence_length"]
-    batch = min(batch, rows)
+    batch = max(size for size in range(1, min(batch, rows) + 1) if rows % size == 0)
     return our_update(config, batch, microbatches=rows // batch)[0]
 
 
@@ -119,7 +119,8 @@ def table_of(times: dict[str, dict], corpus: str) -> str:
         cells.append(f"{row['flops'] / times[first]['flops']:.2f}")
         if seconds := row.get("seconds"):
             cells += [f"{seconds:.3f}", f"{row['tokens'] / seconds:,.0f}"]
-            cells.append(f"{seconds / times[first]['seconds']:.2f}")
+            base = times[first].get("seconds")
+            cells.append(f"{seconds / base:.2f}" if base else "")
         else:
             cells += [""] * 3
         both = hours[name] and hours[first]
@@ -176,10 +177,12 @@ def main(corpus: str, settings) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("rows", ["adp_t", "sm_t", "cnn"], "Rows of the config file, the first first.")
+    flags.DEFINE_list(
+        "rows", ["adp_t", "sm_t", "cnn"], "Rows of the config file; ratios are to the first."
+    )
     flags.DEFINE_enum("size", "full", ["full", "cpu"], "Size of the models.")
     flags.DEFINE_string("dtype", "", "Dtype of the computations; empty: that of the size.")
-    flags.DEFINE_integer("batch", 64, "Rows of a microbatch, of those of an update.")
+    flags.DEFINE_integer("batch", 64, "Most rows of a microbatch; they divide those of an update.")
     flags.DEFINE_integer("repeats", 5, "Timed updates of each row.")
     flags.DEFINE_bool("count", False, "Only count the work.")
     flags.DEFINE_float("hours", 0.0, "Hours of training of each row; 0: none.")

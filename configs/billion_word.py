@@ -55,6 +55,7 @@ from adaptive_jax.config import rows
 from adaptive_jax.config.rows import Paper, Row
 from configs import papers
 
+WORDS = 799_000_000
 SETTINGS = papers.TRANSFORMER | {
     "steps": 975_000,
     "evaluate_every": 5_000,
@@ -100,7 +101,7 @@ def _gcnn(blocks, table, test, form="paper", cutoffs=CUTOFFS):
 
 def _lstm(layers, test):
     changes = {
-        **rows.streams(128, 799_000_000, epochs=5, window=20),
+        **rows.streams(128, WORDS, epochs=5, window=20),
         "body.features": 256,
         "body.widths": (2048,) * layers,
         "output.table.cutoffs": CUTOFFS,

@@ -32,7 +32,8 @@ GROC = {  # table, layers, changes, perplexity on valid and test of News Crawl 2
     "groc": (5, "groc", papers.output_network(0, 0.2), None, 158.6),
     "groc_out": (5, "groc", papers.output_network(1, 0.2, "relu")),
 }
-ROWS = papers.groc_rows(2_000_000, GROC)
+WORDS = 2_000_000
+ROWS = papers.groc_rows(WORDS, GROC)
 
 
 def get_config(row="groc"):

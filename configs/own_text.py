@@ -88,5 +88,5 @@ ROWS = {
 
 
 def get_config(row="small"):
-    """The config of a row of `ROWS`; `hours` limits the time of training."""
+    """The config of a row of `ROWS`."""
     return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

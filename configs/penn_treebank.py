@@ -10,10 +10,11 @@ end here yet. The commands, with a download or with a local copy of the corpus:
 
 `ngrams` is `adp_t` with pairs and triples of words at the input, docs/ngrams.md.
 
+- `gcnn_sentences`, `lstm_sentences`: every sentence is read and scored alone, as by Dauphin et al.
+  2017, section 5; sizes of our own.
+
 The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
 
-- `gcnn_sentences`, `lstm_sentences`: every sentence is read and scored alone, as by Dauphin et al.
-  2017, section 5.
 - `awd_lstm`: as Merity et al. 2018 trained it, for 500 epochs, with dropout 0.4 and 0.25 in the
   places of 0.65 and 0.2. Their 60.0 / 57.3 is after finetuning, see configs/wikitext2.py; the
   public code's README gives 61.2 / 58.8 without it.

@@ -34,7 +34,8 @@ def load(folder):  # the parameters by name, the config, and the id of each word
     ]
     kind += [
         config["output"]["table"].get("share_head_projection", False),
-        config["data"]["codes"] or config["data"]["tokeniser"] == "moses",
+        bool(config["data"]["codes"] or config["data"].get("tokenizer")),
+        config["data"]["tokeniser"] == "moses",
     ]
     kind += [
         config["input"].get("scaled"),
@@ -96,6 +97,8 @@ def log_probs(p, config, ids):  # token ids [time] -> [time, words], of the word
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/numpy_scorer.py EXPORTED < text.txt")
     p, config, ids = load(Path(sys.argv[1]))
     for line in sys.stdin:
         marks = config["data"]["tokeniser"] == "marks"

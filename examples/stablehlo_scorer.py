@@ -29,7 +29,7 @@ def load(folder):  # the program, its arrays, what is known of it, and the id of
     data = about["config"]["data"]
     splits = ("none", False), ("marks", True)  # at white space; in lower case at punctuation marks
     readable = (data["tokeniser"], data["lower"]) in splits
-    if data["codes"] or data["corpus"] == "ids" or not readable:
+    if data["codes"] or data.get("tokenizer") or data["corpus"] == "ids" or not readable:
         sys.exit("this example does not split text into words as the model reads them")
     lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     ids = {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
@@ -62,6 +62,8 @@ def log_probs(
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/stablehlo_scorer.py EXPORTED < text.txt")
     program, arrays, about, ids = load(Path(sys.argv[1]))
     while lines := list(itertools.islice(sys.stdin, about["rows"])):
         marks = about["config"]["data"]["tokeniser"] == "marks"

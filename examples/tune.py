@@ -5,8 +5,8 @@
         --config=configs/quickstart.py
 
 Every trial is a run of train.py of `trial_hours`, with what stands after `--` and two settings that
-are drawn; the best one has the lowest validation perplexity. The same command goes on where the
-last one ended. Apostoae 2019, section 4, tunes the same two settings so.
+are drawn; the best one has the lowest validation perplexity. The same command resumes
+the search. Apostoae 2019, section 4, tunes the same two settings so.
 """
 
 import argparse

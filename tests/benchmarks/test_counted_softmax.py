@@ -39,13 +39,6 @@ def test_invalid_sizes(text):
         counted_softmax.sizes_of([text])
 
 
-def test_a_loss_without_the_argument_chunk(monkeypatch):
-    """One line, where the loss takes no number of tokens."""
-    monkeypatch.setattr(counted_softmax, "linear_cross_entropy", lambda hidden, table, targets: 0.0)
-    with refuses("--chunk=8", "chunk"):
-        counted_softmax.of_chunk(8)
-
-
 LACKS_COMPILER = sys.version_info < (3, 12) or importlib.util.find_spec("nvidia") is None
 
 

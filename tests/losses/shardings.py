@@ -128,7 +128,7 @@ def apart(got, want):
 
 
 def difference(cell, want):
-    """Distances of a cell's loss, and gradients but under "jit", from `want`."""
+    """The largest distance of a cell's loss from `want` and, but under "jit", of its gradients."""
     *arrangement, call = cell
     mesh, placed = arrange(*arrangement)
     if call == "jit":

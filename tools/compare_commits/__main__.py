@@ -91,7 +91,9 @@ def exact(case: dict) -> bool:
 
 
 def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
-    """A name whose beginning, or the beginning of a word of which, the table translates."""
+    """A name in which the table's part, which begins it or a word in it, is replaced; None: the
+    table drops the name.
+    """
     for old, new in table.items():
         if re.search(rf"(^|\s){re.escape(old)}", name):
             return None if new is None else name.replace(old, new, 1)

@@ -12,11 +12,7 @@ import numpy as np
 # What NEW calls otherwise than OLD: the old beginning of a flag, or of a part of a result's name,
 # to the new one. cases.txt has the flags of OLD, NEW gets those that it knows; None: it has none,
 # and needs none.
-# The keys of a composed table's CNN stood among those of the table; its width is 6 in all cases.
-FLAGS: dict[str, str | None] = {
-    f"--config.output.table.{key}": f"--config.output.table.cnn.{key}"
-    for key in ("width=6", "filters", "length", "letters", "strides")
-}
+FLAGS: dict[str, str | None] = {}
 NAMES: dict[str, str | None] = {}
 
 # Small settings of each class. The rest is left to the defaults, so that these are compared, too.
@@ -46,7 +42,7 @@ PARTS = {
     "output": {"softmax": {}, "adaptive": {}, "hierarchical": {}, "differentiated": {}}
     | {"sampled": {"samples": 24}, "nce": {"samples": 24}},
     "output.table": {"own": {}, "tied": {}, "mapped": {}, "assembled": {}}
-    | {"composed": LETTERS | {"correction": 8}},
+    | {"composed": {f"cnn.{key}": value for key, value in LETTERS.items()} | {"correction": 8}},
     "optimizer": {
         "sgd": {"learning_rate": 0.3, "clip_norm": 1e6},
         "nag": {"learning_rate": 0.5},
