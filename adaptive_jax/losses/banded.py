@@ -354,7 +354,7 @@ def _each_forward(static, *primals):
 
 def _each_backward(static, residuals, cotangents):
     """A second pass over the logits: loss and nll, logsumexp, entropy and log-probabilities each
-    have a cotangent of every token, which are given to `partitioned.run` as targets of mass.
+    have a cotangent of every token, which `partitioned.run` takes as targets with a mass.
     """
     mass, ids, slopes = _masses(static, residuals, cotangents)
     weight = functools.reduce(jnp.maximum, map(jnp.abs, slopes))
@@ -377,9 +377,9 @@ def _each_backward(static, residuals, cotangents):
 
 
 def _masses(static, residuals, cotangents):
-    """`(mass, ids, slopes)`: what the log-probabilities of words count, those of targets and of
-    `top_k`, whose ids these are, and the `Cotangents` of sums over all words; zeros where a token
-    has no weight.
+    """`(mass, ids, slopes)`: factors of the log-probabilities of words, which are the targets and
+    those of `top_k`, the ids of these words, and the `Cotangents` of sums over all words; zeros
+    where a token has no weight.
     """
     of_loss, of_nll, statistics = cotangents
     probs, ids, live = residuals.probs, residuals.ids, residuals.has_weight != 0
