@@ -3,14 +3,14 @@ published.
 
     python -m benchmarks.published --next --home=DIR [--data=DIR]   starts or resumes what is due
     python -m benchmarks.published --stop --home=DIR                stops it, its last update saved
-    python -m benchmarks.published                                  draws curves, writes the tables
+    python -m benchmarks.published                                  draws curves, prints the table
 
 One row trains at a time, in the background and at the lowest priority, from a clone at a fixed
 commit with an environment of its own, so that changes of this checkout do not touch it. Its
 metrics, thinned to 500 lines, its config, its plan and `result.json` are copied to
 benchmarks/published/ROW whenever `--next` is asked, unless a longer curve is there; commit them, so
 that a curve survives the machine. `--next` says where the row stands, and evaluates it once it has
-ended. `--only=ROW` starts that row.
+ended. `--only=ROW` starts that row; `groc` first needs `DIR/code/.venv/bin/pip install nltk`.
 """
 
 import dataclasses
