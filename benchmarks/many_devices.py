@@ -156,12 +156,12 @@ def main(settings) -> None:
     options = {}
     for option in settings.option:
         name, equals, value = option.partition("=")
+        if not equals:
+            raise InputError(f"--option={option} must be NAME=VALUE")
         try:
             options[name] = ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
         except (ValueError, SyntaxError):
             options[name] = value
-        if not equals:
-            raise InputError(f"--option={option} must be NAME=VALUE")
     compiled = compile_update(config, plan, parts, target.devices, target.options | options)
     text, memory = compiled.as_text(), memory_of(compiled)
     if settings.text:

@@ -404,6 +404,8 @@ WRONG = [
     (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9), batch(segment_ids=IDS)), "segment_ids"),
     (lambda: made(lstm(), HIDDEN, lstm().cache(5, 9)), "carry of shape [5, 5]"),
     (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9)[1:]), "1 states"),
+    (lambda: made(lstm(), HIDDEN, (0.0, 0.0)), "body.initial_carry"),
+    (lambda: gated(blocks=5), "body.blocks[0]=5"),
     *(
         (lambda body=body, carry=carry: made(body(), HIDDEN, carry), "carry")
         for body in (transformer, gated, lstm)

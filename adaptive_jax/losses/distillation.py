@@ -71,9 +71,8 @@ def linear_distillation(
     if hard_weight and targets is None:
         raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
     for name, model in {"student": student, "teacher": teacher}.items():
-        if not isinstance(model, tuple | list) or len(model) not in (2, 3):
-            several = isinstance(model, tuple | list)
-            got = f"{len(model)} entries" if several else type(model).__name__
+        got = f"{len(model)} entries" if isinstance(model, tuple | list) else type(model).__name__
+        if got not in ("2 entries", "3 entries"):
             raise InputError(f"{name} must be (hidden, table) or (hidden, table, bias), got {got}")
     models = [validate_bands(model[0], Table(*model[1:]), None) for model in (student, teacher)]
     (hidden, [of_student], _), (other, [of_teacher], _) = models

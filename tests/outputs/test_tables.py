@@ -146,3 +146,9 @@ def test_projections_start_as_they_are_told(cutoffs):
     params = jax.jit(lambda: table.init(jax.random.key(0), method="bands"))()["params"]
     projections = [a for name, a in params.items() if name.startswith("projection")]
     assert projections and all((a == 1).all() for a in projections)
+
+
+def test_bands_of_a_tied_table():
+    """Those of its own cutoffs: it named the one band of its source, and a bias of that size."""
+    tied = TiedTable(Lookup(WORDS, FEATURES), FEATURES, cutoffs=(150,), bias=True)
+    assert tied.word_tables() == {"bias": [150, WORDS - 150]}
