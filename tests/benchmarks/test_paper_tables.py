@@ -190,7 +190,7 @@ def test_figures_of_each_kind_have_labels_in_their_places():
     results = Path(figures.__file__).with_name("RESULTS.md").read_text()
     names = re.findall(r"!\[.*?\]\((\w+)\.png\)", results)
     files = [Path(figures.__file__).with_name(f"{name}.json") for name in names]
-    assert len(files) == 21 and all(file.exists() for file in files)
+    assert len(files) > 20 and all(file.exists() for file in files)
     some = "thesis_4_3_cpu", "groc_5_cpu", "groc_10_cpu", "vocabulary_growth_cpu"
     drawn += [json.loads(file.read_text()) for file in files if file.stem in some]
     for numbers in drawn:
