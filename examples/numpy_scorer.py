@@ -24,31 +24,33 @@ def load(folder):  # the parameters by name, the config, and the id of each word
         load_file(folder / "model.safetensors"),
         json.loads((folder / "config.json").read_text()),
     )
-    bands = range(len(config["input"].get("cutoffs", ())) + 1)
-    marks = config["data"]["tokeniser"] == "marks"
+    body, input, table = config["body"], config["input"], config["output"]["table"]
+    data, bands = config["data"], range(len(input.get("cutoffs", ())) + 1)
+    marks = data["tokeniser"] == "marks"
     names = [f"{kind}_{i}" for kind in ("table", "projection") for i in bands]
-    known = {f"{group}.{name}" for group in ("input", "output.table") for name in names}
-    known = (known | {"output.clusters"}) - {"output.table.projection_0"}
-    kind = [config[group]["name"] for group in ("body", "input", "output")] + [
-        config["body"].get("positions", "sinusoidal")
-    ]
-    kind += [
-        config["output"]["table"].get("share_head_projection", False),
-        bool(config["data"]["codes"] or config["data"].get("tokenizer")),
-        config["data"]["tokeniser"] == "moses",
-    ]
-    kind += [
-        config["input"].get("scaled"),
-        not all(name.startswith("body.") or name in known for name in p),
-        config["body"].get("scaled"),
-        config["data"]["corpus"] == "ids" or config["data"]["lower"] != marks,
-        "output.clusters" in p and "input.table_0" in p,
-    ]
-    layers = ["transformer", "adaptive", "adaptive", "sinusoidal"]
-    if kind != [*layers, False, False, False, False, True, False, True]:
+    names = {f"{group}.{name}" for group in ("input", "output.table") for name in names}
+    names = (names | {"output.clusters"}) - {"output.table.projection_0"}
+    differences = {
+        "body.name": body["name"] != "transformer",
+        "input.name": input["name"] != "adaptive",
+        "output.name": config["output"]["name"] != "adaptive",
+        "body.positions": body.get("positions", "sinusoidal") != "sinusoidal",
+        "body.scaled": not body.get("scaled"),
+        "input.scaled": input.get("scaled"),
+        "output.table.share_head_projection": table.get("share_head_projection"),
+        "data.codes": data["codes"],
+        "data.tokenizer": data.get("tokenizer"),
+        "data.tokeniser": data["tokeniser"] == "moses",
+        "data.corpus": data["corpus"] == "ids",
+        "data.lower": data["lower"] != marks,
+        "one band of words": not {"output.clusters", "input.table_0"} <= set(p),
+        "parameters": not all(name.startswith("body.") or name in names for name in p),
+    }
+    if any(differences.values()):
         sys.exit(
             "this example reads models like the quickstart's, whose words are in several bands. It"
-            f" does not read such a model: {kind}"
+            " does not read this one: it differs in "
+            + ", ".join(name for name in differences if differences[name])
         )
     vectors = [p[f"input.table_{i}"] @ p[f"input.projection_{i}"] for i in bands]
     p["vectors"] = np.concatenate(vectors)
