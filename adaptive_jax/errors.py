@@ -117,7 +117,7 @@ def check_known(
     close = {_plain(alias): meant for alias, meant in (aliases or {}).items()}.get(_plain(name))
     close = close or next(iter(difflib.get_close_matches(str(name), choices, n=1)), None)
     raise InputError(
-        f"{what} is not one of {', '.join(each or repr(each) for each in choices)}"
+        f"{what} is not one of {', '.join(choice or repr(choice) for choice in choices)}"
         + (f'. Did you mean "{close}"?' if close else "")
     )
 

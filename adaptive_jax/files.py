@@ -154,9 +154,9 @@ def new_directory(path: Path) -> Iterator[Path]:
         raise InputError(f"{path} must be a directory on a disk: write it there, then copy it")
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
-        if time.time() - left.stat().st_mtime > DAY:
-            shutil.rmtree(left, ignore_errors=True)
+    for remainder in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+        if time.time() - remainder.stat().st_mtime > DAY:
+            shutil.rmtree(remainder, ignore_errors=True)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
         unfinished.mkdir()

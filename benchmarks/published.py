@@ -42,6 +42,9 @@ ROWS = (  # in the order of training
     "penn_treebank:awd_asm",
     "penn_treebank:awd_sm",
     "penn_treebank:groc",
+    "penn_treebank:groc_lookup",
+    "penn_treebank:groc_bilinear",
+    "penn_treebank:groc_deep_residual",
 )
 NEXT = flags.DEFINE_bool("next", False, "Start or resume the row that is due.")
 STOP = flags.DEFINE_bool("stop", False, "Stop the row that trains, after its update.")

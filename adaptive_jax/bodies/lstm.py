@@ -351,8 +351,8 @@ def _forward(x, weights, state, keep):
     after, (hiddens, cells, gates) = jax.lax.fori_loop(
         0, len(x), step, (tuple(state), (hiddens, cells, pushed))
     )
-    made = save_for_backward((of_bits(hiddens, dtype), cells, gates.astype(dtype)))
-    return (made[0], State(*after)), (x, weights, state, keep, *made)
+    saved = save_for_backward((of_bits(hiddens, dtype), cells, gates.astype(dtype)))
+    return (saved[0], State(*after)), (x, weights, state, keep, *saved)
 
 
 def _backward(saved, gradient):
@@ -374,8 +374,8 @@ def _backward(saved, gradient):
         of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
         # All that is made of the gates becomes one array before it takes their place: else XLA
         # copies `gates` at every step.
-        made = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
-        of_sums, of_cell = made[:, : gates.shape[2]].astype(dtype), made[:, gates.shape[2] :]
+        joined = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
+        of_sums, of_cell = joined[:, : gates.shape[2]].astype(dtype), joined[:, gates.shape[2] :]
         of_hidden = step_product(of_sums, back, hidden.shape[-1])
         return _reset(keep, time, of_hidden, of_cell), _put(gates, time, bits_on_cpu(of_sums))
 

@@ -23,20 +23,20 @@ def find(group: str, classes: Mapping[str, Callable], name: str) -> Callable:
         InputError: no such name, or it does not name a class.
         ExternalClassError: no such module or class.
     """
-    what = f"config.{group}.name={name!r}"
+    setting = f"config.{group}.name={name!r}"
     module, colon, inner = str(name).partition(":")
     if not colon:
-        check_known(what, name, classes)
+        check_known(setting, name, classes)
         return classes[name]
     try:
         kind = getattr(importlib.import_module(module), inner)
     except Exception as error:
         raise ExternalClassError(
-            f"{what} cannot be imported ({type(error).__name__}: {one_line(error)}): put the"
+            f"{setting} cannot be imported ({type(error).__name__}: {one_line(error)}): put the"
             " directory of its package on PYTHONPATH"
         ) from None
     if not callable(kind):
-        raise InputError(f"{what} is {kind!r}: name a class, or a function that makes an object")
+        raise InputError(f"{setting} is {kind!r}: name a class, or a function that makes an object")
     return kind
 
 

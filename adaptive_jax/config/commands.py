@@ -186,15 +186,15 @@ def _parse(argv, positional):
     if flags.FLAGS.cache_dir is not None:
         cache.use(flags.FLAGS.cache_dir)
     last = "".join(positional[-1:])
-    count, needed = len(rest) - 1, len(positional) - last.endswith("...]")
-    if count < needed:
+    count, required = len(rest) - 1, len(positional) - last.endswith("...]")
+    if count < required:
         raise InputError(
             f"{positional[count].rstrip('.')} is missing: use {' '.join(positional)}; --help"
             " explains them"
         )
-    if count > needed and not last.endswith(("...", "...]")):
+    if count > required and not last.endswith(("...", "...]")):
         raise InputError(
-            f"{rest[needed + 1]!r} is not a flag: write --flag=value; --help lists the flags"
+            f"{rest[required + 1]!r} is not a flag: write --flag=value; --help lists the flags"
         )
     return rest
 

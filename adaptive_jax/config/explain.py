@@ -38,16 +38,16 @@ def config(settings: Mapping) -> str:
     """Every key of a whole config by group, with its default if it has another value."""
     lines = []
     for group in ALL_GROUPS:
-        if not (stated := at(settings, group)):
+        if not (values := at(settings, group)):
             continue
-        name = stated.get("name") if group in NAMES else None
+        name = values.get("name") if group in NAMES else None
         prefix = f"  --config.{group}." if group else "  --config."
         lines += [f"{group or 'config'}: {TITLES[group]}"]
         lines += [f"{prefix}name={name!r}"] if name else []
         for key, (default, *_) in keys_of(group, name).items():
             text = "no default" if default is inspect.Parameter.empty else f"default {default!r}"
-            other = "" if stated[key] == default else f"  ({text})"
-            lines.append(f"{prefix}{key}={stated[key]!r}{other}")
+            other = "" if values[key] == default else f"  ({text})"
+            lines.append(f"{prefix}{key}={values[key]!r}{other}")
         text = [*_of_others(group, name), *meanings(group, name)]
         lines += ["", *(f"    {line}".rstrip() for line in text), ""]
     return "\n".join(lines).rstrip()
@@ -93,7 +93,7 @@ def _of_others(group, name=None):
     if group != "output":
         return []
     paragraphs = inspect.getdoc(home("output.clusters")).split("\n\n")
-    [meaning] = [each for each in paragraphs if each.startswith("clusters:")]
+    [meaning] = [paragraph for paragraph in paragraphs if paragraph.startswith("clusters:")]
     return [*meaning.splitlines(), ""]
 
 

@@ -77,8 +77,8 @@ def options(kind: Callable, without: Collection[str] = ()) -> Any:
     """
     fields = fields_of(kind).items()
     values = {name: option_value(name, field) for name, field in fields if name not in without}
-    check(made := kind(**values), [name for name in values if flags.FLAGS[name].present])
-    return made
+    check(options := kind(**values), [name for name in values if flags.FLAGS[name].present])
+    return options
 
 
 def option_value(name: str, field: Field) -> Any:
@@ -100,12 +100,12 @@ def option_value(name: str, field: Field) -> Any:
     raise InputError(f"--{name} must be {NUMBERS[field.items]}, got {','.join(flag.value)}")
 
 
-def define(what: str = "Config file, with :row where it has rows") -> None:
+def define(help_text: str = "Config file, with :row where it has rows") -> None:
     """Defines the flag --config, and --config.KEY=VALUE for every key; see `config`."""
     flags.DEFINE_string(
         "config",
         None,
-        f"{what}. --config.KEY=VALUE changes a key, --config.GROUP.KEY=VALUE one of a group:"
+        f"{help_text}. --config.KEY=VALUE changes a key, --config.GROUP.KEY=VALUE one of a group:"
         f" {', '.join(rows.GROUPS)}. docs/configuration.md has all keys, and so has train"
         " --explain.",
         flag_values=flags.FLAGS,
@@ -224,18 +224,18 @@ def _read(place):
     try:
         module = runpy.run_path(path)
         get_config = module.get("get_config")
-        stated = get_config(*([row] if colon else [])) if callable(get_config) else None
+        settings = get_config(*([row] if colon else [])) if callable(get_config) else None
     except (Exception, SystemExit) as error:
         raise InputError(_file_error(path, error)) from error
-    if not isinstance(stated, Mapping | ConfigDict):
+    if not isinstance(settings, Mapping | ConfigDict):
         raise InputError(
             f"{path} must have a function get_config that returns rows.config(...), see"
-            f" configs/quickstart.py; got {stated!r:.60}"
+            f" configs/quickstart.py; got {settings!r:.60}"
         )
-    stated = stated.to_dict() if isinstance(stated, ConfigDict) else dict(stated)
+    settings = settings.to_dict() if isinstance(settings, ConfigDict) else dict(settings)
     default = next(iter(inspect.signature(get_config).parameters.values()), None)
     row = row or getattr(default, "default", None)
-    return _File(place, stated, _published(module, f"{Path(path).name}:{row}", row))
+    return _File(place, settings, _published(module, f"{Path(path).name}:{row}", row))
 
 
 def _published(module, name, row):
@@ -263,5 +263,5 @@ def _file_error(path, error):
     ]
     if isinstance(error, InputError) and path in str(error):
         return str(error)
-    where = f"{user_frames[-1].filename}, line {user_frames[-1].lineno}" if user_frames else path
-    return f"{where}: {type(error).__name__}: {one_line(error)}"
+    place = f"{user_frames[-1].filename}, line {user_frames[-1].lineno}" if user_frames else path
+    return f"{place}: {type(error).__name__}: {one_line(error)}"

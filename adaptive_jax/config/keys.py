@@ -180,7 +180,7 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Field]:
         fields = home("optimizer.arguments")(name or NAMES[group])
     if group == "output":
         fields = {"clusters": Field("", str, False)} | fields  # whose file adaptive_jax.data reads
-    inner = {each.rpartition(".")[2] for each in inner_groups(group, name)}
+    inner = {path.rpartition(".")[2] for path in inner_groups(group, name)}
     reserved = GIVEN.get(group, set()) | inner | {"parent", "name"}
     return {key: field for key, field in fields.items() if key not in reserved}
 
@@ -189,12 +189,12 @@ def inner_groups(group: str, name: str | None = None) -> list[str]:
     """The groups inside a group. Those of `LAYERS` are some where the class has a layer of that
     name.
     """
-    inner = [each for each in rows.GROUPS if each.rpartition(".")[0] == group]
+    inner = [path for path in rows.GROUPS if path.rpartition(".")[0] == group]
     if not LAYERS.intersection(inner):
         return inner
     fields = fields_of(maker(group, name))
     layers = {key for key, field in fields.items() if field.default is inspect.Parameter.empty}
-    return [each for each in inner if each.rpartition(".")[2] in layers]
+    return [path for path in inner if path.rpartition(".")[2] in layers]
 
 
 def word_group(config: Mapping) -> str:
@@ -230,22 +230,22 @@ def resolve(config: Mapping) -> dict:
     return _resolved("", config)
 
 
-def _resolved(group, stated):
+def _resolved(group, settings):
     """A group of a config and those inside it, whole."""
-    if not isinstance(stated, Mapping):
-        raise InputError(f"config.{group}={stated!r} must be a group of keys")
+    if not isinstance(settings, Mapping):
+        raise InputError(f"config.{group}={settings!r} must be a group of keys")
     path = f"config.{group}." if group else "config."
-    name = stated.get("name", NAMES[group]) if group in NAMES else None
+    name = settings.get("name", NAMES[group]) if group in NAMES else None
     if group in NAMES and not isinstance(name, str):
         raise InputError(f"{path}name={name!r} must be text, such as {NAMES[group]!r}")
     fields = keys_of(group, name)
-    inner = {each.rpartition(".")[2]: each for each in inner_groups(group, name)}
+    inner = {child.rpartition(".")[2]: child for child in inner_groups(group, name)}
     allowed = [*(["name"] if name else []), *fields, *inner]
-    for key in stated.keys() - allowed:
-        if stated[key] != {}:  # a group that is empty says nothing: `rows.config` has all
+    for key in settings.keys() - allowed:
+        if settings[key] != {}:  # a group that is empty says nothing: `rows.config` has all
             check_known(f"{path}{key}", key, allowed)
-    values = {key: _value(path + key, stated.get(key, f.default), f) for key, f in fields.items()}
-    groups = {key: _resolved(each, stated.get(key, {})) for key, each in inner.items()}
+    values = {key: _value(path + key, settings.get(key, f.default), f) for key, f in fields.items()}
+    groups = {key: _resolved(child, settings.get(key, {})) for key, child in inner.items()}
     return ({"name": name} if name else {}) | values | groups
 
 
@@ -269,14 +269,14 @@ def _value(path, value, field):
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     finite = field.optional or not isinstance(value, float) or math.isfinite(value)
     number = is_integer or (isinstance(value, float) and not math.isnan(value) and finite)
-    fits, what = {
+    fits, expected = {
         bool: (isinstance(value, bool) or (is_integer and value in (0, 1)), "True or False"),
         int: (is_integer, "a whole number"),
         float: (number, "a number" if finite else "a finite number"),
         str: (isinstance(value, str), "text"),
     }[kind]
     if not fits:
-        raise InputError(f"{path}={_short(value)} must be {what}, such as {default!r}")
+        raise InputError(f"{path}={_short(value)} must be {expected}, such as {default!r}")
     if value != default:
         check_value(path, kind(value), field.option)
     return kind(value)
@@ -302,8 +302,10 @@ def _tuple(path, value, default):
     )
     if not right:
         parts = "pairs" if nested and len(default[0]) == 2 else "tuples"
-        what = f"a tuple {f'of {parts} ' if nested else ''}of whole numbers, such as {default!r}"
-        raise InputError(f"{path}={_short(value)} must be {what}")
+        expected = (
+            f"a tuple {f'of {parts} ' if nested else ''}of whole numbers, such as {default!r}"
+        )
+        raise InputError(f"{path}={_short(value)} must be {expected}")
     return tuple(map(tuple, items)) if nested else tuple(items)
 
 
@@ -312,7 +314,7 @@ def _short(value):
     return text if len(text) < 90 else f"{text[:90]}…"
 
 
-def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str]]:
+def switch(settings_of_file: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str]]:
     """The config of a file with the values of flags, by dotted key; and a line for each class that
     a flag switches.
 
@@ -322,7 +324,7 @@ def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str
     Raises:
         InputError: a name that does not exist.
     """
-    config, lines = _copy(stated), []
+    config, lines = _copy(settings_of_file), []
     for group, default in NAMES.items():
         name, settings = flags.get(f"{group}.name"), at(config, group)
         if not isinstance(name, str) or name == settings.get("name", default):

@@ -94,7 +94,7 @@ def field_of(parameter: inspect.Parameter) -> Field:
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     hints = typing.get_args(hint) if union else (hint,)
     optional = default is None or types.NoneType in hints
-    items = next((typing.get_args(each)[0] for each in hints if typing.get_args(each)), None)
+    items = next((typing.get_args(kind)[0] for kind in hints if typing.get_args(kind)), None)
     if default is None or default is parameter.empty:
         origins = {typing.get_origin(hint) or hint for hint in hints}
         kinds = [kind for kind in (str, float, int, bool) if kind in origins]
@@ -111,10 +111,10 @@ def meaning(kind: Callable, name: str) -> str:
     return " ".join(match[2].split()) if match else ""
 
 
-def check(options: NamedTuple, stated: Collection[str] = (), prefix: str = "--") -> None:
+def check(options: NamedTuple, set_fields: Collection[str] = (), prefix: str = "--") -> None:
     """Checks the values of the fields of an object.
 
-    stated: the fields that were given, whatever their values.
+    set_fields: the fields that were set, whatever their values.
     prefix: of the names of fields in messages.
 
     Raises:
@@ -122,12 +122,12 @@ def check(options: NamedTuple, stated: Collection[str] = (), prefix: str = "--")
     """
     for name, (*_, option) in fields_of(type(options)).items():
         check_value(f"{prefix}{name}", getattr(options, name), option)
-        if option.only and name in stated:
-            key, needed = option.only
-            if (other := getattr(options, key)) != needed:
+        if option.only and name in set_fields:
+            key, value = option.only
+            if (other := getattr(options, key)) != value:
                 raise InputError(
                     f"{prefix}{name} has no meaning with {prefix}{key}={other}: leave it out, or"
-                    f" use {prefix}{key}={needed}"
+                    f" use {prefix}{key}={value}"
                 )
 
 
@@ -143,6 +143,6 @@ def check_value(name: str, value: object, option: Option) -> None:
         check_known(f"{name}={value!r}", value, option.among)
     if option.within:
         values = value if isinstance(value, tuple) else (value,)
-        if not values or not all(is_within(each, option.within) for each in values):
+        if not values or not all(is_within(number, option.within) for number in values):
             got = ", ".join(map(repr, values)) or "none"
             raise InputError(f"{name} must be in {option.within}, got {got}")

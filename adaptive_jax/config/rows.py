@@ -72,12 +72,12 @@ def config(*changes: Mapping[str, object]) -> "ConfigDict":
         for group in [key.removesuffix("name") for key in flat if key.endswith(".name")]:
             merged = {key: value for key, value in merged.items() if not key.startswith(group)}
         merged |= flat
-    stated: dict = {}
+    settings: dict = {}
     for group in GROUPS:
-        put(stated, group, {})
+        put(settings, group, {})
     for key, value in merged.items():
-        put(stated, key, value)
-    return ConfigDict(stated, type_safe=False)
+        put(settings, key, value)
+    return ConfigDict(settings, type_safe=False)
 
 
 def put(config: dict, key: str, value: object) -> None:

@@ -241,13 +241,13 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
     Tokens that lie within are followed in as many rows as the state has, the most probable ones.
     """
     utf8, (rows, begin) = state.vocabulary.utf8, state.tokens.shape
-    left, complete = [text], []
+    remainders, complete = [text], []
     state.begin([NO_TEXT])
-    while left:
+    while remainders:
         totals = state.progress.log_probs[:, None] + state.log_probs()
         totals[:, list(banned)] = -np.inf
         within = []
-        for row, rest in enumerate(left):
+        for row, rest in enumerate(remainders):
             longer, shorter = state.vocabulary.beginning(rest)
             before = state.tokens[row, begin:]
             complete += [Text(np.append(before, i), totals[row, i]) for i in longer]
@@ -256,7 +256,7 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
         if not within:
             break
         sums, chosen, ids = map(np.array, zip(*within, strict=True))
-        left = [left[row][len(utf8[i]) :] for row, i in zip(chosen, ids, strict=True)]
+        remainders = [remainders[row][len(utf8[i]) :] for row, i in zip(chosen, ids, strict=True)]
         empty = 0, rows - len(within)
         state.take(np.pad(chosen, empty).astype(np.int32))
         state.read(np.pad(ids, empty).astype(np.int32), np.zeros(rows))

@@ -88,9 +88,9 @@ def _look_up(static, axis_name, tokens, bands):
     dtype, ids = static.dtype, tokens[0][..., 0]
     words, place = _words(ids, sum(static.words))
 
-    def visit(table, band, at, rows):
+    def visit(table, band, row, rows):
         vectors = product(_rows(band.table, rows, dtype), band.projection)
-        return lax.dynamic_update_slice_in_dim(table, bits_on_cpu(vectors), at, 0)
+        return lax.dynamic_update_slice_in_dim(table, bits_on_cpu(vectors), row, 0)
 
     shape = len(words) + _chunk(words), bands[0].projection.shape[1]
     table = pvary(bits_on_cpu(jnp.zeros(shape, dtype)), axes_of((ids, bands)))
@@ -109,9 +109,9 @@ def _add_up(static, axis_name, tokens, bands):
     of_words = pvary(jnp.zeros(shape, gradient.dtype), axes_of((gradient, ids, bands)))
     of_words = of_words.at[place].add(gradient)
 
-    def visit(sums, band, at, rows):
+    def visit(sums, band, row, rows):
         gradient_of_rows, lowering = lifted(
-            lax.dynamic_slice_in_dim(of_words, at, len(rows)), dtype
+            lax.dynamic_slice_in_dim(of_words, row, len(rows)), dtype
         )
         _, pull = jax.vjp(product, _rows(band.table, rows, dtype), band.projection)
         of_rows, of_projection = (
@@ -164,9 +164,9 @@ def _chunk(words):
 
 
 def _each_chunk(words, spans, visit, carry):
-    """Folds `visit(carry, at=, rows=)` over the chunks of a band.
+    """Folds `visit(carry, row=, rows=)` over the chunks of a band.
 
-    `rows` are those of the table, of the words from number `at` on, in rising order; those behind
+    `rows` are those of the table, of the words from number `row` on, in rising order; those behind
     the band's last word do not exist.
     """
     (first, begin, end), chunk = spans, _chunk(words)
@@ -175,9 +175,9 @@ def _each_chunk(words, spans, visit, carry):
     beyond = jnp.iinfo(words.dtype).max - chunk + number
 
     def one(trip, carry):
-        at = begin + trip * chunk
-        rows = lax.dynamic_slice_in_dim(words, at, chunk) - first
-        return visit(carry, at=at, rows=jnp.where(at + number < end, rows, beyond))
+        row = begin + trip * chunk
+        rows = lax.dynamic_slice_in_dim(words, row, chunk) - first
+        return visit(carry, row=row, rows=jnp.where(row + number < end, rows, beyond))
 
     return lax.fori_loop(0, (end - begin + chunk - 1) // chunk, one, carry)
 

@@ -106,21 +106,21 @@ def _forward(reader, weights, words, spelling):
 def _visit_all(reader, weights, words, spelling, columns):
     """The vectors, and `columns` of the highway layers' products side by side: all or none."""
 
-    def visit(most, trip, made):
+    def visit(most, trip, arrays):
         rows = lax.dynamic_slice_in_dim(words, trip * reader.chunk, reader.chunk)
         vectors, products = _vectors(reader, weights, rows, spelling, most)
         parts = vectors, jnp.concatenate([*products, vectors[:, :0]], axis=1)[:, :columns]
         put = functools.partial(
             lax.dynamic_update_slice_in_dim, start_index=trip * reader.chunk, axis=0
         )
-        return jax.tree.map(put, made, jax.tree.map(bits_on_cpu, parts))
+        return jax.tree.map(put, arrays, jax.tree.map(bits_on_cpu, parts))
 
     widths = weights["projection"][0].shape[1], columns
     zeros = tuple(bits_on_cpu(jnp.zeros((len(words), width), reader.dtype)) for width in widths)
-    made = pvary(zeros, axes_of(words))
+    arrays = pvary(zeros, axes_of(words))
     for most, begin, end in runs(reader, words, spelling):
-        made = lax.fori_loop(begin, end, functools.partial(visit, most), made)
-    return tuple(of_bits(array, reader.dtype) for array in made)
+        arrays = lax.fori_loop(begin, end, functools.partial(visit, most), arrays)
+    return tuple(of_bits(array, reader.dtype) for array in arrays)
 
 
 def _backward(reader, residuals, cotangent):
@@ -227,8 +227,8 @@ def windows(x: jax.Array, span: int, stride: int, count: int) -> jax.Array:
     """
     words, columns, width = x.shape
     blocks = -(-span // stride)  # that a window touches
-    needed = (count + blocks - 1) * stride
-    x = jnp.pad(x, [(0, 0), (0, max(needed - columns, 0)), (0, 0)])[:, :needed]
+    used = (count + blocks - 1) * stride
+    x = jnp.pad(x, [(0, 0), (0, max(used - columns, 0)), (0, 0)])[:, :used]
     x = x.reshape(words, -1, stride * width)
     parts = [x[:, i : i + count, : (span - i * stride) * width] for i in range(blocks)]
     return jnp.concatenate(parts, axis=2)

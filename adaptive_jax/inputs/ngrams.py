@@ -208,7 +208,7 @@ class NGrams(nn.Module):
         """
         tables = {"words": getattr(self.words, "word_tables", dict)()}
         tables |= {f"ngrams_{order}": self._table().word_tables() for order in self.orders}
-        return {f"{of}/{name}": rows for of in tables for name, rows in tables[of].items()}
+        return {f"{group}/{name}": rows for group in tables for name, rows in tables[group].items()}
 
     def over_words(self, axes: str | Sequence[str]) -> "NGrams":
         """The layer for one device of `jax.shard_map` that has its rows of words and n-grams."""
@@ -249,8 +249,8 @@ def ranks_of(ngrams: jax.Array, counted: jax.Array) -> jax.Array:
         middle = (low + high) // 2
         key = counted.at[middle].get(mode="clip")[..., :-1]
         differ = key != ngrams
-        at = jnp.argmax(differ, axis=-1, keepdims=True)  # where the first of them differ
-        less = jnp.take_along_axis(key < ngrams, at, axis=-1)[..., 0] & (low < high)
+        difference = jnp.argmax(differ, axis=-1, keepdims=True)  # where the first of them differ
+        less = jnp.take_along_axis(key < ngrams, difference, axis=-1)[..., 0] & (low < high)
         return jnp.where(less, middle + 1, low), jnp.where(less, high, middle)
 
     low = jnp.zeros_like(ngrams[..., 0])

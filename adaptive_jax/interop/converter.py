@@ -95,10 +95,10 @@ def assign(
             filled.append(targets[name])
         elif not np.array_equal(part, tensor):
             unequal.append(name)
-    left = [name for name in tensors if name not in parts]
+    unused = [name for name in tensors if name not in parts]
     missing = [name for name in parts if name not in tensors and targets[name] not in filled]
     problems = {
-        "left over": [f"{name} {list(tensors[name].shape)}" for name in left],
+        "left over": [f"{name} {list(tensors[name].shape)}" for name in unused],
         "missing": [f"{name} {list(parts[name].shape)}" for name in missing],
         "of another shape": misshapen,
         "tied to another by its options, but different": unequal,

@@ -170,8 +170,8 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
             both.
     """
     options = _renamed(with_defaults(DEFAULTS, options))
-    if wrong := _unsupported(options):
-        raise unsupported(options, wrong)
+    if names := _unsupported(options):
+        raise unsupported(options, names)
     if options["adaptive_softmax_cutoff"] and f"{SOFTMAX}.version" not in state:
         raise InputError(
             "the checkpoint's adaptive softmax has no version: it is older than fairseq itself can"
@@ -218,8 +218,8 @@ def _renamed(options):
 
 def _unsupported(options):
     """Names of options whose values the layers here do not support."""
-    wrong = [] if str(options.get("arch")).startswith("transformer_lm") else ["arch"]
-    wrong += [
+    names = [] if str(options.get("arch")).startswith("transformer_lm") else ["arch"]
+    names += [
         name
         for name, value in FIXED.items()
         if (options.get(name, value) or None) != (value or None)
@@ -232,11 +232,11 @@ def _unsupported(options):
             "adaptive_input_factor": options["adaptive_softmax_factor"],
             "adaptive_input_cutoff": options["adaptive_softmax_cutoff"],
         }
-        wrong += [name for name, value in required.items() if options[name] != value]
+        names += [name for name, value in required.items() if options[name] != value]
     if options["share_decoder_input_output_embed"] and not options["adaptive_softmax_cutoff"]:
-        wrong += [name for name in ("adaptive_input", "character_embeddings") if options[name]]
+        names += [name for name in ("adaptive_input", "character_embeddings") if options[name]]
     factors = ("adaptive_input_factor", "adaptive_softmax_factor")
-    return wrong + [name for name in factors if name not in wrong and options[name] % 1]
+    return names + [name for name in factors if name not in names and options[name] % 1]
 
 
 def _width(options, side):

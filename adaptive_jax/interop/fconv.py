@@ -71,13 +71,13 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
     """
     options = with_defaults(DEFAULTS, options) | OWN_SOFTMAX
     adaptive = any(name.startswith(f"{SOFTMAX}.") for name in state)
-    wrong = {
+    differences = {
         "decoder_attention": "True" in str(options["decoder_attention"]),  # one word, or a list
         "add_bos_token": options["add_bos_token"],
         "adaptive_softmax_cutoff": adaptive and not options["adaptive_softmax_cutoff"],
     }
-    if any(wrong.values()):
-        raise unsupported(options, [name for name in wrong if wrong[name]])
+    if any(differences.values()):
+        raise unsupported(options, [name for name in differences if differences[name]])
     model = {
         "input.name": "lookup",
         "body.name": "gated_conv",

@@ -53,8 +53,8 @@ def save_run(
         fault = repr(faults[0]) if faults else f"no {EOS}"
         raise InputError(f"words must be distinct, without white space, with {EOS}; got {fault}")
     if counts.shape != (len(words),) or counts.dtype.kind not in "iu" or (counts < 0).any():
-        what = f"{counts.dtype} of shape {list(counts.shape)}"
-        raise InputError(f"counts must be whole numbers, one for each word, got {what}")
+        description = f"{counts.dtype} of shape {list(counts.shape)}"
+        raise InputError(f"counts must be whole numbers, one for each word, got {description}")
     config = completed(config)
     config["data"]["vocabulary_size"] = len(words)
     config = at_clusters(config, None)

@@ -295,10 +295,10 @@ def scaled(scale, array, in_place: bool = True):
     rows = min(len(array), max(1, TILE_LOGITS // array.shape[1]))
 
     def multiply(i, array):
-        at = jnp.minimum(i * rows, len(array) - rows)
-        factor = jnp.where(at + jnp.arange(rows) >= i * rows, scale, 1.0)[:, None]
-        part = multiplied(factor, lax.dynamic_slice_in_dim(array, at, rows))
-        return lax.dynamic_update_slice_in_dim(array, part, at, 0)
+        first = jnp.minimum(i * rows, len(array) - rows)
+        factor = jnp.where(first + jnp.arange(rows) >= i * rows, scale, 1.0)[:, None]
+        part = multiplied(factor, lax.dynamic_slice_in_dim(array, first, rows))
+        return lax.dynamic_update_slice_in_dim(array, part, first, 0)
 
     trips = jnp.where(scale == 1, 0, -(-len(array) // rows))
     return lax.fori_loop(0, trips, multiply, array)

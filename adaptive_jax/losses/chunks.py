@@ -446,8 +446,8 @@ def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted
         if plain:
             d_logits = overwritten(power, columns.target, normaliser.total, x.dtype)
         else:
-            exact = lift * _d_logits(softmax.settings, columns, power, normaliser, slopes)
-            d_logits = exact.astype(x.dtype)
+            gradient = lift * _d_logits(softmax.settings, columns, power, normaliser, slopes)
+            d_logits = gradient.astype(x.dtype)
         if of_states:
             with jax.named_scope("gradient_of_hidden"):
                 d_x = wide(d_logits, columns.table)
@@ -455,7 +455,7 @@ def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted
             with jax.named_scope("gradient_of_table"):
                 left, right = (factored, d_logits) if narrow else (d_logits, factored)
                 d_table = lowering * wide(left.T, right)
-        d_bias = lowering * jnp.sum(exact * slopes.factor, axis=0) if flags.bias else None
+        d_bias = lowering * jnp.sum(gradient * slopes.factor, axis=0) if flags.bias else None
         return d_x, Band(d_table, None, d_bias)
 
     def visit(i, state):

@@ -49,11 +49,11 @@ def _log_probs(hidden, softmax):
     shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
     sizes, (head, *tails) = join(bands)
     head = of_head(hidden, head, clusters)
-    done, columns = sizes[0][0], [head[:, : sizes[0][0]]]
+    end, columns = sizes[0][0], [head[:, : sizes[0][0]]]
     for group, words in zip(tails, sizes[1:], strict=True):
-        reached = head[:, done : done + len(words)]
+        reached = head[:, end : end + len(words)]
         columns.append(_log_probs_of_group(hidden, in_dtype(group, hidden.dtype), words, reached))
-        done += len(words)
+        end += len(words)
     return jnp.concatenate(columns, axis=1).reshape(*shape, -1)
 
 
@@ -167,10 +167,10 @@ def _of_tail(hidden, tail, reach, best):
     count = len(hidden)
     largest = len(group.table) if member.valid is None else len(member.valid)
     rows = _rows(min(count, TAIL_ROWS), largest)
-    needed = reach > best.value
+    reachable = reach > best.value
     # The tokens that need the tail, one after another; behind them stands a row that does not
     # exist.
-    order = jnp.nonzero(needed, size=count + rows, fill_value=count)[0]
+    order = jnp.nonzero(reachable, size=count + rows, fill_value=count)[0]
 
     def visit(trip, best):
         places = lax.dynamic_slice_in_dim(order, trip * rows, rows)
@@ -182,7 +182,7 @@ def _of_tail(hidden, tail, reach, best):
         word = best.word.at[places].set(word, mode="drop")
         return _Best(best.value.at[places].set(value, mode="drop"), word)
 
-    return lax.fori_loop(0, (needed.sum() + rows - 1) // rows, visit, best)
+    return lax.fori_loop(0, (reachable.sum() + rows - 1) // rows, visit, best)
 
 
 def _best(values):

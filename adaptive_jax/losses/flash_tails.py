@@ -46,17 +46,17 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
     return capability() >= (8, 0)
 
 
-def visit(stage, queue: Tokens, outcome: Results):
+def visit(stage, queue: Tokens, totals: Results):
     """Runs the tokens of a tail through its softmax, as `passes.visit_chunks` does by loops over
     chunks of tokens.
 
     Args:
         stage: a `passes.Stage` with one band in the dtype of the hidden states, see `fits`.
         queue: sorted tokens; columns of those of the tail are rows of its table.
-        outcome: results of all tokens, to which those of the tail are added.
+        totals: results of all tokens, to which those of the tail are added.
 
     Returns:
-        The outcome, and the float32 gradients `(band, None)`; None for those not wanted.
+        The totals, and the float32 gradients `(band, None)`; None for those not wanted.
     """
     settings, band, wanted = stage.settings, stage.group, stage.wanted
     words = len(band.table) if stage.word_counts is None else stage.word_counts[0]
@@ -73,9 +73,9 @@ def visit(stage, queue: Tokens, outcome: Results):
     column = column.astype(jnp.int32)
     nll = jnp.where(inside, logsumexp - jnp.sum(x.astype(jnp.float32) * target, axis=1), 0.0)
     loss = nll + settings.z_loss * jnp.where(inside, logsumexp, 0.0) ** 2
-    outcome = outcome._replace(loss=outcome.loss + loss[:count], nll=outcome.nll + nll[:count])
+    totals = totals._replace(loss=totals.loss + loss[:count], nll=totals.nll + nll[:count])
     if wanted is None:
-        return outcome, (None, None)
+        return totals, (None, None)
     factor, weight = 1 + 2 * settings.z_loss * logsumexp, weight.astype(jnp.float32)
     d_table = d_projection = None
     if wanted.band.table:
@@ -86,8 +86,8 @@ def visit(stage, queue: Tokens, outcome: Results):
         flags = wanted.hidden, wanted.band.projection
         d_hidden, d_projection = through_projection(d_x, hidden, band.projection, *flags)
         if wanted.hidden:
-            outcome = outcome._replace(d_hidden=outcome.d_hidden + d_hidden[:count])
-    return outcome, (Band(d_table, d_projection, None), None)
+            totals = totals._replace(d_hidden=totals.d_hidden + d_hidden[:count])
+    return totals, (Band(d_table, d_projection, None), None)
 
 
 def _in_blocks(array):
@@ -99,7 +99,7 @@ def _call(kernel, grid, specs, out_specs, out_shape, warps=4):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    block_specs = [[pl.BlockSpec(*spec) for spec in each] for each in (specs, out_specs)]
+    block_specs = [[pl.BlockSpec(*spec) for spec in group] for group in (specs, out_specs)]
     options = {
         "compiler_params": triton.CompilerParams(num_warps=warps, num_stages=2),
         "interpret": platform() == "cpu",

@@ -156,7 +156,7 @@ def _concatenated(bands):
     if len(bands) == 1:
         return bands[0]
     fields = zip(*bands, strict=True)
-    return Band(*(None if of[0] is None else lax.concatenate(of, 0) for of in fields))
+    return Band(*(None if arrays[0] is None else lax.concatenate(arrays, 0) for arrays in fields))
 
 
 def _kind(band):

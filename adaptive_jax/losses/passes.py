@@ -127,7 +127,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
     zeros = jnp.zeros_like(queue.weight, dtype)
     d_hidden = jnp.zeros_like(queue.hidden, dtype) if flags and gradients.tokens else None
     statistics = reports.empty(settings, queue.weight, queue.column) if names else {}
-    outcome, first, sums = Results(zeros, zeros, statistics, d_hidden), 0, []
+    totals, first, sums = Results(zeros, zeros, statistics, d_hidden), 0, []
     for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True)):
         end = first + len(sizes)
         stage = Stage(
@@ -147,7 +147,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         if i and tokens.cotangents is None and flash_tails.fits(settings, group, len(sizes)):
             visit = flash_tails.visit
         queue = queue._replace(column=in_order(tail_column)) if i == 1 else queue
-        outcome, gradient = visit(stage, queue, outcome)
+        totals, gradient = visit(stage, queue, totals)
         sums.append(gradient)
         first = end
 
@@ -155,7 +155,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         array = array[:count] if back is None else array[back]
         return array.reshape(*shape, *array.shape[1:])
 
-    results = jax.tree.map(in_place, outcome)
+    results = jax.tree.map(in_place, totals)
     if gradients is None:
         return results, None, None
     d_softmax = tuple(d_group for d_group, _ in sums), sums[0][1], dict.fromkeys(numbers)
@@ -217,11 +217,11 @@ def _sorted(band, live, bands):
     return jnp.zeros_like(back).at[back].set(place, unique_indices=True), back, done[-1:]
 
 
-def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
+def visit_chunks(stage: Stage, queue: Tokens, totals: Results):
     """Runs tokens through the bands of a group, a chunk at a time.
 
     Returns:
-        `outcome`, to which loss, nll, reports and gradient of the hidden states are added, and the
+        `totals`, to which loss, nll, reports and gradient of the hidden states are added, and the
         float32 gradients `(group, clusters)`.
     """
     size, group, wanted = stage.plan.tokens, stage.group, stage.wanted
@@ -232,7 +232,7 @@ def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
     trips, locate = stage.trips()
 
     def visit_chunk(trip, state):
-        outcome, sums = state
+        totals, sums = state
         number, trip = locate(trip)
         first = stage.begins[number] + trip * size
         part_of = functools.partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=size)
@@ -256,7 +256,7 @@ def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
             result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0)
             return lax.dynamic_update_slice_in_dim(total, part_of(total) + result, first, 0)
 
-        return jax.tree.map(put, outcome, results), sums
+        return jax.tree.map(put, totals, results), sums
 
     def transposed(sums):
         if narrow and tiles == 1 and sums[0] is not None and sums[0].table is not None:
@@ -270,9 +270,9 @@ def visit_chunks(stage: Stage, queue: Tokens, outcome: Results):
             (wanted.band, wanted.clusters),
             (group, stage.clusters),
         )
-    state = outcome, transposed(sums)
+    state = totals, transposed(sums)
     if stage.one_chunk:
-        outcome, sums = visit_chunk(0, state)
+        totals, sums = visit_chunk(0, state)
     else:
-        outcome, sums = lax.fori_loop(0, trips, visit_chunk, state)
-    return outcome, transposed(sums)
+        totals, sums = lax.fori_loop(0, trips, visit_chunk, state)
+    return totals, transposed(sums)

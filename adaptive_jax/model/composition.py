@@ -111,14 +111,15 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
         if composed == "none":
             return {}, {}, inputs, None
         if composed == "all":
-            words, made = jnp.arange(model.input.vocabulary_size), compose_shared(compose, mesh)
+            words = jnp.arange(model.input.vocabulary_size)
+            compose_tables = compose_shared(compose, mesh)
         else:
             size = min(inputs.size, model.input.vocabulary_size)
             words, rows = jnp.unique(inputs, return_inverse=True, size=size, fill_value=0)
-            inputs, made = rows.reshape(inputs.shape).astype(inputs.dtype), compose
+            inputs, compose_tables = rows.reshape(inputs.shape).astype(inputs.dtype), compose
 
         def compose_both(params):
-            tables = made(params, lexicon, words, key, stored)
+            tables = compose_tables(params, lexicon, words, key, stored)
             return _part(tables, _is_vectors), _part(tables, lambda path: not _is_vectors(path))
 
         tables, pull, ids = jax.vjp(compose_both, params, has_aux=True)

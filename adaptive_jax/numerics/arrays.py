@@ -17,33 +17,33 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.products import sum_dtype
 
 
-def floats(what: str, values, *sizes) -> jax.Array:
+def floats(name: str, values, *sizes) -> jax.Array:
     """`values` as an array of floats of these sizes; whole numbers become float32.
 
     Raises:
         InputError: names what was given, its shape, and the sizes to give.
     """
-    array = _array(what, values, sizes)
+    array = _array(name, values, sizes)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
     if array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer):
         return array.astype(jnp.float32)
-    raise InputError(f"{what} of dtype {array.dtype} must be real numbers, such as float32")
+    raise InputError(f"{name} of dtype {array.dtype} must be real numbers, such as float32")
 
 
-def whole_numbers(what: str, values, *sizes) -> jax.Array:
+def whole_numbers(name: str, values, *sizes) -> jax.Array:
     """`values` as an array of whole numbers of these sizes.
 
     Raises:
         InputError: as `floats`, and for floats and bools.
     """
-    array = _array(what, values, sizes)
+    array = _array(name, values, sizes)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise InputError(f"{what} must have an integer dtype, got {array.dtype}")
+        raise InputError(f"{name} must have an integer dtype, got {array.dtype}")
     return array
 
 
-def ids(what: str, values, count: int, *sizes, weights=None, ignored=None) -> jax.Array:
+def ids(name: str, values, count: int, *sizes, weights=None, ignored=None) -> jax.Array:
     """`values` as an array of ids of these sizes; ids from 0 to `count - 1` exist. Those of weight
     0, and `ignored`, are not checked.
 
@@ -55,15 +55,15 @@ def ids(what: str, values, count: int, *sizes, weights=None, ignored=None) -> ja
     concrete, weights = _concrete(values), np.ones(()) if weights is None else _concrete(weights)
     # Numbers beyond 32 bits are checked before JAX cuts them; of lists, it refuses them.
     array = whole_numbers(
-        what, concrete if isinstance(values, Sequence) and concrete is not None else values, *sizes
+        name, concrete if isinstance(values, Sequence) and concrete is not None else values, *sizes
     )
     if concrete is not None and weights is not None and weights.shape in ((), concrete.shape):
-        wrong = ((concrete < 0) | (concrete >= count)) & (weights != 0)
-        wrong &= True if ignored is None else concrete != ignored
-        if wrong.any():
-            place = tuple(map(int, np.argwhere(wrong)[0]))
+        invalid = ((concrete < 0) | (concrete >= count)) & (weights != 0)
+        invalid &= True if ignored is None else concrete != ignored
+        if invalid.any():
+            place = tuple(map(int, np.argwhere(invalid)[0]))
             raise InputError(
-                f"{what}{list(place)}={concrete[place]} does not exist: use ids from 0 to"
+                f"{name}{list(place)}={concrete[place]} does not exist: use ids from 0 to"
                 f" {count - 1}"
             )
     return array if array.dtype in (jnp.int32, jnp.int64) else array.astype(int)
@@ -117,13 +117,13 @@ def check_dtype(dtype) -> None:
         raise InputError(f"dtype={name} must be a type of floats, such as float32 or bfloat16")
 
 
-def _array(what, values, sizes):
+def _array(name, values, sizes):
     """Values as an array of these sizes, not empty."""
     try:
         array = jnp.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
-            f"{what}={reprlib.repr(values)} must be an array of numbers, or lists of equal lengths"
+            f"{name}={reprlib.repr(values)} must be an array of numbers, or lists of equal lengths"
         ) from error
     expected, shape = sizes, array.shape
     if sizes[:1] == (...,):
@@ -134,9 +134,9 @@ def _array(what, values, sizes):
     )
     if not fits:
         names = ", ".join("..." if size is ... else str(size) for size in sizes)
-        raise InputError(f"{what} of shape {list(array.shape)} do not fit: use [{names}]")
+        raise InputError(f"{name} of shape {list(array.shape)} do not fit: use [{names}]")
     if not array.size:
-        raise InputError(f"{what} of shape {list(array.shape)} are empty: use at least one")
+        raise InputError(f"{name} of shape {list(array.shape)} are empty: use at least one")
     return array
 
 

@@ -175,7 +175,7 @@ def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
     widths = iter([width for _, width in band_shapes(layer)])
     tables = []
     for name, words in words_in_tables(layer).items():
-        rows, width = [own_rows(each, layer.word_axes) for each in words], next(widths)
+        rows, width = [own_rows(count, layer.word_axes) for count in words], next(widths)
         table = layer.param(name, initializer(width), (sum(rows), width), jnp.float32)
         tables += split_rows(table, rows) if len(rows) > 1 else [jnp.asarray(table)]
     return tables

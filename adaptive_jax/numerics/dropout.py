@@ -73,19 +73,19 @@ def positions(shape: tuple[int, ...], start=0) -> jax.Array:
     return total
 
 
-def tied(value: jax.Array, to: jax.Array) -> jax.Array:
-    """The scalar `value` with a false data dependency on the array `to`; it has no gradient.
+def tied(value: jax.Array, array: jax.Array) -> jax.Array:
+    """The scalar `value` with a false data dependency on an `array`; it has no gradient.
 
     XLA hoists out of a loop whatever depends on none of its variables, such as the positions of a
     mask or the zeros of a `where`, and keeps these large arrays in memory for every step to read.
     Computed from a tied scalar, they stay in the loop.
     """
-    to = jax.lax.stop_gradient(to)
-    sharding = jax.typeof(to).sharding
+    array = jax.lax.stop_gradient(array)
+    sharding = jax.typeof(array).sharding
     if any(sharding.spec):  # over Explicit axes, which allow no slice
         replicated = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-        to = jax.sharding.reshard(to, replicated)
-    return jax.lax.optimization_barrier((value, to[(0,) * to.ndim]))[0]
+        array = jax.sharding.reshard(array, replicated)
+    return jax.lax.optimization_barrier((value, array[(0,) * array.ndim]))[0]
 
 
 @jax.custom_vjp

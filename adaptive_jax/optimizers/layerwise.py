@@ -50,7 +50,7 @@ def optimizer_of(
     if name in optim.OPTIMIZERS:
         return optimizer
     groups = getattr(model.body, "parameter_groups", ())
-    stacks = [each for group in groups if group.stacked for each in group.names]
+    stacks = [path for group in groups if group.stacked for path in group.names]
     if stacks and is_layerwise(name):
         if (share := config["compose_share"]) != 1:
             raise InputError(

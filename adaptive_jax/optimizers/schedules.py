@@ -241,8 +241,8 @@ def scheduled(
         rate = jnp.asarray(rate * scale, state.learning_rate.dtype)
         now = optax.with_extra_args_support(optimizer(rate))
         changes, inner = now.update(gradients, state.inner, params, **extra)
-        done = state.schedule._replace(step=optax.safe_increment(state.schedule.step))
-        return changes, ScheduledState(done, rate, inner)
+        after = state.schedule._replace(step=optax.safe_increment(state.schedule.step))
+        return changes, ScheduledState(after, rate, inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -143,14 +143,14 @@ def initialize(
         heartbeat_timeout_seconds=LOST if accelerators else LOST_ON_CPUS,
         **arguments,
     )
-    where = f"at {coordinator}" if coordinator else "at the place that the launcher names"
+    place = f"at {coordinator}" if coordinator else "at the place that the launcher names"
     try:
-        _wait_for_others(joined, "this host" if host is None else f"host {host} of {hosts}", where)
+        _wait_for_others(joined, "this host" if host is None else f"host {host} of {hosts}", place)
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f"cannot connect to the hosts {where}: {' '.join(str(error).split())[:300]}"
+            f"cannot connect to the hosts {place}: {' '.join(str(error).split())[:300]}"
         ) from error
     if not first():
         logging.getLogger("adaptive_jax").setLevel(logging.ERROR)
@@ -163,19 +163,20 @@ def _silence_native_stdout():
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _wait_for_others(joined: Future, who: str, where: str) -> None:
+def _wait_for_others(joined: Future, who: str, place: str) -> None:
     """Waits until all hosts are connected, and says so at once and every `REMINDER` seconds.
 
     Raises:
         InputError: they are not within `MEETING` seconds; or what `joined` raises.
     """
     for waited in range(0, MEETING, REMINDER):
-        still, of = ("still ", f"{waited} of {MEETING} s") if waited else ("", f"up to {MEETING} s")
-        print(f"{who} {still}waits {where} for the others, {of}", file=sys.stderr, flush=True)
+        still = "still " if waited else ""
+        limit = f"{waited} of {MEETING} s" if waited else f"up to {MEETING} s"
+        print(f"{who} {still}waits {place} for the others, {limit}", file=sys.stderr, flush=True)
         with contextlib.suppress(TimeoutError):
             return joined.result(timeout=min(REMINDER, MEETING - waited))
     raise InputError(
-        f"{who} has not met the others {where} within {MEETING} seconds: start all of them, and"
+        f"{who} has not met the others {place} within {MEETING} seconds: start all of them, and"
         " check that the address is that of host 0 and that its port is free there and reachable"
         " from here"
     )

@@ -95,6 +95,6 @@ class _TimeLeft(TimeRemainingColumn):
     def render(self, task):
         if self.limit is None or task.finished:
             return super().render(task)
-        left = max(0.0, self.limit - (task.elapsed or 0.0))
-        by_pace = left if task.time_remaining is None else task.time_remaining
-        return Text(clock(min(left, by_pace)), style="progress.remaining")
+        seconds = max(0.0, self.limit - (task.elapsed or 0.0))
+        by_pace = seconds if task.time_remaining is None else task.time_remaining
+        return Text(clock(min(seconds, by_pace)), style="progress.remaining")

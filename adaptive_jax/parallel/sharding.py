@@ -399,8 +399,8 @@ def sum_over_devices(
     summed = {name for group in _groups(model) for name in group.names} if by_layer else set()
 
     def add(path, a, spec):
-        done = _name_in_body(path) in summed
-        return a if done else _sum(a, _axes_to_sum(mesh, spec, a))
+        is_summed = _name_in_body(path) in summed
+        return a if is_summed else _sum(a, _axes_to_sum(mesh, spec, a))
 
     return jax.tree_util.tree_map_with_path(add, values, specs)
 

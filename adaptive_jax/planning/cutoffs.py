@@ -78,7 +78,7 @@ def cost(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int], workload:
 def band_shares(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int]) -> list[float]:
     """Share of tokens whose word is in each band; arguments as those of `cost`."""
     reached = _cumulative(counts)
-    return np.diff(reached[[cut - 1 for cut in (*cutoffs, len(reached))]], prepend=0.0).tolist()
+    return np.diff(reached[[end - 1 for end in (*cutoffs, len(reached))]], prepend=0.0).tolist()
 
 
 def propose(
@@ -117,10 +117,10 @@ def propose(
         total = np.where(wide, best[:, None] + tail, np.inf)
         choices.append(total.argmin(axis=0))
         best = total.min(axis=0)
-    at, cutoffs = len(ends) - 1, ()
+    place, cutoffs = len(ends) - 1, ()
     for choice in reversed(choices):
-        at = choice[at]
-        cutoffs = int(ends[at]), *cutoffs
+        place = choice[place]
+        cutoffs = int(ends[place]), *cutoffs
     return cutoffs, cost(counts, cutoffs, workload)
 
 
@@ -156,10 +156,10 @@ def _cumulative(counts):
     if counts.ndim != 1 or not counts.size or not counts[0] > 0 or not counts[-1] >= 0:
         raise InputError("counts must be one row of numbers, 0 or more and not all 0")
     if not (np.diff(counts) <= 0).all():
-        at = int(np.argmax(~(np.diff(counts) <= 0)))
+        place = int(np.argmax(~(np.diff(counts) <= 0)))
         raise InputError(
-            f"counts must not rise, got {counts[at]:g} and then {counts[at + 1]:g} at id"
-            f" {at + 1:,}: sort them, largest first"
+            f"counts must not rise, got {counts[place]:g} and then {counts[place + 1]:g} at id"
+            f" {place + 1:,}: sort them, largest first"
         )
     return np.cumsum(counts) / counts.sum()
 

@@ -171,9 +171,9 @@ def divide_update(config: Mapping, devices: int, hosts: int = 1) -> Division:
     division = divide(rows, rows_held, devices, hosts, pad=pad)
     used, fsdp = division.devices, config["fsdp"]
     if fsdp and used % fsdp:
-        some = f"{used} of {devices}" if used < devices else used
+        number = f"{used} of {devices}" if used < devices else used
         raise InputError(
-            f"fsdp={fsdp} does not divide the {some} device(s) that share the {rows} rows of an"
+            f"fsdp={fsdp} does not divide the {number} device(s) that share the {rows} rows of an"
             f" update: choose {one_of(divisors(used, used))}, or 0"
         )
     return division
@@ -207,9 +207,9 @@ def multiplied(model: LanguageModel, params: Mapping) -> int:
 
 def check_memory(plan: Plan, memory: int) -> None:
     """Raises InputError if parameters, optimizer and word vectors exceed the bytes of a device."""
-    if (needed := plan.state_bytes + plan.vector_bytes) > memory:
+    if (needed_bytes := plan.state_bytes + plan.vector_bytes) > memory:
         raise InputError(
-            f"an update needs at least {needed / 1e9:,.1f} GB a device, and this one has"
+            f"an update needs at least {needed_bytes / 1e9:,.1f} GB a device, and this one has"
             f" {memory / 1e9:,.1f} GB: make the model smaller, raise fsdp, or lower"
             " tokens_per_device or sequence_length"
         )
@@ -276,10 +276,10 @@ def describe(plan: Plan, data: Mapping, steps: int = 0) -> str:
             f" tokens_per_update={tokens}"
         )
     if plan.fsdp > 1:
-        some = f"tables of which {plan.fsdp} divides neither size; others stay where they are"
+        tables = f"tables of which {plan.fsdp} divides neither size; others stay where they are"
         lines["gathered"] = (
             f"{plan.gathered_bytes / 1e9:,.2f} GB a device at once: a layer of the body,"
-            f" projections, and {some if plan.shard_words else 'all tables'}"
+            f" projections, and {tables if plan.shard_words else 'all tables'}"
         )
     elif plan.shard_words:
         lines["words"] = "all on each device: shard_words has no effect without fsdp"
@@ -324,10 +324,10 @@ def _sizes_of_ngrams(model, shapes):
     return {"rows": rows, "parameters": parameters, "bytes": 4 * parameters} if leaves else {}
 
 
-def _fewest(needed: Callable[[int], int], devices: int, memory: int | None) -> int:
+def _fewest(bytes_for: Callable[[int], int], devices: int, memory: int | None) -> int:
     """The smallest number of devices that divides all and needs half of the memory; or all."""
     choices = [n for n in range(1, devices + 1) if devices % n == 0]
-    return next((n for n in choices if memory is None or ROOM * needed(n) <= memory), devices)
+    return next((n for n in choices if memory is None or ROOM * bytes_for(n) <= memory), devices)
 
 
 def _sharded_bytes(model, tree, devices, fsdp):

@@ -305,8 +305,8 @@ class Checkpoints:
             if is_out_of_memory(error):
                 raise
             line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            what = f"its arrays are not those of config.json: {line[:200]}"
-            raise self._unreadable(step, what) from error
+            fault = f"its arrays are not those of config.json: {line[:200]}"
+            raise self._unreadable(step, fault) from error
         return like | dict(restored.items())
 
     def _find_damaged(self):

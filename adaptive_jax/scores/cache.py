@@ -105,8 +105,8 @@ def interpolate(nll: np.ndarray, log_probs: np.ndarray, model_weight: float) -> 
     if model_weight == 1:
         return nll
     with np.errstate(invalid="ignore"):
-        both = -np.logaddexp(np.log(model_weight) - nll, np.log1p(-model_weight) + log_probs)
-    return np.where(np.isnan(log_probs), nll, both)
+        mixed = -np.logaddexp(np.log(model_weight) - nll, np.log1p(-model_weight) + log_probs)
+    return np.where(np.isnan(log_probs), nll, mixed)
 
 
 def log_probs(

@@ -80,16 +80,18 @@ def dynamic(
     numbers = {"rate": rate, "decay": options.decay, "epsilon": options.epsilon}
     params, carry = jax.jit(functools.partial(jax.tree.map, jnp.copy))(run.params), None
     count, batches = windows(ids, run.vocabulary.eos, settings)
-    for batch, at in progress(batches, count):
+    for batch, positions in progress(batches, count):
         if carry is None:
             carry = first_carry(run, settings.layout, len(batch.first))
         on_devices = sharding.put_batch(run.mesh, batch)
         results, params, carry = step(
             params, (run.params, squares, numbers), run.lexicon, on_devices, carry
         )
-        nll[at] = fetch(results, batch, at).nll
-        if np.isinf(nll[at]).any():
-            raise InputError(f"--method=dynamic diverged at token {at[0]:,}: {CURE[options.rule]}")
+        nll[positions] = fetch(results, batch, positions).nll
+        if np.isinf(nll[positions]).any():
+            raise InputError(
+                f"--method=dynamic diverged at token {positions[0]:,}: {CURE[options.rule]}"
+            )
     return nll
 
 

@@ -234,7 +234,7 @@ def _evaluate(split, settings, score):
 
 def _check_request(request):
     """Checks what needs no run; returns the method with its options."""
-    check(request, stated=("sample_words",) if request.sample_words else ())
+    check(request, set_fields=("sample_words",) if request.sample_words else ())
     check_edges(request.bins)
     score = prepared(request.method, request.options)
     several = [
@@ -316,22 +316,22 @@ def _best(score, job):
 
 def _settings(request, windows, config, lexicon):
     """Returns the settings that a result states. lexicon: where entries of new words are from."""
-    stated = {
+    settings = {
         key: getattr(request, key)
         for key in ("split", "window", "context", "checkpoint", "data_path", "method")
     }
     if windows.layout == "streams" or METHODS[request.method].one_row:
-        stated["rows"] = windows.rows
+        settings["rows"] = windows.rows
     if request.options:
-        stated["options"] = dict(request.options)
+        settings["options"] = dict(request.options)
     if request.vocabulary != TRAIN or request.uniform is not None:
-        stated |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
+        settings |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
     if request.vocabulary != TRAIN and lexicon:
-        stated["lexicon"] = lexicon
+        settings["lexicon"] = lexicon
     if request.share is not None:
-        stated["share"] = request.share
+        settings["share"] = request.share
     keys = "break_mode", "window", "context"
-    return stated | {key: getattr(windows, key) for key in keys} | {"config": config}
+    return settings | {key: getattr(windows, key) for key in keys} | {"config": config}
 
 
 def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:
@@ -355,13 +355,13 @@ def _is_published(request, config, words):
     return same_text and alone and request.share is None
 
 
-def _bar(context: int, what: str):
+def _bar(context: int, text: str):
     """Returns a `Progress` that draws a bar, and raises KeyboardInterrupt on all hosts when one of
     them is interrupted.
     """
 
     def shown(batches: Iterable, count: int) -> Iterator:
-        label = f"{what}, context {context:,}" if context else what
+        label = f"{text}, context {context:,}" if context else text
         bar = Bar(count, 0, [label], shown=hosts.first(), every=60.0)
         try:
             with hosts.stopping() as stop:

@@ -252,8 +252,8 @@ def _of_medians(values, blocks, weights):
     np.add.at(times, (blocks[order], ranks), 1)
     reached = np.cumsum(weights @ times, axis=1)
     words = reached[:, -1]
-    at = np.argmax(2 * reached >= words[:, None], axis=1)
-    return _interval(values[order][firsts][at], np.where(words > 0, 1.0, 0.0))
+    median = np.argmax(2 * reached >= words[:, None], axis=1)
+    return _interval(values[order][firsts][median], np.where(words > 0, 1.0, 0.0))
 
 
 def _interval(totals, words):

@@ -60,12 +60,12 @@ class GrowingText:
         complete: no line follows, or the next one may see the last example cut short.
         """
         window, context, break_mode, layout, *_ = self.settings
-        done, pending = self.scored, self.scores.ids[self.settled :]
+        scored, pending = self.scored, self.scores.ids[self.settled :]
         if layout == "streams":
             self.settled += len(pending) if complete else len(pending) // window * window
             self.scored = self.settled
-            self.begun |= done < self.scored
-            return WindowSpans(*np.array([[done], [done], [self.scored]]))
+            self.begun |= scored < self.scored
+            return WindowSpans(*np.array([[scored], [scored], [self.scored]]))
         starts, end = np.zeros((2, 0), np.int64)
         closed = len(pending)
         if closed and not (break_mode in ALONE and (pending == self.eos).all()):
@@ -79,8 +79,8 @@ class GrowingText:
         self.settled += closed
         self.scored = len(self.scores.ids) if complete else self.settled
         shown = starts - np.minimum(context, starts - 1)
-        new = (done < end) & (end <= self.scored)
-        return WindowSpans(shown[new], np.maximum(starts, done)[new], end[new])
+        new = (scored < end) & (end <= self.scored)
+        return WindowSpans(shown[new], np.maximum(starts, scored)[new], end[new])
 
     def pop_complete_lines(self) -> Iterator[tuple[Line, Scores]]:
         """Lines all of whose tokens are scored; then drops tokens that no window can show."""

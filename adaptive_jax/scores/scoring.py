@@ -260,14 +260,14 @@ class Evaluation(NamedTuple):
         Raises:
             InputError: words that the model knows have a score that is not finite.
         """
-        wrong = np.flatnonzero(np.isinf(nll))
+        invalid = np.flatnonzero(np.isinf(nll))
         # New words may have probability 0.
-        wrong = wrong[self.ids[:][wrong] < self.run.num_known_words]
-        if len(wrong):
+        invalid = invalid[self.ids[:][invalid] < self.run.num_known_words]
+        if len(invalid):
             total, step, dtype = np.sum(~np.isnan(nll)), self.run.step, self.run.config["dtype"]
             raise InputError(
-                f"{len(wrong):,} of {total:,} scores are not finite, the first of token"
-                f" {wrong[0]:,}: the model of step {step:,} diverged, is damaged or overflows in"
+                f"{len(invalid):,} of {total:,} scores are not finite, the first of token"
+                f" {invalid[0]:,}: the model of step {step:,} diverged, is damaged or overflows in"
                 f" {dtype}; use another --checkpoint"
             )
         return with_uniform(nll, self.uniform, len(self.run.vocabulary))

@@ -108,8 +108,8 @@ class LoadedModel:
         for word, token, length in itertools.zip_longest(words, ids, lengths):
             if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
                 vocabulary_text = f"not one of the {len(self.run.vocabulary):,} words"
-                what = f"is {'several units' if length > 1 else vocabulary_text} of this run"
-                raise InputError(f"{str(word)[:60]!r} {what}, and so has no vector: leave it out")
+                fault = f"is {'several units' if length > 1 else vocabulary_text} of this run"
+                raise InputError(f"{str(word)[:60]!r} {fault}, and so has no vector: leave it out")
         variables = {"params": self.run.params, "lexicon": self.run.lexicon, "tables": self.tables}
         vectors = self.run.model.apply(variables, ids[:, None], method="vectors")
         return np.asarray(vectors[:, 0], np.float32)

@@ -25,10 +25,10 @@ class Diverged(InputError):
     skipping: whether leaving such updates out may help.
     """
 
-    def __init__(self, step: int, what: str, skipping: bool = False):
+    def __init__(self, step: int, fault: str, skipping: bool = False):
         skip = ", or resume this one with --config.divergence=skip" if skipping else ""
         super().__init__(
-            f"update {step:,} has {what}: lower optimizer.learning_rate or lengthen"
+            f"update {step:,} has {fault}: lower optimizer.learning_rate or lengthen"
             f" schedule.warmup_steps in a new --workdir{skip}; earlier checkpoints are intact"
         )
 
@@ -54,20 +54,20 @@ class DivergenceMonitor:
         if finite and loss < LARGEST_LOSS:
             self.skipped_in_a_row = 0
             return
-        what = f"loss {loss:.4g} nats a token, gradient norm {norm:.4g}{self._where(metrics)}"
+        fault = f"loss {loss:.4g} nats a token, gradient norm {norm:.4g}{self._where(metrics)}"
         self.skipped_in_a_row += 1
         if "skipped" not in metrics or self.skipped_in_a_row > MOST_SKIPPED:
-            raise Diverged(step, what, skipping="skipped" not in metrics)
-        logger.warning("skipped update %s: it has %s", f"{step:,}", what)
+            raise Diverged(step, fault, skipping="skipped" not in metrics)
+        logger.warning("skipped update %s: it has %s", f"{step:,}", fault)
 
     def _where(self, metrics):
         """The first parameter, in the order of computation, whose gradient is not finite."""
         finite = np.isfinite(metrics["gradient_squares"])
-        wrong = [name for name, good in zip(self.names, finite, strict=True) if not good]
-        if not wrong:
+        names = [name for name, good in zip(self.names, finite, strict=True) if not good]
+        if not names:
             return ""
-        if len(wrong) == len(self.names):
+        if len(names) == len(self.names):
             return ", not finite in any parameter"
-        first = min(wrong, key=lambda name: FLOW.index(name.split("/")[0]))
-        further = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        first = min(names, key=lambda name: FLOW.index(name.split("/")[0]))
+        further = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return f", not finite in {first}{further}"

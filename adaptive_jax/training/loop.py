@@ -109,10 +109,10 @@ def train(
     hosts.log0(f"{unit + 's':<13}of the validation split: {description}")
     stopping = hosts.stopping("this update is finished and saved first")
     with locked(workdir) as lock, stopping as stop:
-        if (done := last_intact(workdir / "checkpoints", config["steps"])) > config["steps"]:
+        if (updates := last_intact(workdir / "checkpoints", config["steps"])) > config["steps"]:
             raise InputError(
-                f"{workdir} has done {done:,} updates, more than steps={config['steps']:,}: use"
-                f" steps={done} or more, or another --workdir"
+                f"{workdir} has done {updates:,} updates, more than steps={config['steps']:,}: use"
+                f" steps={updates} or more, or another --workdir"
             )
         if hosts.first():
             write_ngrams(workdir, checks.saved_config, vocabulary, corpus.ids["train"])

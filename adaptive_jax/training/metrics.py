@@ -179,12 +179,12 @@ class Metrics:
         reason: the first words of the line: "finished", "stopped early".
         """
         self.bar.close()
-        done, seconds = step - self.first_step, clock(time.perf_counter() - self.start)
+        updates, seconds = step - self.first_step, clock(time.perf_counter() - self.start)
         took, best = "", ""
         if not self.first_step:
             took = f" in {seconds}"
-        elif done:
-            took = f", the last {done:,} in {seconds}"
+        elif updates:
+            took = f", the last {updates:,} in {seconds}"
         if self.losses:
             best_step = min(self.losses, key=self.losses.__getitem__)
             value = perplexity_text(perplexity(self.losses[best_step]))

@@ -58,10 +58,10 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
         items["carry"]["rows"],
         layout.carry,
     )
-    done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
+    step_array = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
     optimizer, averages = items["optimizer"], items["averages"]
     optimizer = tree_set(optimizer, is_field, average=averages) if averages else optimizer
-    return State(done, items["params"], optimizer, carry, items["tables"])
+    return State(step_array, items["params"], optimizer, carry, items["tables"])
 
 
 def shape_of_state(

@@ -219,10 +219,10 @@ def pack(counts: np.ndarray, sequence_length: int) -> list[tuple[tuple[int, ...]
             lengths, rows = patterns[room].pop() if patterns[room] else ((), examples)
             # The next example of this length fits best where this one went, as long as there is
             # room.
-            each = min(room // length, examples)
-            used = min(rows, examples // each)
-            examples -= each * used
+            per_row = min(room // length, examples)
+            used = min(rows, examples // per_row)
+            examples -= per_row * used
             if lengths and rows > used:
                 patterns[room].append((lengths, rows - used))
-            patterns[room - each * length].append((lengths + (length,) * each, used))
+            patterns[room - per_row * length].append((lengths + (length,) * per_row, used))
     return [pattern for of_room in patterns for pattern in of_room]

@@ -35,10 +35,10 @@ class Prefetcher:
         while self.pending:
             number, future = self.pending.popleft()
             start = time.perf_counter()
-            made = future.result()
+            batch = future.result()
             self.waited = time.perf_counter() - start
             self._submit()
-            yield number, made
+            yield number, batch
 
     def __exit__(self, *error):
         self.pool.shutdown(cancel_futures=True)

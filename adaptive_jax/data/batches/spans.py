@@ -40,8 +40,8 @@ def fill_rows(
     starts, lengths, row = spans
     rows, time = shape
     # Each span with the token before it, which is the first input.
-    at = ranges(starts.astype(np.int64) - 1, lengths + 1)
-    stream = np.where(at < 0, np.int32(eos), ids[np.maximum(at, 0)])
+    places = ranges(starts.astype(np.int64) - 1, lengths + 1)
+    stream = np.where(places < 0, np.int32(eos), ids[np.maximum(places, 0)])
     ends = np.cumsum(lengths + 1, dtype=np.int64)
     begins = np.cumsum(lengths, dtype=np.int64) - lengths
     leftmost = np.searchsorted(row, row)  # the first span of the same row

@@ -55,12 +55,12 @@ class Streams:
 
     def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
         """As `Single.update`; the numbers of window w are w · rows to (w + 1) · rows − 1."""
-        done = self._windows.get(seed, (0,))
-        while done[-1] <= step:
-            done = (*done, done[-1] + len(self.ends(seed, len(done) - 1)))
-        self._windows[seed] = done  # never changed in place, as another thread may read it
-        epoch = int(np.searchsorted(done, step, side="right")) - 1
-        window = step - done[epoch]
+        starts = self._windows.get(seed, (0,))  # the first window of each epoch
+        while starts[-1] <= step:
+            starts = (*starts, starts[-1] + len(self.ends(seed, len(starts) - 1)))
+        self._windows[seed] = starts  # never changed in place, as another thread may read it
+        epoch = int(np.searchsorted(starts, step, side="right")) - 1
+        window = step - starts[epoch]
         ends = self.ends(seed, epoch)
         time = int(ends[window] - (ends[window - 1] if window else 0))
         return np.full(self.rows, epoch), window * self.rows + np.arange(self.rows), time

@@ -209,12 +209,12 @@ def read_on(
     rows, time = shape
     lengths = spans.end - spans.shown
     for begin in range(0, int(lengths.max()), time):
-        left = np.clip(lengths - begin, 0, time)
-        row = np.flatnonzero(left)
-        context = np.clip(spans.start - spans.shown - begin, 0, left)[row]
-        part = Spans(spans.shown[row] + begin, left[row], row)
-        (batch, first), at = _window_batch(ids, eos, part, context, shape)
-        yield WindowBatch(batch._replace(reset=np.full(rows, reset and begin == 0)), first), at
+        remaining = np.clip(lengths - begin, 0, time)
+        row = np.flatnonzero(remaining)
+        context = np.clip(spans.start - spans.shown - begin, 0, remaining)[row]
+        part = Spans(spans.shown[row] + begin, remaining[row], row)
+        (batch, first), places = _window_batch(ids, eos, part, context, shape)
+        yield WindowBatch(batch._replace(reset=np.full(rows, reset and begin == 0)), first), places
 
 
 def _window_batch(ids, eos, spans, context, shape, unscored=0, segmented=False):
@@ -296,8 +296,8 @@ class WindowReader(NamedTuple):
         reset: the row begins anew.
         """
         while begin < end:
-            time, left = self.window, end - begin
-            time = time if left >= time else 1 << (left.bit_length() - 1)
+            time, remaining = self.window, end - begin
+            time = time if remaining >= time else 1 << (remaining.bit_length() - 1)
             shape, spans = (self.rows_of(1, time), time), [[begin], [begin], [begin + time]]
             spans = WindowSpans(*np.array(spans))
             yield from ((*batch, 0) for batch in read_on(ids, self.eos, spans, shape, reset))

@@ -82,11 +82,13 @@ def read_ids(path: Path, words: int, stored: str | None = None) -> np.ndarray:
     try:
         with np.errstate(over="ignore"):
             ids = np.lib.format.open_memmap(path, mode="r")
-        some = np.concatenate([ids[:1000], ids[-1000:]])
+        sample = np.concatenate([ids[:1000], ids[-1000:]])
         if ids.dtype != np.int32 or ids.ndim != 1 or ids.nbytes + ids.offset != path.stat().st_size:
             raise ValueError(f"it has {path.stat().st_size:,} bytes for {ids.size:,} {ids.dtype}")
-        if len(ids) and not 0 <= some.min() <= some.max() < words:
-            raise ValueError(f"it has ids from {some.min()} to {some.max()}, of {words:,} words")
+        if len(ids) and not 0 <= sample.min() <= sample.max() < words:
+            raise ValueError(
+                f"it has ids from {sample.min()} to {sample.max()}, of {words:,} words"
+            )
         if stored not in (None, checksum(ids)):
             raise ValueError("its checksum differs")
     except Exception as error:  # a damaged header makes NumPy fail in many ways
@@ -103,11 +105,11 @@ def damaged(path: Path, error: BaseException) -> InputError:
 
 
 @contextlib.contextmanager
-def bar(what: str) -> Iterator[Callable[[float], None]]:
+def bar(label: str) -> Iterator[Callable[[float], None]]:
     """Yields `show(share)`, which draws a progress bar with the time left if stderr is a
     terminal.
     """
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=1.0)
+        task = progress.add_task(label, total=1.0)
         yield lambda share: progress.update(task, completed=share)

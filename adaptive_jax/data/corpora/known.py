@@ -89,8 +89,8 @@ class Published:
         if not self.whole:
             return archived_texts(files[0], self.patterns)
         texts = {split: Text((directory / f"{split}.txt",)) for split in SPLITS}
-        whole = Text((files[0],), f"*/{self.whole}")
-        make_once(directory / "complete", lambda: draw(whole, self.held_out, directory))
+        text = Text((files[0],), f"*/{self.whole}")
+        make_once(directory / "complete", lambda: draw(text, self.held_out, directory))
         return texts
 
 

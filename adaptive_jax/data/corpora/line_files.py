@@ -53,8 +53,8 @@ class TextFiles:
     def __init__(self, names: Sequence[str] = ()):
         self._files = [(name, _open(name)) for name in names or [STDIN]]
         stats = [os.fstat(file.fileno()) for _, file in self._files]
-        are_files = all(stat.S_ISREG(each.st_mode) for each in stats)
-        self.size, self.done = sum(each.st_size for each in stats) if are_files else 0, 0
+        are_files = all(stat.S_ISREG(result.st_mode) for result in stats)
+        self.size, self.done = sum(result.st_size for result in stats) if are_files else 0, 0
         self.terminal = any(file.isatty() for _, file in self._files)
 
     def __iter__(self) -> Iterator[str]:

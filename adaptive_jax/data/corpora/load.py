@@ -114,8 +114,8 @@ def load(
             of_text = Tokenizer.of(corpus.vocabulary, read_model(settings.tokenizer))
             corpus = corpus._replace(vocabulary=of_text)
         return corpus
-    needed = {*splits} | ({"train"} if vocabulary is None else set())
-    text = PreparedText(settings, needed - ({"test"} if optional else set()))
+    required = {*splits} | ({"train"} if vocabulary is None else set())
+    text = PreparedText(settings, required - ({"test"} if optional else set()))
     return text.corpus(vocabulary, [split for split in splits if text.has(split)])
 
 
@@ -210,12 +210,12 @@ class PreparedText:
         DIGEST/SPLIT.npy                       ids, by the digest of their vocabulary
         DIGEST/SPLIT.json                      numbers of words and of unseen words
 
-    needed: splits that a local copy must have.
+    splits: those that a local copy must have.
     """
 
-    def __init__(self, settings: Settings, needed: Collection[str]):
+    def __init__(self, settings: Settings, splits: Collection[str]):
         self.settings, self.cache = settings, cache.directory()
-        self._texts = _local_texts(settings.corpus, settings.path, needed)
+        self._texts = _local_texts(settings.corpus, settings.path, splits)
         self._tokenisation = "" if settings.tokenizer else settings.tokeniser, settings.lower
         home, units = self._home("train"), f"subwords-{subwords.FORMAT}-{settings.codes}"
         self._all_words = home / "words" / "vocabulary.txt"
@@ -251,7 +251,7 @@ class PreparedText:
                 # Perplexities would not compare.
                 message = "%s %s has %s words, <eos> included; the published one has %s"
                 logger.warning(message, name, split, words, published.words[split])
-        tokens = {split: len(each) for split, each in ids.items()}
+        tokens = {split: len(ids_of_split) for split, ids_of_split in ids.items()}
         logger.info("%s: vocabulary %s, tokens %s", name, len(vocabulary), tokens)
         return Corpus(vocabulary, ids, unseen)
 
@@ -356,8 +356,8 @@ class PreparedText:
         return read_ids(path, len(vocabulary), numbers_of_split.get("checksum")), words, unseen
 
 
-def _local_texts(corpus: str, path: str, needed: Collection[str]) -> Mapping[str, Text]:
+def _local_texts(corpus: str, path: str, splits: Collection[str]) -> Mapping[str, Text]:
     """The text on this machine; {} for a published copy, which may have to be downloaded first."""
     if not path:
         return {}
-    return local_texts(home_of(path, "data.path"), needed, CORPORA[corpus].patterns)
+    return local_texts(home_of(path, "data.path"), splits, CORPORA[corpus].patterns)

@@ -137,8 +137,8 @@ class Text(NamedTuple):
         """
         for name, chunks in itertools.groupby(self.chunks(), lambda chunk: chunk.name):
             for number, line in enumerate(_split_lines(chunk.data for chunk in chunks), start=1):
-                if wrong := line_fault(line):
-                    raise InputError(f"{name}, line {number}: {wrong}")
+                if fault := line_fault(line):
+                    raise InputError(f"{name}, line {number}: {fault}")
                 yield line
 
 
@@ -188,53 +188,58 @@ def archived_texts(archive: Path, patterns: Sequence[str]) -> dict[str, Text]:
 
 
 def local_texts(
-    place: Path, needed: Collection[str], patterns: Sequence[str] = ("", "", "")
+    place: Path, splits: Collection[str], patterns: Sequence[str] = ("", "", "")
 ) -> dict[str, Text]:
-    """Returns the text of each split found.
+    """Returns the text of each split that a place has.
 
     place: the published archive of the corpus, or a directory that holds, for each split, one of
         train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; files with the
         published names. Where one split is needed, a file is that split.
+    splits: those that are needed.
     patterns: of the published names of train, validation and test, "" for none.
 
     Raises:
-        InputError: a split in `needed` is missing, or a split is found twice.
+        InputError: a split that is needed is missing, or a split is there twice.
     """
     place = place.absolute()  # a link may point to another suffix
-    if place.is_file() and place.name.endswith(ARCHIVES) and all(patterns):
+    is_archive = place.is_file() and place.name.endswith(ARCHIVES)
+    if is_archive and all(patterns):
         return archived_texts(place, patterns)
-    if place.is_file() and len(needed) == 1 and not place.name.endswith(ARCHIVES):
-        return {split: Text((place,)) for split in needed}
+    if place.is_file() and not is_archive and len(splits) == 1:
+        return {split: Text((place,)) for split in splits}
     if not place.is_dir():
-        archive = ", or the published archive" if all(patterns) else ""
-        splits = [split for split in SPLITS if split in needed] or SPLITS
-        names = ", ".join(f"{NAMES[split][0]}.txt" for split in splits)
-        cure = f"use a directory with {names}{archive}"
-        if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
-            cure = "it held copies of a file that was split: train again to make them, or " + cure
-        fault = "is not a directory" if place.exists() else "does not exist"
-        if place.is_file() and place.name.endswith(ARCHIVES):
-            fault = "is an archive: unpack it"
-        raise InputError(f"data.path={place} {fault}; {cure}")
+        raise InputError(f"data.path={place} {_fault_of_place(place, splits, all(patterns))}")
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):
         names = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
         choices = {name: [place / name] for name in names if (place / name).is_file()}
-        for name in NAMES[split]:
-            if files := text_files(place / name):
-                choices[f"{name}/"] = files
-        if pattern and (files := sorted(place.glob(pattern))):
-            choices[pattern] = files
+        choices |= {f"{name}/": text_files(place / name) for name in NAMES[split]}
+        if pattern:
+            choices[pattern] = sorted(place.glob(pattern))
+        choices = {name: files for name, files in choices.items() if files}
         if len(choices) > 1:
             raise InputError(
                 f"data.path={place} has both {' and '.join(list(choices)[:2])}; keep one of them"
             )
-        if not choices and split in needed:
+        if not choices and split in splits:
             choice = ", ".join(filter(None, [*names, f"{NAMES[split][0]}/", pattern]))
             raise InputError(f"data.path={place} has no {split} split; add one of {choice}")
-        for files in choices.values():
-            texts[split] = Text(tuple(files))
+        texts |= {split: Text(tuple(files)) for files in choices.values()}
     return texts
+
+
+def _fault_of_place(place: Path, splits: Collection[str], published: bool) -> str:
+    """The fault of a place that is no directory, and the cure."""
+    names = [f"{NAMES[split][0]}.txt" for split in SPLITS if split in splits or not splits]
+    archive = ", or the published archive" if published else ""
+    cure = f"use a directory with {', '.join(names)}{archive}"
+    if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
+        cure = "it held copies of a file that was split: train again to make them, or " + cure
+    if not place.exists():
+        return f"does not exist; {cure}"
+    if place.is_file() and place.name.endswith(ARCHIVES):
+        return f"is an archive: unpack it; {cure}"
+    return f"is not a directory; {cure}"
 
 
 def text_files(directory: Path) -> list[Path]:

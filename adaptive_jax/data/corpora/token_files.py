@@ -58,10 +58,10 @@ class Files(NamedTuple):
                 f"data.path={self.directory} is not a directory: use the one that holds the files"
                 " of train, valid and test"
             )
-        wrong = f"no {split} split; add one of {', '.join(_names(split))}"
+        fault = f"no {split} split; add one of {', '.join(_names(split))}"
         if present:
-            wrong = f"both {' and '.join(present[:2])}; keep one of them"
-        raise InputError(f"data.path={self.directory} has {wrong}")
+            fault = f"both {' and '.join(present[:2])}; keep one of them"
+        raise InputError(f"data.path={self.directory} has {fault}")
 
     def ids(self, path: Path) -> np.ndarray:
         """Maps the ids of a file into memory: integers `[tokens]`, at least one, read-only.
@@ -141,10 +141,10 @@ def _true_width(ids):
     """Bytes of an id, if each is followed by zeros that belong to it; else None."""
     for width in WIDTHS:
         share = width // ids.itemsize
-        some = ids[: SOME * share]
-        if share > 1 and len(some) >= 2 * share:
-            some = some[: len(some) // share * share].reshape(-1, share)
-            if some[:, 0].any() and not some[:, 1:].any():
+        sample = ids[: SOME * share]
+        if share > 1 and len(sample) >= 2 * share:
+            sample = sample[: len(sample) // share * share].reshape(-1, share)
+            if sample[:, 0].any() and not sample[:, 1:].any():
                 return width
     return None
 

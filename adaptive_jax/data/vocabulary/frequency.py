@@ -75,12 +75,12 @@ def count_ids(
             raise InputError(
                 f"ids must be [tokens], got shape {list(np.shape(ids))}: use ids.ravel()"
             )
-        wrong = (part < 0) | (part >= vocabulary_size)
-        if wrong.any():
-            at = int(wrong.argmax())
+        invalid = (part < 0) | (part >= vocabulary_size)
+        if invalid.any():
+            place = int(invalid.argmax())
             raise InputError(
-                f"ids must be from 0 to {vocabulary_size - 1:,}, got {part[at]:,} at place"
-                f" {begin + at:,}: use the size of the tokenizer's whole vocabulary"
+                f"ids must be from 0 to {vocabulary_size - 1:,}, got {part[place]:,} at place"
+                f" {begin + place:,}: use the size of the tokenizer's whole vocabulary"
             )
         counts += np.bincount(part.astype(np.int64, copy=False), minlength=vocabulary_size)
         show((begin + len(part)) / len(ids))

@@ -89,7 +89,7 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
     for word, synonyms, hyponyms, definitions in lines:
         if word in index:
             synonyms, hyponyms = (
-                tuple(each for each in words if each in index) for words in (synonyms, hyponyms)
+                tuple(name for name in words if name in index) for words in (synonyms, hyponyms)
             )
             entries[word] = Entry(synonyms, hyponyms, tuple(definitions))
     return {word: entries[word] for word in vocabulary.words if word in entries}
@@ -140,9 +140,9 @@ def _read_lines(path):
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                word, *entry = _parse(line, where := f"{path}, line {number}")
+                word, *entry = _parse(line, place := f"{path}, line {number}")
                 if word in words:
-                    raise InputError(f"{where}: {word!r} has a line before: join the two")
+                    raise InputError(f"{place}: {word!r} has a line before: join the two")
                 words.add(word)
                 if of_run and len(entry[-1]) > 1:
                     raise InputError(
@@ -156,7 +156,7 @@ def _read_lines(path):
         ) from error
 
 
-def _parse(line, where):
+def _parse(line, place):
     try:
         entry = json.loads(line)
         parts = [entry.get(name) or [] for name in ("relations", "hyponyms", "definition")]
@@ -171,7 +171,7 @@ def _parse(line, where):
         pass
     example = '{"word": "dog", "relations": ["hound"], "definition": "an animal"}'
     text = line.decode(errors="replace").strip()[:60]
-    raise InputError(f"{where}: {text!r} must be like {example}")
+    raise InputError(f"{place}: {text!r} must be like {example}")
 
 
 def _check_wordnet(directory: Path) -> None:
@@ -198,9 +198,9 @@ def _read_wordnet(
     wordnet = _open_wordnet(directory)
     for word in words:
         if senses := wordnet.synsets(word):
-            below = (sorted(sense.hyponyms(), key=lambda each: each.name()) for sense in senses)
+            below = (sorted(sense.hyponyms(), key=lambda synset: synset.name()) for sense in senses)
             synonyms, hyponyms = (
-                dict.fromkeys(name for each in synsets for name in each.lemma_names())
+                dict.fromkeys(name for synset in synsets for name in synset.lemma_names())
                 for synsets in (senses, itertools.chain.from_iterable(below))
             )
             yield word, synonyms, hyponyms, [sense.definition() for sense in senses]
@@ -297,7 +297,7 @@ def definitions(
     for word, entry in read_entries(vocabulary, path).items():
         text = " ".join(entry.definitions[:1])
         text = text.split() if form == "code" else _word().findall(text)
-        words_of[word] = [each for each in text if each in vocabulary.index]
+        words_of[word] = [name for name in text if name in vocabulary.index]
     return _first(vocabulary, words_of, "definitions", most, share)
 
 

@@ -129,7 +129,7 @@ class Lines(NamedTuple):
         spells, before = self.vocabulary.utf8, self.encode(begun)
         spelling = b"".join(spells[i] for i in before).removesuffix(self.vocabulary.mark)
         ends = itertools.accumulate((len(spells[i]) for i in ids), initial=0)
-        fits = (spelling.startswith(spells[i], at) for i, at in zip(ids, ends, strict=False))
+        fits = (spelling.startswith(spells[i], end) for i, end in zip(ids, ends, strict=False))
         return sum(1 for _ in itertools.takewhile(bool, fits))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -147,10 +147,10 @@ class Lines(NamedTuple):
                 f"tokens must be whole numbers in one dimension, got {tokens.dtype} of shape"
                 f" {tokens.shape}"
             )
-        wrong = tokens[(tokens < 0) | (tokens >= len(self.vocabulary))]
-        if len(wrong):
+        invalid = tokens[(tokens < 0) | (tokens >= len(self.vocabulary))]
+        if len(invalid):
             raise InputError(
-                f"tokens must be from 0 to {len(self.vocabulary) - 1:,}, got {wrong[0]}"
+                f"tokens must be from 0 to {len(self.vocabulary) - 1:,}, got {invalid[0]}"
             )
         lines: list[list[str]] = [[]]
         for word in self.vocabulary.whole_words(tokens.tolist()):

@@ -19,19 +19,19 @@ def places(text: str, words: Sequence[str]) -> np.ndarray:
     """
     lowered = [letter.lower() for letter in text]  # of one letter or two
     letters, lengths = "".join(lowered), [*map(len, lowered)]
-    spans, at = np.zeros((len(words), 2), np.int64), 0
+    spans, place = np.zeros((len(words), 2), np.int64), 0
     for number, word in enumerate(words):
-        at = BLANKS_OF_LINE.match(letters, at).end()
-        if word == EOS and letters[at : at + 1] in ("", "\n"):
-            spans[number], at = at, min(at + 1, len(letters))
+        place = BLANKS_OF_LINE.match(letters, place).end()
+        if word == EOS and letters[place : place + 1] in ("", "\n"):
+            spans[number], place = place, min(place + 1, len(letters))
             continue
-        at, start = BLANKS.match(letters, at).end(), -1
+        place, start = BLANKS.match(letters, place).end(), -1
         for letter in "".join(letter.lower() for letter in word):
-            ahead = letters.find(letter, at, at + 1 + DROPPED)
-            at = at if ahead < 0 else ahead
-            start = at if start < 0 else start
-            at = min(len(letters), at + 1)
-        spans[number] = start, at
+            ahead = letters.find(letter, place, place + 1 + DROPPED)
+            place = place if ahead < 0 else ahead
+            start = place if start < 0 else start
+            place = min(len(letters), place + 1)
+        spans[number] = start, place
     characters = np.append(np.repeat(np.arange(len(text)), lengths), len(text))
     starts, ends = spans.T
     after = np.where(ends > starts, 1 + characters[np.maximum(ends, 1) - 1], characters[ends])

@@ -104,9 +104,9 @@ def holds_ids(names: Mapping[str, int]) -> bool:
     if not all(ENTRY.fullmatch(name) for name in names):  # which ends at the second word
         return False
     matches = [ENTRY.fullmatch(name) for name in names]
-    if sum(each[1] is not None for each in matches) > 1:
+    if sum(match[1] is not None for match in matches) > 1:
         return False
-    ids = sorted(int(each[1] or each[0]) for each in matches)
+    ids = sorted(int(match[1] or match[0]) for match in matches)
     return ids == list(range(len(ids)))
 
 

@@ -84,8 +84,8 @@ class Tokenizer(TokenIds):
         """Returns the tokens of lines, int32 `[tokens]`, and how many each has; `<eos>` is one."""
         encoded = self._program.encode_batch(list(words), add_special_tokens=False)
         units = [
-            [self.eos] if word == EOS else self.entry_of_id[each.ids]
-            for word, each in zip(words, encoded, strict=True)
+            [self.eos] if word == EOS else self.entry_of_id[encoding.ids]
+            for word, encoding in zip(words, encoded, strict=True)
         ]
         lengths = np.fromiter(map(len, units), np.int32, len(units))
         return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
@@ -107,7 +107,7 @@ class Tokenizer(TokenIds):
         """The bytes of each token; none of special ones and of ids that the tokenizer lacks."""
         settings = json.loads(self._program.to_str())  # older files lack some keys
         of_bytes = "ByteLevel" in json.dumps(settings["decoder"])
-        added = {each["id"]: each for each in settings["added_tokens"]}
+        added = {entry["id"]: entry for entry in settings["added_tokens"]}
 
         def spelling(i):
             token = self._program.id_to_token(i) or ""

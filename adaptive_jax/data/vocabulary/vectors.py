@@ -25,10 +25,10 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
     Raises:
         InputError: no such file, a line that does not fit, or no word found.
     """
-    wanted: dict[str, list[tuple[int, bool]]] = {}
+    entries: dict[str, list[tuple[int, bool]]] = {}
     for i, word in enumerate(words):
         for spelt in dict.fromkeys((word, word.lower())):
-            wanted.setdefault(spelt, []).append((i, spelt == word))
+            entries.setdefault(spelt, []).append((i, spelt == word))
     vectors_by_id: dict[int, tuple[bool, np.ndarray]] = {}
     width = None
     with contextlib.closing(_lines(path)) as lines:
@@ -46,11 +46,11 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
             width = width or len(values)
             if len(values) > width:  # GloVe 840B has words with spaces in them
                 continue
-            if word in wanted or len(values) < width:
+            if word in entries or len(values) < width:
                 vector = _vector(values, width, f"{path}, line {number}")
-                for i, exact in wanted.get(word, ()):
-                    if exact or i not in vectors_by_id:
-                        vectors_by_id[i] = exact, vector
+                for i, same_case in entries.get(word, ()):
+                    if same_case or i not in vectors_by_id:
+                        vectors_by_id[i] = same_case, vector
     if not vectors_by_id:
         raise InputError(
             f"{path} has none of the {len(words):,} words: use a text file of vectors, a word a"
@@ -60,11 +60,11 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
     return (
         ids,
         np.stack([vectors_by_id[i][1] for i in ids]),
-        sum(not exact for exact, _ in vectors_by_id.values()),
+        sum(not same_case for same_case, _ in vectors_by_id.values()),
     )
 
 
-def _vector(values, width, where):
+def _vector(values, width, place):
     try:
         with np.errstate(over="ignore"):  # what is infinite is refused below
             vector = np.array(values, np.float32)
@@ -72,7 +72,7 @@ def _vector(values, width, where):
         vector = np.zeros(0, np.float32)
     if len(vector) != width or not np.isfinite(vector).all():
         raise InputError(
-            f"{where}: {' '.join(values)[:40]!r} must be {width} numbers: restore the file, or use"
+            f"{place}: {' '.join(values)[:40]!r} must be {width} numbers: restore the file, or use"
             " another"
         )
     return vector

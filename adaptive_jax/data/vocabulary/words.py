@@ -278,13 +278,13 @@ def read_counts(path: str | os.PathLike) -> dict[str, int]:
     counts: dict[str, int] = {}
     for number, line in enumerate(_lines(path), start=1):
         word, _, count = line.rpartition(" ")
-        wrong = ""
+        fault = ""
         if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
-            wrong = f"{line!r} must be a word, one space and its count"
+            fault = f"{line!r} must be a word, one space and its count"
         elif word in counts:
-            wrong = f"{word!r} occurs twice; keep one line for each word"
-        if wrong:
-            raise InputError(f"{path}, line {number}: {wrong}")
+            fault = f"{word!r} occurs twice; keep one line for each word"
+        if fault:
+            raise InputError(f"{path}, line {number}: {fault}")
         counts[word] = int(count)
     return counts
 
