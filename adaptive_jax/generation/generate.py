@@ -48,8 +48,8 @@ class Continuation(NamedTuple):
     log_prob: float
 
 
-class Progress(NamedTuple):
-    """State of growing texts, `[rows]` each; those that have ended stay as they are.
+class Totals(NamedTuple):
+    """Totals of growing texts, `[rows]` each; those that have ended stay as they are.
 
     Attributes:
         log_probs: float64, the sums of the tokens' log-probabilities in nats.
@@ -64,14 +64,14 @@ class Progress(NamedTuple):
     ended: np.ndarray
 
 
-class Text(NamedTuple):
+class ScoredTokens(NamedTuple):
     """Tokens after a prompt, int32 `[n]`, and the sum of their log-probabilities in nats."""
 
     tokens: np.ndarray
     log_prob: float
 
 
-NO_TEXT = Text(np.zeros(0, np.int32), 0.0)
+NO_TOKENS = ScoredTokens(np.zeros(0, np.int32), 0.0)
 
 
 class DecodeState:
@@ -83,7 +83,7 @@ class DecodeState:
 
     Attributes:
         tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
-        progress: of each row.
+        totals: of each row.
         line_end: id of `<eos>`; -1 of ids none of which ends a document.
         vocabulary: of the run.
     """
@@ -112,7 +112,7 @@ class DecodeState:
         prompt = last_example(prompt, self.vocabulary.eos, self._break_mode)
         self.tokens = np.append(np.int32(self.vocabulary.eos), prompt)[None]
         self._begin = self.tokens.shape[1]
-        self.progress = Progress(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
+        self.totals = Totals(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
         self._fixed: list[tuple[int, ...]] = [()]
         self._steps = self._clusters_computed = 0
         self._read_window()
@@ -126,7 +126,7 @@ class DecodeState:
 
     def text_of(self, row: int) -> np.ndarray:
         """The tokens of a row after the prompt, int32 `[n]`."""
-        return self.tokens[row, self._begin : self._begin + self.progress.lengths[row]]
+        return self.tokens[row, self._begin : self._begin + self.totals.lengths[row]]
 
     @property
     def line(self) -> list[int]:
@@ -134,13 +134,13 @@ class DecodeState:
         prompt = self.tokens[0, 1 : self._begin]
         return prompt[np.append(-1, np.flatnonzero(prompt == self.line_end))[-1] + 1 :].tolist()
 
-    def begin(self, texts: Sequence[Text]) -> None:
+    def begin(self, texts: Sequence[ScoredTokens]) -> None:
         """Gives each row a text to begin with, and its log-probability; further rows have -inf."""
         rows = len(self.tokens)
         self._fixed = [tuple(text.tokens) for text in texts] + [()] * (rows - len(texts))
         sums = np.full(rows, -np.inf)
         sums[: len(texts)] = [text.log_prob for text in texts]
-        self.progress = self.progress._replace(log_probs=sums)
+        self.totals = self.totals._replace(log_probs=sums)
 
     def log_probs(self) -> np.ndarray:
         """Log-probabilities of all next tokens, float32 `[rows, V]`."""
@@ -168,7 +168,7 @@ class DecodeState:
     def top_k(self, k: int, banned: tuple[int, ...] = ()) -> TopK:
         """The k most probable next tokens; see `Decoder.top_k`."""
         self._make_room()
-        scores = self.progress.log_probs.astype(np.float32)
+        scores = self.totals.log_probs.astype(np.float32)
         best = jax.device_get(self._decoder.top_k(self._hidden, k, scores, banned))
         self._count(best.clusters_computed)
         fixed = self._next_fixed()[:, None]
@@ -188,12 +188,12 @@ class DecodeState:
         """Goes on with some rows, int32, in this order; a row may be taken several times."""
         self.tokens = self.tokens[rows]
         self._fixed = [self._fixed[row] for row in rows]
-        self.progress = Progress(*(column[rows] for column in self.progress))
+        self.totals = Totals(*(column[rows] for column in self.totals))
         self._hidden, self._carry = self._hidden[rows], self._decoder.take(self._carry, rows)
 
-    def progress_with(self, rows: np.ndarray, ids: np.ndarray, log_probs: np.ndarray) -> Progress:
-        """The progress of some rows, `[n]`, each with one more token."""
-        before, words, lines = self.progress, self._options.words, self._options.lines
+    def totals_with(self, rows: np.ndarray, ids: np.ndarray, log_probs: np.ndarray) -> Totals:
+        """The totals of some rows, `[n]`, each with one more token."""
+        before, words, lines = self.totals, self._options.words, self._options.lines
         log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
         going, eos = ~ended, ids == self.line_end
         num_words = num_words + (going & self.vocabulary.ends_word[ids])
@@ -201,7 +201,7 @@ class DecodeState:
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
         ended |= ends_example(ids, self.tokens[rows, -1], self.vocabulary.eos, self._break_mode)
         ended |= length + 1 >= MOST_UNITS * words  # sub-words may never end a word
-        return Progress(
+        return Totals(
             log_prob + np.where(going, log_probs, 0), length + going, num_words, num_lines, ended
         )
 
@@ -215,7 +215,7 @@ class DecodeState:
         self._clusters_computed += int(tails)
 
     def _append(self, ids, log_probs):
-        self.progress = self.progress_with(np.arange(len(ids)), ids, log_probs)
+        self.totals = self.totals_with(np.arange(len(ids)), ids, log_probs)
         self.tokens = np.concatenate([self.tokens, ids[:, None]], axis=1)
         self._fixed = [tokens[1:] for tokens in self._fixed]
         self._used += 1
@@ -234,7 +234,7 @@ class DecodeState:
         self._used = seen.shape[1]
 
 
-def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[Text]:
+def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[ScoredTokens]:
     """Tokens that spell `text`, UTF-8, or more, of which all but the last lie within it: the most
     probable first. Their log-probabilities are given that the text goes on so: their sum is 1.
 
@@ -242,15 +242,15 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
     """
     utf8, (rows, begin) = state.vocabulary.utf8, state.tokens.shape
     remainders, complete = [text], []
-    state.begin([NO_TEXT])
+    state.begin([NO_TOKENS])
     while remainders:
-        totals = state.progress.log_probs[:, None] + state.log_probs()
+        totals = state.totals.log_probs[:, None] + state.log_probs()
         totals[:, list(banned)] = -np.inf
         within = []
         for row, rest in enumerate(remainders):
             longer, shorter = state.vocabulary.beginning(rest)
             before = state.tokens[row, begin:]
-            complete += [Text(np.append(before, i), totals[row, i]) for i in longer]
+            complete += [ScoredTokens(np.append(before, i), totals[row, i]) for i in longer]
             within += [(totals[row, i], row, i) for i in shorter]
         within = sorted(within, reverse=True)[:rows]
         if not within:
@@ -261,17 +261,17 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
         state.take(np.pad(chosen, empty).astype(np.int32))
         state.read(np.pad(ids, empty).astype(np.int32), np.zeros(rows))
         sums = np.pad(sums, empty, constant_values=-np.inf)
-        state.progress = state.progress._replace(log_probs=sums)
+        state.totals = state.totals._replace(log_probs=sums)
     total = np.logaddexp.reduce([spelling.log_prob for spelling in complete])
     if not np.isfinite(total):
         raise InputError(NO_NUMBER)
-    complete = [Text(tokens, float(log_prob - total)) for tokens, log_prob in complete]
+    complete = [ScoredTokens(tokens, float(log_prob - total)) for tokens, log_prob in complete]
     return sorted(complete, key=lambda spelling: -spelling.log_prob)
 
 
 def beam_search(
-    state: DecodeState, banned: tuple[int, ...], beginnings: Sequence[Text] = (NO_TEXT,)
-) -> list[Text]:
+    state: DecodeState, banned: tuple[int, ...], beginnings: Sequence[ScoredTokens] = (NO_TOKENS,)
+) -> list[ScoredTokens]:
     """The most probable texts that have ended, best first, as many as the state has rows, if there
     are so many.
 
@@ -287,18 +287,18 @@ def beam_search(
     """
     beams, survivors = len(state.tokens), []
     state.begin(beginnings[:beams])
-    while len(survivors) < beams or state.progress.log_probs[0] > survivors[-1].log_prob:
+    while len(survivors) < beams or state.totals.log_probs[0] > survivors[-1].log_prob:
         best = state.top_k(2 * beams, banned)
-        totals = state.progress.log_probs.astype(np.float32)[:, None] + best.log_probs
+        totals = state.totals.log_probs.astype(np.float32)[:, None] + best.log_probs
         order = np.argsort(-totals, axis=None, kind="stable")[: 2 * beams]
         rows, columns = np.divmod(order[totals.ravel()[order] > -np.inf], totals.shape[1])
         ids, log_probs = best.ids[rows, columns], best.log_probs[rows, columns]
-        progress = state.progress_with(rows, ids, log_probs)
-        going = ~progress.ended
+        longer = state.totals_with(rows, ids, log_probs)
+        going = ~longer.ended
         in_beam = np.cumsum(going) - going < beams  # fewer texts before it go on
-        for i in np.flatnonzero(progress.ended & in_beam):
+        for i in np.flatnonzero(longer.ended & in_beam):
             tokens = np.append(state.text_of(rows[i]), ids[i])
-            survivors.append(Text(tokens, float(progress.log_probs[i])))
+            survivors.append(ScoredTokens(tokens, float(longer.log_probs[i])))
         survivors = sorted(survivors, key=lambda text: -text.log_prob)[:beams]
         chosen = np.flatnonzero(going & in_beam)
         if not len(chosen):
@@ -335,7 +335,7 @@ class Writer:
         rows = options.beams or options.samples
         tokens, begun = lines.encode_open(prompt)
         self.state = DecodeState(decoder, tokens, options, rows)
-        self._beginnings = [NO_TEXT]
+        self._beginnings = [NO_TOKENS]
         if begun:
             state = DecodeState(decoder, tokens, options, SPELLINGS)
             self._beginnings = spellings(state, begun, self._banned)
@@ -354,8 +354,8 @@ class Writer:
         else:
             for _ in self._draws():
                 pass
-            sums = state.progress.log_probs.tolist()
-            texts = [Text(state.text_of(row), sums[row]) for row in range(count)]
+            sums = state.totals.log_probs.tolist()
+            texts = [ScoredTokens(state.text_of(row), sums[row]) for row in range(count)]
         return [
             Continuation("".join(self._pieces(text.tokens)), text.tokens, text.log_prob)
             for text in texts
@@ -371,7 +371,7 @@ class Writer:
     def _first_sample(self):
         for ids in self._draws():
             yield ids[0]
-            if self.state.progress.ended[0]:
+            if self.state.totals.ended[0]:
                 return
 
     def _draws(self):
@@ -382,7 +382,7 @@ class Writer:
         sampling = Sampling(1 if greedy else among, options.top_p < 1, self._banned)
         power = np.float32(1 if greedy else 1 / options.temperature)
         top_p = np.float32(options.top_p)
-        if self._beginnings[0] is not NO_TEXT:
+        if self._beginnings[0] is not NO_TOKENS:
             sums = np.array([text.log_prob for text in self._beginnings], np.float32)
             sums = sums[: sampling.k or None]
             shape = len(self.state.tokens), len(sums)
@@ -393,7 +393,7 @@ class Writer:
             self.state.begin([self._beginnings[column] for column in columns])
         for number in itertools.count():
             yield self.state.draw(sampling, Draw(key, np.int32(number), power, top_p))
-            if self.state.progress.ended.all():
+            if self.state.totals.ended.all():
                 return
 
     def _pieces(self, tokens):

@@ -45,31 +45,19 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
     head, bias = arrays["head.weight"], arrays.get("head.bias")
     projections, tables = ([arrays[f"tail.{i}.{j}.weight"] for i in tails] for j in (0, 1))
     words, features = len(head) - len(tails), head.shape[-1]
-    widths = [table.shape[-1] for table in tables]
     shapes = {"head.weight": (max(words, 1) + len(tails), features), "head.bias": (len(head),)}
-    for i, (table, width) in enumerate(zip(tables, widths, strict=True)):
-        shapes[f"tail.{i}.0.weight"] = width, features
-        shapes[f"tail.{i}.1.weight"] = len(table), width
+    for i, table in enumerate(tables):
+        shapes[f"tail.{i}.0.weight"] = table.shape[-1], features
+        shapes[f"tail.{i}.1.weight"] = len(table), table.shape[-1]
     for name, array in arrays.items():
         if array.shape != shapes[name]:
             raise InputError(f"{name} must have shape {shapes[name]}, got {array.shape}")
-    div_values = (
-        value
-        for value in range(1, features + 1)
-        if widths == [features // value ** (i + 1) for i in tails]
-    )
-    factor = None if 0 in widths else next(div_values, None)
-    if factor is None:
-        raise InputError(
-            f"tails must have the widths of a whole div_value for {features} features, got"
-            f" {reprlib.repr(widths)}: pass them to adaptive_cross_entropy as bands"
-        )
     *cutoffs, vocabulary_size = itertools.accumulate([words, *map(len, tables)])
     layer = AdaptiveSoftmax(
         vocabulary_size=vocabulary_size,
         features=features,
         cutoffs=tuple(cutoffs),
-        factor=factor,
+        factor=_div_value([table.shape[-1] for table in tables], features),
         bias=bias is not None,
         **settings,
     )
@@ -88,6 +76,17 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
     if bias is not None:
         params["cluster_bias"] = bias[words:]
     return layer, params
+
+
+def _div_value(widths, features):
+    """The whole number by whose powers the widths of tails divide the features."""
+    for value in range(1, features + 1):
+        if 0 not in widths and widths == [features // value**i for i in range(1, len(widths) + 1)]:
+            return value
+    raise InputError(
+        f"tails must have the widths of a whole div_value for {features} features, got"
+        f" {reprlib.repr(widths)}: pass them to adaptive_cross_entropy as bands"
+    )
 
 
 def to_torch(softmax) -> dict[str, np.ndarray]:

@@ -70,30 +70,18 @@ def linear_distillation(
     check_within("(0, inf)", temperature=temperature)
     if hard_weight and targets is None:
         raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
-    for name, model in {"student": student, "teacher": teacher}.items():
-        got = f"{len(model)} entries" if isinstance(model, tuple | list) else type(model).__name__
-        if got not in ("2 entries", "3 entries"):
-            raise InputError(f"{name} must be (hidden, table) or (hidden, table, bias), got {got}")
-    models = [validate_bands(model[0], Table(*model[1:]), None) for model in (student, teacher)]
-    (hidden, [of_student], _), (other, [of_teacher], _) = models
-    rows, shape = [len(band.table) for band in (of_student, of_teacher)], hidden.shape[:-1]
-    [all_rows] = words_of([of_student], None, axis_name)
-    devices = all_rows // rows[0]
-    if words is not None:
-        check_at_least(1, words=words)
-    differ = rows[0] != rows[1] and (words is None or devices > 1)
-    if differ or (words or 1) > devices * min(rows):
-        raise InputError(f"words={words} must be in both tables, which have {rows} rows")
+    hidden, of_student = _checked("student", student)
+    other, of_teacher = _checked("teacher", teacher)
+    shape, count = hidden.shape[:-1], _shared_words(of_student, of_teacher, words, axis_name)
     if other.shape[:-1] != shape:
         raise InputError(
             f"teacher's hidden must have shape {[*shape, 'width']}, got {[*other.shape]}"
         )
-    arrays = [
-        None if array is None else array[:words] if rows[0] != rows[1] else array
-        for array in (of_student.table, of_student.bias, of_teacher.table, of_teacher.bias)
-    ]
+    arrays = [of_student.table, of_student.bias, of_teacher.table, of_teacher.bias]
+    if len(of_student.table) != len(of_teacher.table):
+        arrays = jax.tree.map(lambda array: array[:words], arrays)
     ids, ignored = (jnp.zeros(shape, int), None) if targets is None else (targets, ignore_index)
-    count, dtype = words or all_rows, sum_dtype(hidden.dtype)
+    dtype = sum_dtype(hidden.dtype)
     by_token = token_targets(ids, weights, None, shape, count, ignored, dtype)
     weights, axes = reduced_weights(reduction, by_token, token_axes, (hidden, by_token.weights))
     frozen = not_differentiable((other, *arrays[2:]), "the teacher has no gradient here")
@@ -107,6 +95,28 @@ def linear_distillation(
         return weights * _losses(settings, tokens, tables)
     total = _total(settings, tokens, tables)
     return lax.psum(total, axes) if axes else total
+
+
+def _checked(name, model):
+    """Hidden states and band of a model `(hidden, table[, bias])`."""
+    got = f"{len(model)} entries" if isinstance(model, tuple | list) else type(model).__name__
+    if got not in ("2 entries", "3 entries"):
+        raise InputError(f"{name} must be (hidden, table) or (hidden, table, bias), got {got}")
+    hidden, [band], _ = validate_bands(model[0], Table(*model[1:]), None)
+    return hidden, band
+
+
+def _shared_words(student, teacher, words, axis_name):
+    """The number of words that both bands have, on all devices."""
+    rows = [len(band.table) for band in (student, teacher)]
+    [all_rows] = words_of([student], None, axis_name)
+    devices = all_rows // rows[0]
+    if words is not None:
+        check_at_least(1, words=words)
+    differ = rows[0] != rows[1] and (words is None or devices > 1)
+    if differ or (words or 1) > devices * min(rows):
+        raise InputError(f"words={words} must be in both tables, which have {rows} rows")
+    return words or all_rows
 
 
 def _by_words(tables):

@@ -92,35 +92,17 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
     if live is not None:  # 0 · NaN is NaN
         hidden = jnp.where(live[:, None], hidden, 0)
 
-    ids, count, rows = tokens.column, len(tokens.column), [*itertools.chain(*static.sizes)]
-    starts = jnp.cumsum(jnp.array([0, *words], ids.dtype), dtype=ids.dtype)
-    band = jnp.searchsorted(starts[1:-1], ids, side="right").astype(ids.dtype)
-    columns = words[0] + len(words) - 1, *words[1:]
-    # Clusters may be rows of the head, see `lay_out`.
-    in_tables, first_cluster = (columns, words[0]) if clusters is None else (words, rows[0])
-    head_column = jnp.where(band == 0, ids, first_cluster + band - 1)
-    tail_column = ids - starts[band]
-    if settings.axis_name is not None:
-        on_device = columns_on_device(settings.axis_name, tail_column, band, jnp.array(rows))
-        head_column, tail_column = on_device
-    word_counts = None
-    if settings.axis_name is not None or tuple(rows) != in_tables:
-        word_counts = present(settings.axis_name, rows, in_tables)
-
+    count, rows = len(tokens.column), tuple(itertools.chain(*static.sizes))
+    places = _places(tokens.column, words, rows, clusters is not None, settings.axis_name)
     groups, clusters = in_dtype((groups, clusters), static.dtype)
     group_plans = [
         plans.plan(i, sizes, group.table.shape[1], count, hidden.dtype.itemsize, settings.chunk)
         for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True))
     ]
-    order, back, ends = _sorted(band, live, len(words))
     # A slice of one chunk is always in bounds: those of the head begin at multiples of its size.
     room = max(-count % group_plans[0].tokens, *(plan.tokens for plan in group_plans[1:]), 0)
-
-    def in_order(array):
-        array = array if order is None else array[order]
-        return jnp.pad(array, [(0, room)] + [(0, 0)] * (array.ndim - 1))
-
-    queue = jax.tree.map(in_order, tokens._replace(hidden=hidden, column=head_column))
+    order = Order.of(places.band, live, len(words), room)
+    queue = jax.tree.map(order.queue, tokens._replace(hidden=hidden, column=places.in_head))
     flags = None
     if gradients is not None:
         flags = jax.tree.unflatten(jax.tree.structure(softmax), gradients.shared)
@@ -136,26 +118,24 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
             sizes=sizes,
             group=group,
             clusters=None if i else clusters,
-            columns=columns[first:end],
-            begins=ends[first - 1 : end - 1] if i else [0],
-            ends=ends[first:end] if i else [ends[-1] if static.masked else count],
-            word_counts=None if word_counts is None else word_counts[first:end],
+            columns=places.columns[first:end],
+            begins=order.ends[first - 1 : end - 1] if i else [0],
+            ends=order.ends[first:end] if i else [order.ends[-1] if static.masked else count],
+            word_counts=None if places.word_counts is None else places.word_counts[first:end],
             wanted=flags and Wanted(gradients.tokens, flags[0][i], None if i else flags[1]),
             one_chunk=i == 0 and group_plans[0].tokens >= count,
         )
         visit = visit_chunks
         if i and tokens.cotangents is None and flash_tails.fits(settings, group, len(sizes)):
             visit = flash_tails.visit
-        queue = queue._replace(column=in_order(tail_column)) if i == 1 else queue
+        queue = queue._replace(column=order.queue(places.in_tail)) if i == 1 else queue
         totals, gradient = visit(stage, queue, totals)
         sums.append(gradient)
         first = end
 
-    def in_place(array):
-        array = array[:count] if back is None else array[back]
-        return array.reshape(*shape, *array.shape[1:])
-
-    results = jax.tree.map(in_place, totals)
+    results = jax.tree.map(
+        lambda array: order.undo(array).reshape(*shape, *array.shape[1:]), totals
+    )
     if gradients is None:
         return results, None, None
     d_softmax = tuple(d_group for d_group, _ in sums), sums[0][1], dict.fromkeys(numbers)
@@ -165,6 +145,78 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         (results.d_hidden, d_softmax),
     )
     return results._replace(d_hidden=None), d_hidden, d_softmax
+
+
+class Places(NamedTuple):
+    """Columns of the words of tokens, each `[tokens]`."""
+
+    band: jax.Array
+    in_head: jax.Array  # of the word, or of the cluster of its band
+    in_tail: jax.Array  # of the word in its band
+    columns: tuple[int, ...]  # of the softmax of each band, on all devices
+    word_counts: jax.Array | None  # rows of each band that are words on this device; None: all
+
+
+def _places(ids, words, rows, has_clusters: bool, axis_name: str | None) -> Places:
+    """The columns of word ids.
+
+    words: of each band, on all devices.
+    rows: of each band's table, on this device.
+    has_clusters: False where clusters are rows of the head's table, see `lay_out`.
+    """
+    starts = jnp.cumsum(jnp.array([0, *words], ids.dtype), dtype=ids.dtype)
+    band = jnp.searchsorted(starts[1:-1], ids, side="right").astype(ids.dtype)
+    columns = words[0] + len(words) - 1, *words[1:]
+    in_tables, first_cluster = (words, rows[0]) if has_clusters else (columns, words[0])
+    in_head = jnp.where(band == 0, ids, first_cluster + band - 1)
+    in_tail = ids - starts[band]
+    word_counts = None
+    if axis_name is not None:
+        in_head, in_tail = columns_on_device(axis_name, in_tail, band, jnp.array(rows))
+    if axis_name is not None or rows != in_tables:
+        word_counts = present(axis_name, rows, in_tables)
+    return Places(band, in_head, in_tail, columns, word_counts)
+
+
+class Order(NamedTuple):
+    """The order in which tokens visit bands: those of a band one after another, those that visit
+    none last.
+    """
+
+    order: jax.Array | None  # tokens by place; None: tokens stay where they are
+    inverse: jax.Array | None
+    ends: jax.Array | None  # of each band
+    count: int  # tokens
+    room: int  # places behind the last token
+
+    @classmethod
+    def of(cls, band, live, bands: int, room: int) -> "Order":
+        """The order of tokens of these bands.
+
+        live: bool `[tokens]`, False for tokens that visit none; None: all visit.
+        """
+        count = len(band)
+        place = jnp.arange(count)
+        if bands > 1:
+            key = band if live is None else jnp.where(live, band, bands)
+            order = jnp.argsort(key, stable=True)
+            ends = jnp.searchsorted(key[order], jnp.arange(bands), side="right")
+            return cls(order, jnp.argsort(order), ends, count, room)
+        if live is None:
+            return cls(None, None, None, count, room)
+        visits = jnp.cumsum(live)
+        inverse = jnp.where(live, visits - 1, visits[-1] + place - visits)
+        order = jnp.zeros_like(inverse).at[inverse].set(place, unique_indices=True)
+        return cls(order, inverse, visits[-1:], count, room)
+
+    def queue(self, array):
+        """An array `[tokens, ...]` in this order, with room behind it."""
+        array = array if self.order is None else array[self.order]
+        return jnp.pad(array, [(0, self.room)] + [(0, 0)] * (array.ndim - 1))
+
+    def undo(self, array):
+        """A queue `[tokens + room, ...]` in the order of the tokens, `[tokens, ...]`."""
+        return array[: self.count] if self.inverse is None else array[self.inverse]
 
 
 class Stage(NamedTuple):
@@ -190,31 +242,13 @@ class Stage(NamedTuple):
         if len(begins) == 1:
             return (ends[0] - begins[0] + chunk - 1) // chunk, lambda trip: (0, trip)
         counts = (ends - begins + chunk - 1) // chunk
-        done = jnp.cumsum(counts)
+        trips = jnp.cumsum(counts)
 
         def locate(trip):
-            number = jnp.sum(trip >= done)
-            return number, trip - (done - counts)[number]
+            number = jnp.sum(trip >= trips)
+            return number, trip - (trips - counts)[number]
 
-        return done[-1], locate
-
-
-def _sorted(band, live, bands):
-    """Tokens by band, those that are not live last: `order`, its inverse, and the end of each band.
-
-    live: bool `[tokens]`; None: all. Order and inverse are None where tokens stay where they are.
-    """
-    place = jnp.arange(len(band))
-    if bands > 1:
-        key = band if live is None else jnp.where(live, band, bands)
-        order = jnp.argsort(key, stable=True)
-        ends = jnp.searchsorted(key[order], jnp.arange(bands), side="right")
-        return order, jnp.argsort(order), ends
-    if live is None:
-        return None, None, None
-    done = jnp.cumsum(live)
-    back = jnp.where(live, done - 1, done[-1] + place - done)
-    return jnp.zeros_like(back).at[back].set(place, unique_indices=True), back, done[-1:]
+        return trips[-1], locate
 
 
 def visit_chunks(stage: Stage, queue: Tokens, totals: Results):

@@ -14,13 +14,24 @@ from adaptive_jax.interop.export_command import Export
 from adaptive_jax.scores.evaluate import Request
 from adaptive_jax.scores.evaluate_command import Evaluate
 from adaptive_jax.scores.methods import METHODS
-from adaptive_jax.scores.report.report import Job
+from adaptive_jax.scores.report.report import ReportOptions
 from adaptive_jax.text.generate_command import Generate
 from adaptive_jax.text.score_command import Score
 from adaptive_jax.training.command import Train
 from adaptive_jax.training.make_clusters import Clustering, Files
 
-FLAGS = [Clustering, Evaluate, Export, Files, Generate, Job, Options, Request, Score, Train]
+FLAGS = [
+    Clustering,
+    Evaluate,
+    Export,
+    Files,
+    Generate,
+    ReportOptions,
+    Options,
+    Request,
+    Score,
+    Train,
+]
 FLAGS += [commands.Allow, commands.Hosts, commands.Workdir]
 FLAGS += [method.options for method in METHODS.values()]
 

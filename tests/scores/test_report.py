@@ -27,7 +27,7 @@ from adaptive_jax.scores.report import charts, page, passage
 from adaptive_jax.scores.report.drawing import VARIABLES, draw, look
 from adaptive_jax.scores.report.page import sample
 from adaptive_jax.scores.report.passage import Token, spelled
-from adaptive_jax.scores.report.report import Job, _title, names_of, report
+from adaptive_jax.scores.report.report import ReportOptions, _title, names_of, report
 from adaptive_jax.scores.report.runs import RunReport, difference, read_runs
 from tests import chromium, refuses
 from tests.toys import misplaced_labels
@@ -55,7 +55,7 @@ def made(trained, tmp_path_factory):
     evaluate(directory / "one", Request(context=8))
     for name in "one", "two":
         evaluate(directory / name, Request(sample_from=20, sample_words=30))
-    job = Job(str(directory / "page.html"), (NAME, "_two"), (10, 100), 20, 30)
+    job = ReportOptions(str(directory / "page.html"), (NAME, "_two"), (10, 100), 20, 30)
     # A figure of one's own is a function, named in FIGURES.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(charts, "FIGURES", [*charts.FIGURES, toy])
@@ -188,7 +188,7 @@ def test_labels_of_figures_do_not_overlap(tmp_path, monkeypatch):
         )
         for name in names
     ]
-    scores = charts.Scores(runs, (10, 100, 1_000, 10_000, 100_000, 1_000_000), "word")
+    scores = charts.FigureData(runs, (10, 100, 1_000, 10_000, 100_000, 1_000_000), "word")
     drawn = charts.charts_of(scores)
     assert [*drawn[0].ticks][:4] == ["new", "1-10", "11-100", "101-1K"] and len(drawn) == 9
     for chart in drawn:
@@ -271,7 +271,7 @@ def test_which_results_are_read(made, tmp_path):
     assert chosen(one, two) == ["test-10-0-240", "test-16-0-200"]
     shutil.rmtree(one / "checkpoints")  # no model is opened
     [cached] = one.glob("eval/*cache*.json")
-    [run], _ = report([cached], Job(f"{tmp_path}/a.html"))
+    [run], _ = report([cached], ReportOptions(f"{tmp_path}/a.html"))
     assert run.result["settings"]["method"] == "cache" and run.about()["hours"] is None
     validation = one / "eval" / "validation-16-0-240.json"
     with refuses("409", "426"):
@@ -307,7 +307,7 @@ def test_words_that_training_never_saw(made, tmp_path):
     result = evaluate(workdir, request)
     assert result["bins"][0] | {"least": 0, "most": 0, "words": 18} == result["bins"][0]
     [path] = workdir.glob("eval/*plain*.json")
-    _, passages = report([path], Job(f"{tmp_path}/a.html"))
+    _, passages = report([path], ReportOptions(f"{tmp_path}/a.html"))
     assert [token.text for token in passages["run"][:5]] == ["the", "brand", "new", "t0w0", "<eos>"]
 
 
@@ -511,7 +511,7 @@ def test_bad_input(made, tmp_path):
         ([one], {"sample_from": 426}, "sample_from=426 must be less than the text's 426 words"),
     ):
         with refuses(says, error=(InputError, OSError)):
-            report(workdirs, Job(str(output))._replace(**changes))
+            report(workdirs, ReportOptions(str(output))._replace(**changes))
 
 
 def test_the_command(made, quick_command, tmp_path):

@@ -224,7 +224,8 @@ def local_texts(
         if not choices and split in splits:
             choice = ", ".join(filter(None, [*names, f"{NAMES[split][0]}/", pattern]))
             raise InputError(f"data.path={place} has no {split} split; add one of {choice}")
-        texts |= {split: Text(tuple(files)) for files in choices.values()}
+        for files in choices.values():
+            texts[split] = Text(tuple(files))
     return texts
 
 

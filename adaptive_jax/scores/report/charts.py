@@ -66,7 +66,7 @@ class Chart(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
+class FigureData:
     """Data of the figures.
 
     edges: largest frequencies of the bins but the last. unit: of losses, "word" or "token".
@@ -117,11 +117,11 @@ BINNED = {  # titles, and notes by statistic
 }
 
 
-def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
+def by_bins(statistic: str, figure: str, data: FigureData) -> Chart:
     """A statistic, "mean", "median" or "perplexity", of a figure of `BINNED`. Below each bin stand
     the words of the first run.
     """
-    (title, notes), unit = BINNED[figure], scores.unit
+    (title, notes), unit = BINNED[figure], data.unit
     name, ylabel, field, scaled = statistic.capitalize(), NATS.format(unit), statistic, float
     if statistic == "perplexity":
         ylabel, field, scaled = f"perplexity a {unit}", "mean", perplexity
@@ -130,7 +130,7 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
     else:
         name += " loss"
     lines, tops = [], {}
-    for run, bins in scores.bins[figure].items():
+    for run, bins in data.bins[figure].items():
         points = []
         for group in bins:
             value, interval = scaled(getattr(group, field)), getattr(group, f"{field}_interval")
@@ -152,10 +152,10 @@ def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
     )
 
 
-def curves(scores: Scores) -> Chart:
+def curves(data: FigureData) -> Chart:
     """Learning curves."""
     lines, late = [], []
-    for run in scores.runs:
+    for run in data.runs:
         parts = {split: run.curve(split) for split in ("train", "validation")}
         last = max((step for curve in parts.values() for step, _ in curve), default=0)
         for split, curve in parts.items():
@@ -174,14 +174,14 @@ def curves(scores: Scores) -> Chart:
         ("updates", "nll", "split"),
         lines,
         "updates",
-        NATS.format(scores.unit),
+        NATS.format(data.unit),
         limits=limits,
     )
 
 
-def contexts(scores: Scores) -> Chart:
+def contexts(data: FigureData) -> Chart:
     """Perplexity by context, of runs that evaluate.py has scored with several."""
-    several = [run for run in scores.runs if len({point[0] for point in run.contexts}) > 1]
+    several = [run for run in data.runs if len({point[0] for point in run.contexts}) > 1]
     return Chart(
         "contexts",
         "Perplexity by context",
@@ -194,7 +194,7 @@ def contexts(scores: Scores) -> Chart:
     )
 
 
-FIGURES: list[Callable[[Scores], Chart]] = [
+FIGURES: list[Callable[[FigureData], Chart]] = [
     functools.partial(by_bins, "perplexity", "by_word"),
     functools.partial(by_bins, "mean", "by_word"),
     functools.partial(by_bins, "mean", "by_previous"),
@@ -207,6 +207,6 @@ FIGURES: list[Callable[[Scores], Chart]] = [
 ]
 
 
-def charts_of(scores: Scores) -> list[Chart]:
+def charts_of(data: FigureData) -> list[Chart]:
     """All figures that have something to draw."""
-    return [chart for figure in FIGURES if (chart := figure(scores)).lines]
+    return [chart for figure in FIGURES if (chart := figure(data)).lines]

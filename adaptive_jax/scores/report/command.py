@@ -12,18 +12,18 @@ docs/evaluation.md says more.
 
 from adaptive_jax.config.flags import define_options, options
 from adaptive_jax.files import path_of
-from adaptive_jax.scores.report.report import Job, report
+from adaptive_jax.scores.report.report import ReportOptions, report
 
 POSITIONAL = ["RUN..."]
 
 
 def define_flags() -> None:
     """Defines the flags of the command."""
-    define_options(Job)
+    define_options(ReportOptions)
 
 
 def main(*places):
     """Makes the report that the flags ask for."""
-    job = options(Job)
-    report([path_of(place) for place in places], job)
-    print(job.output)
+    report_options = options(ReportOptions)
+    report([path_of(place) for place in places], report_options)
+    print(report_options.output)

@@ -27,7 +27,7 @@ SAMPLE = (
 )
 
 
-class Job(NamedTuple):
+class ReportOptions(NamedTuple):
     """Options of the command; its fields are flags.
 
     Figures and numbers go to a directory beside the page, `report_files` of `report.html`.
@@ -40,7 +40,9 @@ class Job(NamedTuple):
     sample_words: Annotated[int, Option("Words of the passage; 0: none.", "[0, inf)")] = 150
 
 
-def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str, list[Token]]]:
+def report(
+    places: Sequence[Path], options: ReportOptions
+) -> tuple[list[RunReport], dict[str, list[Token]]]:
     """Reports trained runs on one page, with their figures as PNG and PDF, their table as Markdown
     and LaTeX and their numbers as CSV beside it.
 
@@ -53,21 +55,23 @@ def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str,
         InputError: matplotlib is missing, no result, or results of texts that differ.
         OSError: the page cannot be written.
     """
-    check(job)
-    check_edges(job.bins)
-    output = path_of(job.output)
-    names = names_of(places, job.names)
+    check(options)
+    check_edges(options.bins)
+    output = path_of(options.output)
+    names = names_of(places, options.names)
     if output.suffix not in (".html", ".htm"):
         raise InputError(f"output={output} must be the name of a page, such as report.html")
     runs, passages = read_runs(places, names), {}
-    if job.sample_words:
-        passages = {run.name: read_passage(run, job.sample_from, job.sample_words) for run in runs}
+    if options.sample_words:
+        passages = {
+            run.name: read_passage(run, options.sample_from, options.sample_words) for run in runs
+        }
     files = output.with_name(f"{output.stem}_files")
     lines = [run.about() for run in runs]
     _write_csv(files / "runs.csv", lines)
     numbers = {name: number for number, name in enumerate(names)}
     unit, drawn = runs[0].result["vocabulary"]["unit"], []
-    for chart in charts.charts_of(charts.Scores(runs, job.bins, unit)):
+    for chart in charts.charts_of(charts.FigureData(runs, options.bins, unit)):
         drawn.append((chart, draw(chart, numbers, files / f"{chart.name}.png")))
         _write_csv(files / f"{chart.name}.csv", chart.rows())
     table = page.table_of_runs(lines, runs[0].result["split"], unit)
@@ -78,7 +82,7 @@ def report(places: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str,
         if inside := [(chart, svg) for chart, svg in drawn if chart.section == title]:
             text = text.format(unit=unit)
             sections.append(page.Section(title, text, page.figures(inside)))
-    if job.sample_words:
+    if options.sample_words:
         _write_csv(files / "sample.csv", _sample_lines(passages))
         title = "A passage, coloured by surprisal"
         sections.append(page.Section(title, SAMPLE, page.passages(passages)))
