@@ -28,13 +28,13 @@ train: .venv/installed
 
 test: .venv/tested
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q -rs -m "not slow" -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -rfEs -m "not slow" -n auto --dist loadfile --no-loadscope-reorder
 
 test-install: .venv/tested
-	$(BIN)/python -m pytest -q -rs -n 2 tests/test_install.py tests/test_typing.py
+	$(BIN)/python -m pytest -q -rfEs -n 2 tests/test_install.py tests/test_typing.py
 
 test-slow: .venv/tested
-	$(BIN)/python -m pytest -q -rs -m slow -n auto --dist loadfile
+	$(BIN)/python -m pytest -q -rfEs -m slow -n auto --dist loadfile
 
 # An environment of its own: JAX finds the plugin for GPUs in it and complains in other runs.
 test-targets: .venv-targets/installed
