@@ -73,6 +73,17 @@ def path_of(place: str | os.PathLike) -> Path:
     return epath.Path(name.rstrip("/"))
 
 
+def local_directory(place: str, key: str) -> Path:
+    """The directory that the setting `key` names, a ~ at its start expanded.
+
+    Raises:
+        InputError: the path is empty, a URL, or an unknown user's.
+    """
+    if not place or "://" in place:
+        raise InputError(f"{key}={place!r} must be a directory on a local disk")
+    return path_of(place)
+
+
 def absolute(path: Path) -> Path:
     """The path from the root of the disk; a place in a bucket is absolute already."""
     return path if in_bucket(path) else path.absolute()

@@ -34,6 +34,7 @@ from adaptive_jax.runs.checkpoints import Checkpoints
 from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores.evaluate import evaluate
 from adaptive_jax.scores.scores import perplexity
+from adaptive_jax.training.divergence import Diverged
 from adaptive_jax.training.loop import train
 from benchmarks import figures
 from benchmarks.groc_tables import FAR, NEAR, TARGETS
@@ -53,7 +54,8 @@ def runs_of(name: str, settings) -> Path:
 
 
 def measure(name: str, line: Line, settings) -> dict:
-    """Trains a line's model, or resumes its run, and scores it. Returns its numbers.
+    """Trains a line's model, or resumes its run, and scores it. Returns its numbers; of one that
+    diverges, where it does.
 
     Peak memory is that of the accelerator, or on a CPU of this process, the libraries among it.
     """
@@ -66,7 +68,10 @@ def measure(name: str, line: Line, settings) -> dict:
         config["output"]["clusters"] = str(clusters_of(line, config, workdir, settings.glove))
     if settings.lexicon and "lexicon" in config["input"]:
         config["input"]["lexicon"] = settings.lexicon
-    train(config, workdir)
+    try:
+        train(config, workdir)
+    except Diverged as error:
+        return {"diverged": str(error).partition(":")[0]}
     earlier = earlier_numbers(workdir)
     tests = earlier.get("test", {})
     for each in table.lines[settings.size]:
@@ -155,7 +160,8 @@ def numbers_of(name: str, line: Line, settings) -> dict:
     and scores it. Raises InputError if that fails.
     """
     workdir = runs_of(name, settings) / line.run
-    if line.scored not in earlier_numbers(workdir).get("test", {}):
+    earlier = earlier_numbers(workdir)
+    if "diverged" not in earlier and line.scored not in earlier.get("test", {}):
         print(f"{line.run}:", flush=True)
         same = [f"--{key}={value}" for key in PASSED if (value := getattr(settings, key))]
         same += [f"--corpora={','.join(settings.corpora)}"] if settings.corpora else []
@@ -165,6 +171,8 @@ def numbers_of(name: str, line: Line, settings) -> dict:
 
 def cells(line: Line, numbers: dict) -> str:
     """A line of the table: ours, then the published numbers, nothing where there are none."""
+    if "diverged" in numbers:
+        return f"| `{line.row}` | diverges: {numbers['diverged']} |{' |' * (COLUMNS.count('|') - 1)}"
     valid = min((nll for _, nll in numbers["losses"]["validation"]), default=None)
     shown = f"`{line.row}`" + (f", {line.context} tokens of context" if line.context else "")
     shown += f", {'finetuned on ' if line.tuned else ''}{line.target}" if line.target else ""
@@ -225,10 +233,12 @@ def section(name: str, size: str, measured: list[tuple[Line, dict]]) -> str:
 def figure_of(table: Table, measured: list[tuple[Line, dict]], size: str) -> dict:
     """The numbers of the table's figure, see `benchmarks.figures.table`: test perplexities, and
     validation losses by updates or operations, or training losses where one evaluation is all
-    there is. Losses are a run's, whatever it was scored on.
+    there is. Losses are a run's, whatever it was scored on. Runs that diverged are left out.
     """
     rows, drawn = [], set()
     for line, numbers in measured:
+        if "diverged" in numbers:
+            continue
         scale = numbers["operations"] / 1e12 if table.operations else 1
         losses = numbers["losses"]
         split = "validation" if len(losses["validation"]) > 1 else "training"

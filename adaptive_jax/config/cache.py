@@ -7,8 +7,7 @@ config of a run, which anybody may have written, does not name it.
 import os
 from pathlib import Path
 
-from adaptive_jax.errors import InputError
-from adaptive_jax.files import path_of
+from adaptive_jax.files import local_directory
 
 VARIABLE = "ADAPTIVE_JAX_CACHE"
 DEFAULT = "~/.cache/adaptive_jax"
@@ -21,7 +20,7 @@ def directory() -> Path:
     Raises:
         InputError: it is in object storage, or the home of an unknown user.
     """
-    return _checked(os.environ.get(VARIABLE) or DEFAULT)
+    return local_directory(os.environ.get(VARIABLE) or DEFAULT, "--cache_dir")
 
 
 def use(place: str) -> None:
@@ -30,11 +29,5 @@ def use(place: str) -> None:
     Raises:
         InputError: as `directory`, or it is empty.
     """
-    _checked(place)
+    local_directory(place, "--cache_dir")
     os.environ[VARIABLE] = place
-
-
-def _checked(place):
-    if not place or "://" in place:
-        raise InputError(f"--cache_dir={place!r} must be a directory on a local disk")
-    return path_of(place)

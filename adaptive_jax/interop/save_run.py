@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import new_directory
+from adaptive_jax.files import local_directory, new_directory
 from adaptive_jax.interop.converter import Checkpoint, assign, completed
 from adaptive_jax.runs.checkpoints import Checkpoints, quietly
 from adaptive_jax.runs.settings import at_clusters, write_json
@@ -72,7 +71,7 @@ def new_workdir(place: str | os.PathLike, key: str) -> Path:
     Raises:
         InputError: it is not empty, or a name that Orbax cannot write.
     """
-    workdir = home_of(str(place), key).absolute()
+    workdir = local_directory(str(place), key).absolute()
     check_name(workdir)
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise InputError(f"{workdir} already exists: use a new directory")

@@ -74,11 +74,7 @@ def describe(config: Mapping, by_frequency: bool = True) -> str:
         return ""
     words = Vocabulary.build({UNKNOWN: 0} | splits["train"])
     counts = {
-        split: np.bincount(
-            np.fromiter(map(words.index.__getitem__, numbers), np.int64, len(numbers)),
-            np.fromiter(numbers.values(), np.int64, len(numbers)),
-            len(words),
-        )
+        split: np.bincount(words.encode_words([*numbers])[0], [*numbers.values()], len(words))
         for split, numbers in splits.items()
     }
     chosen = data["threshold"], data["limit"]

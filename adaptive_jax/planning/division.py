@@ -23,11 +23,6 @@ class Division(NamedTuple):
     microbatches: int
     rows_per_device: int
 
-    @property
-    def empty_rows(self) -> int:
-        """Rows of weight 0 that fill up an update."""
-        return self.microbatches * self.rows_per_device * self.devices - self.rows
-
 
 def divide(rows: int, rows_held: int, devices: int, hosts: int = 1, *, pad: bool) -> Division:
     """The division of an update over the most devices that share its rows evenly.

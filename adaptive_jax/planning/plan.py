@@ -85,11 +85,6 @@ class Plan(NamedTuple):
     gathered_bytes: int
     vector_bytes: int
 
-    @property
-    def division(self) -> Division:
-        """The division of the rows among the devices."""
-        return Division(self.rows_per_update, self.devices, self.accumulation, self.rows_per_device)
-
 
 def make_plan(
     config: Mapping, parts: Parts, devices: int, memory: int | None = None, hosts: int = 1
@@ -250,7 +245,7 @@ def describe(plan: Plan, data: Mapping, steps: int = 0) -> str:
     parameters, rows = plan.parameters, plan.rows_per_update
     parts = ", ".join(f"{name} {_short(parameters[name])}" for name in ("input", "body", "output"))
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
-    empty = plan.division.empty_rows
+    empty = plan.accumulation * plan.rows_per_device * plan.devices - rows
     filled = f", {empty} of them empty" if empty else ""
     ids = data["corpus"] == "ids" or data["tokenizer"]
     units = "units" if data["codes"] else "ids" if ids else "words"

@@ -139,11 +139,11 @@ class Checkpoints:
             raise InputError(
                 f"{self.directory} does not exist; train.py has saved no checkpoint yet: {WAIT}"
             )
-        if not read_only:  # `save` raises what cannot be written
-            logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self._intact = None  # the step whose files were compared when the run was opened
         self._damaged = {}  # why, by the name of a step
         if not read_only:
+            # `save` raises what cannot be written
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)
             self._find_damaged()
         loss = operator.itemgetter("nll")
         best = BestN(get_metric_fn=loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)

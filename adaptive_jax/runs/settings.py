@@ -15,7 +15,7 @@ from adaptive_jax.data.vocabulary.ngrams import counted_settings
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import absolute, in_bucket, names_in, path_of, replacing
+from adaptive_jax.files import absolute, in_bucket, path_of, replacing
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 NGRAMS = "ngrams.npz"  # counts of n-grams of the train split
@@ -178,11 +178,6 @@ def with_origin(config: dict, begun: dict | None) -> dict:
     keys = "init_checkpoint", "init_words"
     settings = {key: begun[key] for key in keys if config[key] == getattr(General, key)}
     return config | {"init_from": begun_origin} | settings
-
-
-def has_checkpoints(workdir: Path) -> bool:
-    """True if a workdir holds checkpoints, damaged or not."""
-    return any(name[0].isdigit() for name in names_in(workdir / "checkpoints"))
 
 
 def as_json(config: Mapping) -> dict:

@@ -20,6 +20,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import absolute, in_bucket, names_in, replacing
 from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.runs.checkpoints import steps_in
 from adaptive_jax.runs.identity import (
     ID,
     check_resumes,
@@ -29,7 +30,7 @@ from adaptive_jax.runs.identity import (
     of_corpus,
     text_of,
 )
-from adaptive_jax.runs.settings import NGRAMS, PUBLISHED, has_checkpoints, is_exported, write_json
+from adaptive_jax.runs.settings import NGRAMS, PUBLISHED, is_exported, write_json
 
 # Beginnings of the names that a dry run leaves, or a run that ended before it wrote config.json
 EARLY_FILES = ".", "plan.", "vocabulary.", "subwords.", "tokenizer.", "lexicon.", "ngrams.", "text."
@@ -86,7 +87,7 @@ def check_place(workdir: Path) -> None:
         _check_writable(workdir)
     if (workdir / "config.json").exists():
         return
-    if has_checkpoints(workdir):
+    if steps_in(workdir / "checkpoints"):
         raise InputError(
             f"{workdir} has checkpoints and no config.json: restore it, or use another --workdir"
         )

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.config.keys import at, word_group
-from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.data.vocabulary.words import read_words
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import local_directory
 from adaptive_jax.model.language_model import variable_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
@@ -51,7 +51,7 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     checks = checked(config, workdir, jax.device_count() if target is None else None)
     config = checks.config
     words, place = config["data"]["vocabulary_size"], config["data"]["path"]
-    if place and not home_of(place, "data.path").exists():
+    if place and not local_directory(place, "data.path").exists():
         hosts.log0(f"text         data.path={place} does not exist here: training needs it")
     if path := config["data"]["words"]:
         hosts.log0(f"words        {len(read_words(path)):,} of data.words={path}")

@@ -20,13 +20,13 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import in_bucket, path_of
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.runs.checkpoints import steps_in
 from adaptive_jax.runs.identity import differences
 from adaptive_jax.runs.parameters import checkpoint_step
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.settings import (
     as_json,
     begun_config,
-    has_checkpoints,
     read_config,
     read_words,
     with_own_files,
@@ -59,7 +59,7 @@ def check_origin(config: Mapping, workdir: Path) -> None:
     for key in "init_checkpoint", "init_words":
         if not config["init_from"] and (value := config[key]) != getattr(General, key):
             raise InputError(f"{key}={value} needs init_from: pass --init_from=RUN, too")
-    if config["init_from"] and not has_checkpoints(workdir):
+    if config["init_from"] and not steps_in(workdir / "checkpoints"):
         _config_of(config["init_from"])
         checkpoint_step(path_of(config["init_from"]), config["init_checkpoint"])
 
@@ -103,7 +103,7 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
     Raises:
         InputError: the run is damaged, or its model differs by more than its vocabulary.
     """
-    if config["init_from"] and not has_checkpoints(workdir):
+    if config["init_from"] and not steps_in(workdir / "checkpoints"):
         other = Run.of(path_of(config["init_from"]))
         shapes = parameter_shapes(other.model), parameter_shapes(model)
         _check_same_model(config["init_from"], *shapes)

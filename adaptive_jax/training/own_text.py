@@ -93,11 +93,7 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
     words: all words of the train split.
     held_out: how often each word of the validation split occurs.
     """
-    counts = {
-        word: n
-        for word, n in zip(words.words, words.counts.tolist(), strict=True)
-        if word not in (EOS, UNKNOWN)
-    }
+    counts = {word: n for word, n in words.counts_by_word.items() if word not in (EOS, UNKNOWN)}
     if not counts:
         raise InputError("the text has no words: put text in it, one sentence or paragraph a line")
     # Something must become <unk>, or the model could not read an unseen word.

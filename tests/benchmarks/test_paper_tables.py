@@ -13,6 +13,7 @@ import pytest
 from adaptive_jax.config.rows import Paper, Row
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.plan import divide_update
+from adaptive_jax.training.divergence import Diverged
 from benchmarks import figures, tables
 from benchmarks.lines import Line, Table, config_of
 from benchmarks.paper_tables import TABLES
@@ -93,6 +94,31 @@ def test_a_line_has_ours_and_the_published_numbers():
         == "| `adp_t`, 480 tokens of context |  | 110.0 | 2.5M | 61 | 30.6 | 2,100 |  |  |  |  | "
         " |  |"
     )
+
+
+def test_a_row_that_diverges_is_a_line(tmp_path, monkeypatch):
+    """It does not end the table, of which some rows are to diverge (Dauphin et al. 2017, Figure
+    6): it says where, the figure leaves it out, and it is not trained again.
+    """
+
+    def diverges(config, workdir):
+        raise Diverged(7, "loss 2e+04 nats a token")
+
+    monkeypatch.setattr(tables, "train", diverges)
+    table = TABLES["gcnn_figure_6"]()
+    line = next(line for line in table.lines["cpu"] if line.row == "no_clipping_1")
+    settings = SimpleNamespace(size="cpu", corpora=[], workdir=tmp_path, lexicon="", glove="")
+    numbers = tables.measure("gcnn_figure_6", line, settings)
+    shown = tables.cells(line, numbers)
+    assert shown.startswith(
+        "| `no_clipping_1` | diverges: update 7 has loss 2e+04 nats a token | |"
+    )
+    assert shown.count("|") == tables.TITLE.splitlines()[0].count("|")
+    assert tables.figure_of(table, [(line, numbers)], "cpu")["rows"] == []
+    row = tables.runs_of("gcnn_figure_6", settings) / line.run / "row.json"
+    row.parent.mkdir(parents=True)
+    row.write_text(json.dumps(numbers))
+    assert tables.numbers_of("gcnn_figure_6", line, settings) == numbers
 
 
 def test_a_section_takes_the_place_of_the_one_before(tmp_path):

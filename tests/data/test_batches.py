@@ -226,5 +226,3 @@ def test_impossible_settings_are_named():
             batches_of(ids, *arguments)
     with refuses("0 tokens"):
         batches_of(ids[:0], "none", "packed")
-    with refuses("seed=-1"):
-        batches_of(ids, "none", "packed").batch(-1, 0)

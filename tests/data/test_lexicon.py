@@ -284,9 +284,6 @@ def test_a_wrong_file_is_told(tmp_path, content, names):
         (lambda wordnet, tmp: check_lexicon(str(tmp)), "lexnames"),
         (lambda wordnet, tmp: read_entries(VOCABULARY, ""), "input.lexicon"),
         (lambda wordnet, tmp: read_entries(UNITS, str(wordnet)), "data.codes=0"),
-        (lambda wordnet, _: relations(VOCABULARY, str(wordnet), 3, "papr"), '"paper"'),
-        (lambda wordnet, tmp: relations(VOCABULARY, str(wordnet), 0), "most"),
-        (lambda path, _: definitions(VOCABULARY, str(path), 3, share=82.0), "share=82.0"),
     ],
 )
 def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, name):

@@ -4,7 +4,7 @@ fairseq's --sample-break-mode.
 
 import numpy as np
 
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import InputError, check_at_least
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 PART = 1 << 22  # tokens looked at in one go: ids may be larger than memory
@@ -33,10 +33,9 @@ def examples(
         of ids.
 
     Raises:
-        InputError: an unknown break_mode, `longest` below 1, an empty split, or only empty lines
+        InputError: `longest` below 1, an empty split, or only empty lines
             for complete_doc.
     """
-    check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
     check_at_least(1, **{"batches.sequence_length": longest})
     check_split(ids)
     index = np.dtype(np.int32 if len(ids) < 2**31 - longest else np.int64)

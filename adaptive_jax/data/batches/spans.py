@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.batches.examples import ranges
-from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
 
 
@@ -102,8 +101,6 @@ def shuffled(counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
 
 def philox(seed: int, epoch: int, stream: int) -> np.random.Philox:
     """A source of random bits for an epoch; several purposes take several streams."""
-    if seed < 0:
-        raise InputError(f"seed={seed} must be 0 or more")
     return np.random.Philox(
         key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64)
     )

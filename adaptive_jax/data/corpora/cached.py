@@ -14,24 +14,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adaptive_jax.errors import InputError, of_extra, one_line
-from adaptive_jax.files import path_of, remove_unfinished
+from adaptive_jax.files import remove_unfinished
 
 with of_extra("train"):
     import filelock
 
 logger = logging.getLogger(__name__)
 BLOCK = 1 << 24  # bytes
-
-
-def home_of(path: str, key: str) -> Path:
-    """The directory that the setting `key` names, with a leading ~ expanded.
-
-    Raises:
-        InputError: the path is empty, a URL, or an unknown user's.
-    """
-    if not path or "://" in path:
-        raise InputError(f"{key}={path!r} must be a directory on a local disk")
-    return path_of(path)
 
 
 def make_once(path: Path, make: Callable[[], object]) -> None:

@@ -88,10 +88,9 @@ class Published:
             return {split: Text((file,)) for split, file in zip(SPLITS, files, strict=True)}
         if not self.whole:
             return archived_texts(files[0], self.patterns)
-        texts = {split: Text((directory / f"{split}.txt",)) for split in SPLITS}
         text = Text((files[0],), f"*/{self.whole}")
         make_once(directory / "complete", lambda: draw(text, self.held_out, directory))
-        return texts
+        return {split: Text((directory / f"{split}.txt",)) for split in SPLITS}
 
 
 def draw(text: Text, held_out: float, directory: Path) -> None:

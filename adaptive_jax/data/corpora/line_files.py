@@ -109,10 +109,11 @@ class TextFiles:
         before = self.done
         place = "standard input" if name == STDIN else name
         for number, line in enumerate(_unpacked(name, file), start=1):
-            encoding = "utf-8-sig" if number == 1 else "utf-8"
             if self.size:
                 self.done = before + file.tell()
-            yield _decoded(line, encoding, f"{place}, line {number}")
+            if fault := line_fault(line):
+                raise InputError(f"{place}, line {number}: {fault}")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
 
 
 def _open(name):
@@ -139,9 +140,3 @@ def _unpacked(name, file):
         raise InputError(
             f"cannot read {name}: {one_line(error)}; replace it by a complete copy"
         ) from None
-
-
-def _decoded(line, encoding, place):
-    if fault := line_fault(line):
-        raise InputError(f"{place}: {fault}")
-    return line.decode(encoding)

@@ -18,7 +18,6 @@ from adaptive_jax.data.corpora.cached import (
     bar,
     checksum,
     damaged,
-    home_of,
     make_once,
     read_ids,
 )
@@ -36,7 +35,7 @@ from adaptive_jax.data.vocabulary.on_disk import (
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut, read_words
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.files import replacing
+from adaptive_jax.files import local_directory, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ def load(
     optional, splits = splits is None, SPLITS if splits is None else splits
     splits = [split for split in SPLITS if split in splits]
     if settings.corpus == "ids":
-        directory, place = home_of(settings.path, "data.path"), cache.directory()
+        directory, place = local_directory(settings.path, "data.path"), cache.directory()
         files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
         if optional and not files.present("test"):
             splits.remove("test")
@@ -215,7 +214,10 @@ class PreparedText:
 
     def __init__(self, settings: Settings, splits: Collection[str]):
         self.settings, self.cache = settings, cache.directory()
-        self._texts = _local_texts(settings.corpus, settings.path, splits)
+        self._texts: Mapping[str, Text] = {}  # of a published copy, which may not be here yet
+        if settings.path:
+            place = local_directory(settings.path, "data.path")
+            self._texts = local_texts(place, splits, CORPORA[settings.corpus].patterns)
         self._tokenisation = "" if settings.tokenizer else settings.tokeniser, settings.lower
         home, units = self._home("train"), f"subwords-{subwords.FORMAT}-{settings.codes}"
         self._all_words = home / "words" / "vocabulary.txt"
@@ -261,8 +263,7 @@ class PreparedText:
         prepared = (self._home(split) / "shards" / split / COMPLETE for split in splits)
         if not all(path.exists() for path in (checksums_of(self._all_words), *prepared)):
             return {}
-        words = self._words()
-        counts = {"train": dict(zip(words.words, words.counts.tolist(), strict=True))}
+        counts = {"train": self._words().counts_by_word}
         return counts | {split: self.count_words(split) for split in splits if split != "train"}
 
     def count_words(self, split: str) -> dict[str, int]:
@@ -300,12 +301,8 @@ class PreparedText:
         if not settings.codes:
             return self._words().cut(settings.threshold, settings.limit)
 
-        def learn():
-            words = self._words()
-            counts = dict(zip(words.words, words.counts.tolist(), strict=True))
-            return subwords.Subwords.build(counts, settings.codes)
-
-        return self._once(self._units, learn)
+        build = lambda: subwords.Subwords.build(self._words().counts_by_word, settings.codes)
+        return self._once(self._units, build)
 
     def _words(self):
         """All words of the train split."""
@@ -354,10 +351,3 @@ class PreparedText:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise damaged(numbers, error) from error
         return read_ids(path, len(vocabulary), numbers_of_split.get("checksum")), words, unseen
-
-
-def _local_texts(corpus: str, path: str, splits: Collection[str]) -> Mapping[str, Text]:
-    """The text on this machine; {} for a published copy, which may have to be downloaded first."""
-    if not path:
-        return {}
-    return local_texts(home_of(path, "data.path"), splits, CORPORA[corpus].patterns)

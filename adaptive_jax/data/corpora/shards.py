@@ -75,14 +75,6 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[tuple[bytes, float]]:
         yield bytes(buffer), 1.0
 
 
-class _Numbering(dict[str, int]):
-    """Numbers words in the order of their first appearance."""
-
-    def __missing__(self, word: str) -> int:
-        self[word] = number = len(self)
-        return number
-
-
 def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> None:
     """Writes the shard of a piece in one step; lines in place of words where the tokeniser is "".
     Raises FaultyText.
@@ -94,7 +86,8 @@ def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> N
         split = tokeniser(tokeniser_name or "none", lower)
         text = "\n".join(map(split, text.split("\n")))
     lines = text.replace("\n", f" {EOS}\n").split("\n")
-    numbering = _Numbering()
+    # Numbers words in the order of their first appearance
+    numbering: dict[str, int] = collections.defaultdict(itertools.count().__next__)
     words = itertools.chain.from_iterable(map(str.split, lines))
     if not tokeniser_name:
         parts = re.findall(r"[^\n]+|\n", text.replace("\r\n", "\n"))

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from adaptive_jax.data.corpora.cached import make_once
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.text import (
-    ARCHIVES,
     NAMES,
     SPLIT,
     Text,
@@ -19,7 +18,7 @@ from adaptive_jax.data.corpora.text import (
 )
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import remove_unfinished, replacing
+from adaptive_jax.files import TARS, remove_unfinished, replacing
 
 SHARE = 20  # one line in 20 is validation text, and one in 20 is test text
 MOST = 10_000  # lines of each
@@ -42,8 +41,8 @@ def one_text(path: str) -> Text | None:
     files = text_files(place) if place.is_dir() else [place] if place.is_file() else []
     if not files or (len(files) > 1 and has_splits(place)):
         return None
-    archive = files[0].name.endswith(ARCHIVES) and not files[0].name.endswith(".zip")
-    return None if archive and len(files) == 1 else Text(tuple(files))
+    packed = len(files) == 1 and files[0].name.endswith(TARS)
+    return None if packed else Text(tuple(files))
 
 
 def split_lines(text: Text, cache: Path) -> Split:

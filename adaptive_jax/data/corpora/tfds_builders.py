@@ -135,7 +135,13 @@ class NewsCrawl2007(_Lines):
     HOMEPAGE = "https://www.statmt.org/wmt14/translation-task.html"
 
     def _lines(self, dl_manager):
-        stream = _manual(dl_manager, "news.2007.en.shuffled*").lines()
+        files = sorted(Path(dl_manager.manual_dir).glob("news.2007.en.shuffled*"))
+        if len(files) != 1:
+            raise InputError(
+                f"{dl_manager.manual_dir} must have one file news.2007.en.shuffled*, got"
+                f" {len(files)}: put it there, or use tfds.download.DownloadConfig(manual_dir=DIR)"
+            )
+        stream = Text((files[0],)).lines()
         return {
             split: list(first_words(stream, words))
             for split, words in zip(SPLITS, WORDS, strict=True)
@@ -149,13 +155,3 @@ def first_words(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
         yield line
         if words <= 0:
             return
-
-
-def _manual(dl_manager, pattern) -> Text:
-    files = sorted(Path(dl_manager.manual_dir).glob(pattern))
-    if len(files) != 1:
-        raise InputError(
-            f"{dl_manager.manual_dir} must have one file {pattern}, got {len(files)}: put it there,"
-            " or use tfds.download.DownloadConfig(manual_dir=DIR)"
-        )
-    return Text((files[0],))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.corpora.cached import bar, damaged, make_once
-from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, renumbered
+from adaptive_jax.data.corpora.corpus import Corpus, renumbered
 from adaptive_jax.data.corpora.text import NAMES
 from adaptive_jax.data.vocabulary.frequency import count_ids
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
@@ -170,7 +170,7 @@ def corpus_of(
     files = files._replace(vocabulary_size=len(vocabulary))
     never = vocabulary.counts[vocabulary.entry_of_id] == 0
     ids, unseen = {}, {}
-    for split in [split for split in SPLITS if split in splits]:
+    for split in splits:
         path = files.find(split)
         counts = files.counts(path, cache)
         ids[split] = renumbered(files.ids(path), vocabulary.entry_of_id)

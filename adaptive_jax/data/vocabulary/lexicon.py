@@ -28,10 +28,9 @@ from adaptive_jax.config.keys import at, word_group
 from adaptive_jax.data.vocabulary.ngrams import sorted_ngrams
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
-FORMS = ("paper", "code")
 CURE = "use a directory of WordNet, or a .jsonl file, see docs/words.md"
 NO_NLTK = "NLTK reads WordNet: run `pip install nltk`, or use input.lexicon as a .jsonl file"
 
@@ -163,9 +162,8 @@ def _parse(line, place):
         if isinstance(parts[2], str):
             parts[2] = [parts[2]]
         if all(isinstance(part, list) for part in parts):
-            "".join(
-                [entry["word"], *itertools.chain(*parts)]
-            ).encode()  # fails for half a character
+            # Fails for half a character
+            "".join([entry["word"], *itertools.chain(*parts)]).encode()
             return entry["word"], *parts
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         pass
@@ -271,9 +269,8 @@ def relations(
         evaluation, and the larger share has all of the smaller.
 
     Raises:
-        InputError: as `read_entries`; a number or name out of range.
+        InputError: as `read_entries`.
     """
-    check_known(f"form={form!r}", form, FORMS)
     words_of = {}
     for word, entry in read_entries(vocabulary, path).items():
         if form == "code":
@@ -292,7 +289,6 @@ def definitions(
     form: "paper", the definition of the first sense, without punctuation; or "code", as the public
         code: the same, split at white space, so that a word with a comma after it is another word.
     """
-    check_known(f"form={form!r}", form, FORMS)
     words_of = {}
     for word, entry in read_entries(vocabulary, path).items():
         text = " ".join(entry.definitions[:1])
@@ -358,9 +354,6 @@ def coverage(arrays: Mapping) -> dict[str, float]:
 
 def _first(vocabulary, lists, kind, most, share):
     """The first words of each list of `lists`, word to words, as ids."""
-    check_at_least(1, most=most)
-    if not 0 <= share <= 1:
-        raise InputError(f"share={share} must be in [0, 1]: the share of words with an entry")
     words = [word for word, list_of_word in lists.items() if list_of_word]
     if (allowed := round(share * len(vocabulary))) < len(words):
         words.sort(key=lambda word: hashlib.sha256(f"{kind} {word}".encode()).digest())

@@ -53,13 +53,11 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
             continue
         read = np.frombuffer(text, np.uint8)[:length].astype(np.int16) + 1
         if marks:
-            read = np.array([BEGIN, *([SENTENCES[word]] if word in SENTENCES else read), END])[
-                :length
-            ]
+            inner = [SENTENCES[word]] if word in SENTENCES else read
+            read = np.array([BEGIN, *inner, END])[:length]
         lengths[number] = len(read)
-        letters[number, : len(read)] = (
-            read if marks else np.minimum(read, 255)
-        )  # no text in UTF-8 has the byte 255
+        # No text in UTF-8 has the byte 255
+        letters[number, : len(read)] = read if marks else np.minimum(read, 255)
     order = np.argsort(lengths, kind="stable")
     row_of_word = np.argsort(order, kind="stable").astype(np.int32)
     arrays = {"letters": letters[order], "lengths": lengths[order], "row_of_word": row_of_word}

@@ -53,8 +53,7 @@ class Tokenizer(TokenIds):
         draft = cls.of(TokenIds.of_counts(np.zeros(size, np.int64), eos), model)
         tokens, lengths = draft.encode_words([*counts])
         times = np.repeat(np.fromiter(counts.values(), np.int64), lengths)
-        totals = np.zeros(size, np.int64)
-        np.add.at(totals, draft.ids[tokens], times)
+        totals = np.bincount(draft.ids[tokens], times, size).astype(np.int64)
         return cls.of(TokenIds.of_counts(totals, eos), model)
 
     @classmethod

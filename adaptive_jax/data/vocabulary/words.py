@@ -214,12 +214,14 @@ class Vocabulary:
             ranks[order] = np.arange(len(self))
         return ranks
 
+    @property
+    def counts_by_word(self) -> dict[str, int]:
+        """How often each word occurs."""
+        return dict(zip(self.words, self.counts.tolist(), strict=True))
+
     def same_words(self, other: "Vocabulary") -> bool:
         """True if both have the same words with the same counts, in any order, and one model."""
-        counts, other_counts = (
-            dict(zip(v.words, v.counts.tolist(), strict=True)) for v in (self, other)
-        )
-        return counts == other_counts and self.model == other.model
+        return self.counts_by_word == other.counts_by_word and self.model == other.model
 
     @functools.cached_property
     def ends_word(self) -> np.ndarray:
