@@ -140,6 +140,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file in one step, see `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
+
+
 def remove_unfinished(directory: Path, pattern: str) -> None:
     """Removes what a killed process left of files that `replacing` was writing, but no lock.
 
@@ -182,8 +188,7 @@ def write_checksums(path: Path, files: Sequence[Path]) -> None:
     files = sorted(files)
     names = [file.relative_to(path.parent).as_posix() for file in files]
     lines = [f"{sha}  {name}\n" for sha, name in zip(_sha256_of_each(files), names, strict=True)]
-    with replacing(path) as file:
-        file.write("".join(lines).encode())
+    write_bytes(path, "".join(lines).encode())
 
 
 def add_checksum(path: Path, file: Path) -> None:

@@ -112,7 +112,7 @@ def generate_peers(workdir, words: int) -> dict[str, Callable]:
         return jax.random.categorical(key, log_probs[0, 0])
 
     def with_cache():
-        token, carry = np.int32(run.vocabulary.eos), run.model.body.cache(1, words)
+        token, carry = np.int32(run.vocabulary.eos), run.model.cache(1, words)
         for key in keys:
             token, carry = step(variables, token, carry, key)
             int(token)

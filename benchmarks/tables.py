@@ -172,7 +172,8 @@ def numbers_of(name: str, line: Line, settings) -> dict:
 def cells(line: Line, numbers: dict) -> str:
     """A line of the table: ours, then the published numbers, nothing where there are none."""
     if "diverged" in numbers:
-        return f"| `{line.row}` | diverges: {numbers['diverged']} |{' |' * (COLUMNS.count('|') - 1)}"
+        nothing = " |" * (COLUMNS.count("|") - 1)
+        return f"| `{line.row}` | diverges: {numbers['diverged']} |{nothing}"
     valid = min((nll for _, nll in numbers["losses"]["validation"]), default=None)
     shown = f"`{line.row}`" + (f", {line.context} tokens of context" if line.context else "")
     shown += f", {'finetuned on ' if line.tuned else ''}{line.target}" if line.target else ""

@@ -37,14 +37,15 @@ def launched(program: Callable, *arguments: object) -> Callable:
     return run
 
 
-def interleaved(
-    peers: dict[str, Callable], repeats: int, runs: int = 1
-) -> dict[str, tuple[float, float]]:
-    """Times functions that return when their work is done: for each its median and least seconds.
+def timed(peers: dict[str, Callable], repeats: int, runs: int = 1, calls: int = 1) -> list[dict]:
+    """Times functions that return when their work is done: for each a row with its name, median
+    and least seconds.
 
     The peers take turns, `repeats` times, so that a busy machine slows all of them alike. In its
     turn a peer runs once untimed, to get back the memory and the cache that the peer before it
     used, and then `runs` times; their mean is one time.
+
+    calls: how many calls each function makes; the seconds are those of one.
     """
     on_cpu = jax.default_backend() == "cpu"
     seconds = {name: [] for name in peers}
@@ -58,18 +59,10 @@ def interleaved(
             start = time.perf_counter()
             for _ in range(runs):
                 run()
-            seconds[name].append((time.perf_counter() - start) / runs)
-    return {name: (statistics.median(times), min(times)) for name, times in seconds.items()}
-
-
-def timed(peers: dict[str, Callable], repeats: int, runs: int = 1, calls: int = 1) -> list[dict]:
-    """A row for each peer: its name, median and least seconds. See `interleaved`.
-
-    calls: how many calls each function makes; the seconds are those of one.
-    """
+            seconds[name].append((time.perf_counter() - start) / (runs * calls))
     return [
-        {"peer": name, "seconds": median / calls, "fastest": least / calls}
-        for name, (median, least) in interleaved(peers, repeats, runs).items()
+        {"peer": name, "seconds": statistics.median(times), "fastest": min(times)}
+        for name, times in seconds.items()
     ]
 
 

@@ -23,14 +23,10 @@ class Block(nn.Module):
         self.heads, self.attention_dropout = body["heads"], body["attention_dropout"]
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.query_key_value, self.attended = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.inner, self.outer = (
-            nn.Linear(width, body["feed_forward"]),
-            nn.Linear(body["feed_forward"], width),
-        )
-        self.dropout, self.activation_dropout = (
-            nn.Dropout(body["dropout"]),
-            nn.Dropout(body["activation_dropout"]),
-        )
+        self.inner = nn.Linear(width, body["feed_forward"])
+        self.outer = nn.Linear(body["feed_forward"], width)
+        self.dropout = nn.Dropout(body["dropout"])
+        self.activation_dropout = nn.Dropout(body["activation_dropout"])
 
     def forward(self, x):
         """`[batch, time, features]` to the same."""
@@ -53,11 +49,8 @@ class TorchModel(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        body, cutoffs, factor = (
-            config["body"],
-            config["input"]["cutoffs"],
-            config["input"]["factor"],
-        )
+        body = config["body"]
+        cutoffs, factor = config["input"]["cutoffs"], config["input"]["factor"]
         width, words = body["features"], config["data"]["vocabulary_size"]
         ends = [0, *cutoffs, words]
         self.firsts = ends[:-1]

@@ -217,10 +217,7 @@ def _forward(dropout, heads):
         return (attended.astype(heads.values.dtype), logsumexp), ()
 
     chunked = heads.queries, heads.segment_ids
-    stages = [
-        _run_stage(functools.partial(attend, stage[1]), stage, chunked)[0]
-        for stage in _stages(time)
-    ]
+    stages = [_run_stage(attend, stage, chunked)[0] for stage in _stages(time)]
     return tuple(jnp.concatenate(each, axis=1) for each in zip(*stages, strict=True))
 
 
@@ -249,7 +246,7 @@ def _backward(dropout, heads, logsumexp, shared, gradient):
     of_queries, of_keys, of_values = [], 0, 0
     chunked = heads.queries, heads.segment_ids, logsumexp, shared, gradient
     for stage in _stages(time):
-        of_chunk, sums = _run_stage(functools.partial(attend, stage[1]), stage, chunked)
+        of_chunk, sums = _run_stage(attend, stage, chunked)
         of_queries.append(of_chunk)
         padded = [jnp.pad(x, ((0, 0), (0, 0), (0, time - stage[1]))) for x in sums]
         of_keys, of_values = of_keys + padded[0], of_values + padded[1]
@@ -275,13 +272,14 @@ def _stages(time):
 
 
 def _run_stage(function, stage, arrays):
-    """Calls `function(first, *chunk)` for every chunk `[heads, size, ...]` of a stage of `arrays`,
-    `[heads, time, ...]`.
+    """Calls `function(end, first, *chunk)` for every chunk `[heads, size, ...]` of a stage
+    of arrays `[heads, time, ...]`.
 
     `function` returns results by query, which are joined to `[heads, end - first, ...]`, and arrays
     that are summed over chunks.
     """
     first, end, size = stage
+    function = functools.partial(function, end)
     if end - first == size:
         return function(first, *jax.tree.map(lambda x: x[:, first:end], arrays))
     chunks = jax.tree.map(

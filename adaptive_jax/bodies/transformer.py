@@ -127,10 +127,8 @@ class Block(nn.Module):
             return dropped(dense(self.features, "outer")(inner))
 
         x = self.around(attend, LayerNorm(dtype=self.dtype, name="norm_attention"), x)
-        return (
-            self.around(feed_forward, LayerNorm(dtype=self.dtype, name="norm_feed_forward"), x),
-            cache,
-        )
+        x = self.around(feed_forward, LayerNorm(dtype=self.dtype, name="norm_feed_forward"), x)
+        return x, cache
 
     def around(self, sub_block, norm, x):
         """The residual connection around a sub-block, whose input is normalised (Baevski & Auli

@@ -100,11 +100,9 @@ class NextToken:
         token._hidden, token._softmax = hidden, softmax
         return token
 
-    def visit(self, tail: jax.Array, summarise: Callable) -> object:
-        """`summarise(ids [n], log_probs [rows, n])` of the words of a tail, which are computed.
-
-        n depends on the tail; the shapes that `summarise` returns must not. Columns that belong to
-        a neighbour have -inf.
+    def best_of_tail(self, tail: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+        """The k best log-probabilities of the words of a tail, which are computed, and their ids,
+        `[rows, k]` each. Columns that belong to a neighbour have -inf.
         """
         sizes, groups = self._softmax.sizes, self._softmax.groups
         counts = [len(members) for members in sizes[1:]]
@@ -117,7 +115,7 @@ class NextToken:
             values = of_member(self._hidden, group, member)
             values += lax.dynamic_slice_in_dim(self.cluster_log_probs, tail, 1, axis=1)
             ids = first_word + member.first + jnp.arange(values.shape[1])
-            return summarise(ids, self._allowed(ids, values))
+            return _best(ids, self._allowed(ids, values), k)
 
         readers = [
             functools.partial(read, *arguments)
@@ -146,7 +144,7 @@ def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -
         (values, ids), seen = state
         urgency = token.cluster_log_probs - _finite(least(values))[:, None]
         tail = _most(pending(values, seen), urgency)
-        values_of_tail, ids_of_tail = token.visit(tail, lambda ids, values: _best(ids, values, k))
+        values_of_tail, ids_of_tail = token.best_of_tail(tail, k)
         values = jnp.concatenate([values, values_of_tail], axis=1)
         ids = jnp.concatenate([ids, ids_of_tail], axis=1)
         values, ids = lax.sort((-values, ids), num_keys=2)

@@ -78,7 +78,7 @@ class AdaptiveInput(nn.Module):
         check_dtype(self.dtype)
 
     def setup(self):
-        tables = make_tables(self, lambda width: self.table_init)
+        tables = make_tables(self)
         shapes = [(table.shape[1], self.features) for table in tables]
         self.drop = WordDropout(self.word_dropout)
         init = self.projection_init

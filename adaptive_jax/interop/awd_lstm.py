@@ -59,7 +59,7 @@ def detect(content: object) -> Checkpoint | None:
     options, state = {}, model
     if hasattr(model, "_modules"):
         options, state = vars(model), _state_of(model)
-        layers = _modules(_modules(model).get("rnns"))
+        layers = getattr(model._modules.get("rnns"), "_modules", {})
         drops = [layer.dropout for layer in layers.values() if hasattr(layer, "dropout")]
         if drops:
             options = options | {"wdrop": drops[0]}
@@ -157,10 +157,6 @@ def _by_path(state):
             # Split k of a softmax has the k-th tombstone from the end.
             tensors[_PATHS.get(name, name)] = tensor[::-1] if name in TOMBSTONES else tensor
     return tensors
-
-
-def _modules(module):
-    return getattr(module, "_modules", {})
 
 
 def _state_of(module, prefix=""):

@@ -10,7 +10,7 @@ from flax import traverse_util
 
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import names_in, new_directory, path_of, replacing
+from adaptive_jax.files import names_in, new_directory, path_of, write_bytes
 from adaptive_jax.interop.stablehlo import Shape, make_scorer
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.runs.parameters import write_tensors
@@ -75,14 +75,12 @@ def _write(run: Run, output: Path, params: Mapping, shape: Shape | None) -> None
     if shape is None:
         for name in COPIES:
             if (run.workdir / name).exists():
-                with replacing(output / name) as file:
-                    file.write((run.workdir / name).read_bytes())
+                write_bytes(output / name, (run.workdir / name).read_bytes())
         write_json(output / "config.json", run.saved_config)
         write_tensors(output / EXPORTED, traverse_util.flatten_dict(params, sep="."), metadata)
         return
     scorer = make_scorer(run, params, shape)
-    with replacing(output / "scorer.stablehlo") as file:
-        file.write(scorer.program)
+    write_bytes(output / "scorer.stablehlo", scorer.program)
     write_json(
         output / "scorer.json", scorer.about | {"step": run.step, "config": run.saved_config}
     )

@@ -206,7 +206,6 @@ def _fields(group):
 
 def _renamed(options):
     """The options in today's terms."""
-    options = dict(options)
     # Until 2019: the opposite of today's option, and no model had a final norm.
     if "no_tie_adaptive_proj" in options:
         options["no_decoder_final_norm"] = True

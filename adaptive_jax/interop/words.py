@@ -1,5 +1,6 @@
 """The words that the ids of a checkpoint stand for."""
 
+import collections
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,12 +66,11 @@ def read_corpus(path: Path) -> dict[str, int]:
         InputError: a file is missing or not UTF-8, a line of the list is no word or one of a line
             before, or there is no `<eos>`.
     """
-    counts: dict[str, int] = {}
+    counts = collections.Counter()
     if path.is_dir():
         for split in ("train.txt", "valid.txt", "test.txt"):
             for _, line in _lines(path / split, CORPUS):
-                for word in (*line.split(), EOS):
-                    counts[word] = counts.get(word, 0) + 1
+                counts.update((*line.split(), EOS))
     else:
         for number, line in _lines(path, CORPUS):
             words = line.split()

@@ -92,13 +92,12 @@ class Settings(NamedTuple):
             raise InputError(f"ignore_index={self.ignore_index!r} must be an integer or None")
         for name in self.reports:
             check_known(f"reports={name!r}", name, REPORTS)
-        least = int("top_k" in self.reports)
-        if self.top_k and not least:
+        if "top_k" in self.reports:
+            check_at_least(1, top_k=self.top_k)
+        elif self.top_k:
             raise InputError(
                 f"top_k={self.top_k} has no effect without the report 'top_k': pass both"
             )
-        if self.top_k or least:
-            check_at_least(least, top_k=self.top_k)
         if self.chunk is not None:
             check_at_least(1, chunk=self.chunk)
         return self._replace(z_loss=z_loss, soft_cap=cap)
@@ -218,8 +217,6 @@ class Arguments(NamedTuple):
         `jax.shard_map`, for functions with a gradient of their own.
         """
         arrays = self.hidden, self.softmax, weights, self.targets.ids, self.targets.probs
-        if self.static.settings.axis_name is None and not axes_of(arrays):
-            return arrays
         if self.static.settings.gathers:
             return vary_alike(arrays)
         return same_axes(self.static.settings.axis_name, *arrays)
@@ -241,9 +238,7 @@ def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=No
     )
     if settings.axis_name in axes_of(hidden):
         settings = settings._replace(gathers=True)
-    words = tuple(len(band.table) for band in bands)
-    if settings.words is not None or settings.axis_name is not None:
-        words = words_of(bands, settings.words, settings.axis_name)
+    words = words_of(bands, settings.words, settings.axis_name)
     if settings.top_k > sum(words):
         raise InputError(f"top_k={settings.top_k} must be at most {sum(words)}, the words")
     ignored, shape = settings.ignore_index, hidden.shape[:-1]

@@ -177,8 +177,7 @@ def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
         raise InputError(
             f"token_axes={axes} has no effect with reduction='none': use 'mean' or 'sum'"
         )
-    if reduction not in REDUCTIONS:
-        check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
+    check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
     if axes and not set(axes) <= axes_of(arrays):
         raise InputError(
             f"token_axes={axes} cut no tokens here: use jax.shard_map in_specs that do, and"
@@ -194,7 +193,7 @@ def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
 
 def log_probs_of_targets(arguments: Arguments):
     """`(log_probs [..., k], Report)` of the targets `[..., k]`, which have gradients, for settings
-    with the report `LOG_PROBS`; 0 where `probs` is 0.
+    with `target_log_probs`; 0 where `probs` is 0.
     """
     targets = arguments.targets
     has_weight = (targets.weights != 0).astype(targets.weights.dtype)
@@ -238,8 +237,8 @@ def _unwrapped(primals):
     )
     flags = structure.unflatten([leaf.perturbed for leaf in leaves])
     gradients = partitioned.Gradients(flags[0], tuple(jax.tree.leaves(flags[1])))
-    guarded = not_differentiable((hidden, softmax, weights, probs), ONCE)
-    return (*guarded[:3], ids, guarded[3], *seeds), _Perturbed(gradients, flags[2])
+    hidden, softmax, weights, probs = not_differentiable((hidden, softmax, weights, probs), ONCE)
+    return (hidden, softmax, weights, ids, probs, *seeds), _Perturbed(gradients, flags[2])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -271,9 +270,7 @@ def _sum_backward(static, gradients, cotangents):
         of_softmax = jnp.where(alike, scale, jnp.nan)
     in_place = bool(static.sizes)  # without sizes, arrays may be sharded
     d_softmax = jax.tree.map(lambda a: scaled(of_softmax, a, in_place), d_softmax)
-    d_hidden, d_weights = (
-        None if a is None else scaled(scale, a, in_place) for a in (d_hidden, d_weights)
-    )
+    d_hidden, d_weights = jax.tree.map(lambda a: scaled(scale, a, in_place), (d_hidden, d_weights))
     return d_hidden, d_softmax, d_weights, None, None, None
 
 

@@ -199,10 +199,9 @@ def one_chunk(softmax: Softmax, tokens: Tokens, wanted: Wanted | None, sums):
     arrays = tokens, x, clusters, normaliser, logits
     d_hidden, d_group, d_clusters = _gradients(softmax, *arrays, wanted, sums)
     if d_hidden is not None:
-        d_hidden = d_hidden * mask
-    if projection is not None and d_hidden is not None:
         flags = wanted.hidden, wanted.band.projection
-        d_hidden, chunk_gradient = through_projection(d_hidden, tokens.hidden, projection, *flags)
+        arrays = d_hidden * mask, tokens.hidden, projection
+        d_hidden, chunk_gradient = through_projection(*arrays, *flags)
         if chunk_gradient is not None:
             d_projection = add_rows(d_group.projection, chunk_gradient, part.projection)
             d_group = d_group._replace(projection=d_projection)
@@ -256,20 +255,17 @@ class _Sums(NamedTuple):
         """The sums with further columns, relative to another peak."""
         total = self.total * jnp.exp(self.peak - peak)
         total = total + jnp.exp(columns.logits - peak[:, None]).sum(axis=1)
-        logits, stats = self.logits, self.stats
+        logits = self.logits
         if logits is not None:
             logits = logits + columns.where_valid(columns.logits, 0.0).sum(axis=1)
         scored = self.scored + target_logits(columns)
-        if stats:
-            stats = reports.merge(stats, columns.logits, columns.first)
+        stats = reports.merge(self.stats, columns.logits, columns.first)
         return _Sums(peak, total, scored, logits, stats)
 
 
 def target_logits(columns: Columns) -> jax.Array:
     """The logits of the targets, in their shape; 0 where they are no columns of these."""
     target, count = columns.target, columns.logits.shape[1]
-    if not count:
-        return jnp.zeros(target.shape, columns.logits.dtype)
     inside = (target >= 0) & (target < count)
     index = jnp.where(inside, target, 0).reshape(len(target), -1)
     logits = jnp.take_along_axis(columns.logits, index, axis=1)
@@ -380,10 +376,8 @@ def _slopes(softmax: Softmax, tokens: Tokens, normaliser: Normaliser, dtype) -> 
 
 def _d_logits(settings, columns: Columns, power, normaliser: Normaliser, slopes: _Slopes):
     """The gradient of logits `[tokens, columns]`, less the factor."""
-    gradient, target = (
-        power if isinstance(slopes.power, float | int) else power * slopes.power,
-        columns.target,
-    )
+    target = columns.target
+    gradient = power if isinstance(slopes.power, float | int) else power * slopes.power
     if slopes.uniform is not None:
         uniform = jnp.broadcast_to(slopes.uniform, power.shape)
         gradient = gradient - columns.where_valid(uniform, 0.0)

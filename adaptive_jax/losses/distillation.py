@@ -15,6 +15,7 @@ from adaptive_jax.losses.banded import ONCE, reduced_weights, scaled
 from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.losses.plans import plan
 from adaptive_jax.losses.sharded import same_axes, words_of
+from adaptive_jax.numerics.arrays import in_chunks
 from adaptive_jax.numerics.products import inner, sum_dtype, wide
 
 
@@ -24,6 +25,7 @@ class _Settings(NamedTuple):
     hard_weight: float
     words: int | None
     axis_name: str | None
+    dtype: jnp.dtype  # of the student's products
 
 
 def linear_distillation(
@@ -65,13 +67,17 @@ def linear_distillation(
     Raises:
         InputError: as `linear_cross_entropy`, and a number out of range.
     """
-    settings = _Settings(beta, temperature, hard_weight, words, axis_name)
     check_within("[0, 1]", beta=beta, hard_weight=hard_weight)
     check_within("(0, inf)", temperature=temperature)
     if hard_weight and targets is None:
         raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
     hidden, of_student = _checked("student", student)
     other, of_teacher = _checked("teacher", teacher)
+    settings = _Settings(beta, temperature, hard_weight, words, axis_name, hidden.dtype)
+    # Gradients in float16 are first averaged or scaled, and rounded last.
+    hidden, of_student = jax.tree.map(
+        lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, (hidden, of_student)
+    )
     shape, count = hidden.shape[:-1], _shared_words(of_student, of_teacher, words, axis_name)
     if other.shape[:-1] != shape:
         raise InputError(
@@ -168,16 +174,15 @@ def _pass(call, axis_name, tokens, tables):
     settings = settings._replace(axis_name=axis_name or settings.axis_name)
     hidden, other, ids, weights = (a.reshape(-1, *a.shape[len(shape) :]) for a in tokens)
     live = (weights != 0)[:, None]  # 0 · NaN is NaN
+    hidden = hidden.astype(settings.dtype)
     parts = jnp.where(live, hidden, 0), jnp.where(live, other, 0), ids, weights
     count, (rows, width) = len(ids), tables[0].shape
     # Two softmaxes of a chunk are alive.
     size = max(1, plan(0, (2 * rows,), width, count, hidden.dtype.itemsize).tokens)
-    in_chunks = lambda a: jnp.pad(a, [(0, -count % size)] + [(0, 0)] * (a.ndim - 1)).reshape(
-        -1, size, *a.shape[1:]
-    )
     zeros = jax.tree.map(lambda a: jnp.zeros_like(a, sum_dtype(a.dtype)), (*tables[:2],))
     visit = functools.partial(_visit, settings, tables, gradients)
-    sums, (losses, d_hidden) = lax.scan(visit, zeros, jax.tree.map(in_chunks, parts))
+    chunks = jax.tree.map(lambda a: in_chunks(a, size), parts)
+    sums, (losses, d_hidden) = lax.scan(visit, zeros, chunks)
     losses = jnp.where(live[:, 0], losses.reshape(-1)[:count], 0).reshape(shape)
     if not gradients:
         return losses, None, None

@@ -11,6 +11,7 @@ from jax import lax
 
 from adaptive_jax.losses.arguments import validate_bands
 from adaptive_jax.losses.groups import Slice, band_slice, in_dtype, join, read_band
+from adaptive_jax.numerics.arrays import in_chunks
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, by_token, pvary
 from adaptive_jax.numerics.products import product, wide
@@ -155,8 +156,8 @@ def _of_head(hidden, head, clusters):
             return _Best(*pvary(nothing, axes_of(values))), values
         return _best(values[:, :words]), values[:, words:]
 
-    parts = jnp.pad(hidden, ((0, -count % rows), (0, 0))).reshape(-1, rows, hidden.shape[1])
-    return jax.tree.map(lambda a: lax.collapse(a, 0, 2)[:count], lax.map(visit, parts))
+    parts = lax.map(visit, in_chunks(hidden, rows))
+    return jax.tree.map(lambda a: lax.collapse(a, 0, 2)[:count], parts)
 
 
 def _of_tail(hidden, tail, reach, best):

@@ -95,30 +95,21 @@ def _in_blocks(array):
     return jnp.pad(array, [(0, -len(array) % ROWS)] + [(0, 0)] * (array.ndim - 1))
 
 
-def _call(kernel, grid, specs, out_specs, out_shape, warps=4):
+def _call(kernel, grid, specs, out_specs, out_shape, arrays, warps=4):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    block_specs = [[pl.BlockSpec(*spec) for spec in group] for group in (specs, out_specs)]
-    options = {
-        "compiler_params": triton.CompilerParams(num_warps=warps, num_stages=2),
-        "interpret": platform() == "cpu",
-    }
-    kernel = functools.partial(kernel, pl)
     call = pl.pallas_call(
-        kernel,
+        functools.partial(kernel, pl),
         grid=grid,
-        in_specs=block_specs[0],
-        out_specs=block_specs[1],
+        in_specs=[pl.BlockSpec(*spec) for spec in specs],
+        out_specs=[pl.BlockSpec(*spec) for spec in out_specs],
         out_shape=out_shape,
-        **options,
+        interpret=platform() == "cpu",
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=2),
     )
-
-    def with_32_bits(*arrays):  # of which kernels are made, also under jax_enable_x64
-        with jax.enable_x64(False):
-            return call(*arrays)
-
-    return with_32_bits
+    with jax.enable_x64(False):  # kernels are made of 32 bits
+        return call(*arrays)
 
 
 def _normalised(x, table, limits):
@@ -142,7 +133,8 @@ def _normalised(x, table, limits):
             jax.ShapeDtypeStruct(shape, jnp.float32)
             for shape in (*2 * [(splits, tokens)], (splits, tokens, width))
         ],
-    )(limits, x, table)
+        [limits, x, table],
+    )
     peak = peaks.max(axis=0)
     share = jnp.exp(peaks - peak[None])
     total = jnp.sum(sums * share, axis=0)
@@ -197,8 +189,9 @@ def _d_table(x, table, by_token, limits):
         ],
         [((WORDS, width), lambda i: (i, 0))],
         [jax.ShapeDtypeStruct(table.shape, jnp.float32)],
+        [limits, x, table, *by_token],
         warps=4 if width <= 128 else 8,  # 4 lack registers for the sums
-    )(limits, x, table, *by_token)
+    )
     return gradient
 
 

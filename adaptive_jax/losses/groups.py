@@ -132,9 +132,7 @@ def lay_out(bands: list[Band], clusters: Band | None, words: Sequence[int], axis
     Args:
         words: words of each band; its further rows are padding.
     """
-    sizes, groups = ((len(bands[0].table),),), tuple(bands)
-    if len(bands) > 1:
-        sizes, groups = join(bands)
+    sizes, groups = join(bands)
     if axis_name is not None or platform() == "cpu":
         return sizes, groups, clusters
     head = groups[0]

@@ -72,9 +72,7 @@ def run(function, static, tokens, shared, by_words: tuple[bool, ...], gradients,
         return for_all(functools.partial(function, static, None), gather_axes, tokens, shared)
     mesh = mesh_of((tokens, shared))
     if mesh is None:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((tokens, shared))):
-            return function(static, None, tokens, shared)
-        return compiled_once(function, static, None)(tokens, shared)
+        return compiled_once(function, (static, None), tokens, shared)
     call, leaves = _call(function, static, tokens, shared, by_words, gradients, mesh)
     results, d_tokens, d_shared = _mapped(call)(*leaves)
     if gradients is None:

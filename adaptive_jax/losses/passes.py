@@ -170,12 +170,9 @@ def _places(ids, words, rows, has_clusters: bool, axis_name: str | None) -> Plac
     in_tables, first_cluster = (words, rows[0]) if has_clusters else (columns, words[0])
     in_head = jnp.where(band == 0, ids, first_cluster + band - 1)
     in_tail = ids - starts[band]
-    word_counts = None
     if axis_name is not None:
         in_head, in_tail = columns_on_device(axis_name, in_tail, band, jnp.array(rows))
-    if axis_name is not None or rows != in_tables:
-        word_counts = present(axis_name, rows, in_tables)
-    return Places(band, in_head, in_tail, columns, word_counts)
+    return Places(band, in_head, in_tail, columns, present(axis_name, rows, in_tables))
 
 
 class Order(NamedTuple):

@@ -15,7 +15,6 @@ from jax import lax
 from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.products import sum_dtype
 
-REPORTS = "nll", "z_loss", "predicted", "correct", "logsumexp", "entropy", "top_k"
 LOG_PROBS = "log_probs"  # of several targets a token, for `linear_log_probs` alone
 LOW = -1e30  # below every logit, and finite: the difference of two such is 0
 
@@ -57,6 +56,9 @@ class Report(NamedTuple):
     logsumexp: jax.Array | None = None
     entropy: jax.Array | None = None
     top_k: TopK | None = None
+
+
+REPORTS = Report._fields
 
 
 def start(settings, x: jax.Array) -> dict:

@@ -119,10 +119,8 @@ def columns_on_device(axis_name: str, position, band, rows):
     """
     row = position - lax.axis_index(axis_name) * rows[band]
     row = jnp.where((row >= 0) & (row < rows[band]), row, ABSENT)
-    return (
-        jnp.where(band == 0, row, jnp.where(is_first(axis_name), rows[0] + band - 1, ABSENT)),
-        row,
-    )
+    of_cluster = jnp.where(is_first(axis_name), rows[0] + band - 1, ABSENT)
+    return jnp.where(band == 0, row, of_cluster), row
 
 
 def is_first(axis_name: str):

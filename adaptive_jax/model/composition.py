@@ -149,20 +149,14 @@ def encoders(model: LanguageModel, params: dict) -> dict:
     layer = word_layer(model.input)
     source = ("input",) if layer is model.input else ("input", "words")
     composes_input = hasattr(layer, "compose")
-    flat = traverse_util.flatten_dict(params)
-    return traverse_util.unflatten_dict(
-        {
-            path: (
-                (composes_input and path[: len(source)] == source)
-                or (
-                    composes_output
-                    and path[:2] == ("output", "table")
-                    and not path[2].startswith("bias")
-                )
-            )
-            for path in flat
-        }
-    )
+
+    def serves(path, _):
+        if path[: len(source)] == source:
+            return composes_input
+        of_output = composes_output and path[:2] == ("output", "table")
+        return of_output and not path[2].startswith("bias")
+
+    return traverse_util.path_aware_map(serves, params)
 
 
 def joined(*tables: dict) -> dict:

@@ -272,9 +272,8 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     """
     dtype = jnp.dtype(config["dtype"])
     body = make("body", BODIES, config["body"], dtype=dtype)
-    words = {"vocabulary_size": vocabulary_size, "dtype": dtype}
+    words = {"vocabulary_size": vocabulary_size, "features": body.features, "dtype": dtype}
     source_settings = dict(config["input"])
-    words |= {"features": body.features}
     if isinstance(inner := source_settings.get("words"), Mapping):
         source_settings["words"] = make("input.words", WORDS, inner, **words)
     source = make("input", INPUTS, source_settings, **words)

@@ -117,6 +117,12 @@ def check_dtype(dtype) -> None:
         raise InputError(f"dtype={name} must be a type of floats, such as float32 or bfloat16")
 
 
+def in_chunks(array: jax.Array, size: int) -> jax.Array:
+    """Rows in chunks of `size`, `[chunks, size, ...]`; zeros fill the last one."""
+    padding = [(0, -len(array) % size)] + [(0, 0)] * (array.ndim - 1)
+    return jnp.pad(array, padding).reshape(-1, size, *array.shape[1:])
+
+
 def _array(name, values, sizes):
     """Values as an array of these sizes, not empty."""
     try:

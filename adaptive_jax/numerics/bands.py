@@ -5,7 +5,7 @@ own.
 import itertools
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -162,9 +162,9 @@ def words_in_tables(layer) -> dict[str, list[int]]:
     return {"table": list(sizes)}
 
 
-def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
-    """The tables of a flax layer's bands, its parameters `table_0`, `table_1` …;
-    `initializer(width)` gives their start.
+def make_tables(layer) -> "list[jax.Array]":
+    """The tables of a flax layer's bands, its parameters `table_0`, `table_1` …, which start by
+    its `table_init`.
 
     The layer is one that `band_shapes` takes. A table of `MANY_BANDS` or more of one width is one
     parameter, `table`, which starts as the table of a full softmax does. With `word_axes`, a table
@@ -176,7 +176,7 @@ def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
     tables = []
     for name, words in words_in_tables(layer).items():
         rows, width = [own_rows(count, layer.word_axes) for count in words], next(widths)
-        table = layer.param(name, initializer(width), (sum(rows), width), jnp.float32)
+        table = layer.param(name, layer.table_init, (sum(rows), width), jnp.float32)
         tables += split_rows(table, rows) if len(rows) > 1 else [jnp.asarray(table)]
     return tables
 

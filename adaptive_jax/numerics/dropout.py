@@ -19,17 +19,14 @@ from adaptive_jax.numerics.arrays import whole_numbers
 def row_seeds(key: jax.Array, row_ids: jax.Array) -> jax.Array:
     """Two seed words for every row: int32 `[rows]` to uint32 `[rows, 2]`."""
     row_ids = whole_numbers("row_ids", row_ids, "rows")
-    return _two_words(jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids))
+    return shared_seeds(jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids))
 
 
 def shared_seeds(key: jax.Array) -> jax.Array:
-    """Two seed words, uint32 `[2]`, for a mask that all rows of an update share."""
-    return _two_words(key)
-
-
-def _two_words(keys):
-    """uint32 `[..., 2]`; keys of threefry have two words, those of "rbg" four."""
-    return jax.random.key_data(keys)[..., :2].astype(jnp.uint32)
+    """Two seed words, uint32 `[2]`, for a mask that all rows of an update share; of keys `[...]`,
+    `[..., 2]`. Keys of threefry have two words, those of "rbg" four.
+    """
+    return jax.random.key_data(key)[..., :2].astype(jnp.uint32)
 
 
 def keep_mask(seeds: jax.Array, positions: jax.Array, rate: float) -> jax.Array:

@@ -45,21 +45,17 @@ def vary_alike(tree):
     return pvary(tree, axes_of(tree))
 
 
-def compiled_once(function: Callable, *static) -> Callable:
-    """`function(*static, *arrays)` as a function of arrays. Outside `jax.jit` it is compiled at the
-    first call alone, where JAX by itself compiles a loop anew at each.
+def compiled_once(function: Callable, static: tuple, *arrays):
+    """`function(*static, *arrays)`. Outside `jax.jit` it is compiled at the first call alone, where
+    JAX by itself compiles a loop anew at each.
 
     Args:
         function: defined outside any other function.
         static: hashable.
     """
-
-    def call(*arrays):
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
-            return function(*static, *arrays)
-        return _compiled(function, static, *arrays)
-
-    return call
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
+        return function(*static, *arrays)
+    return _compiled(function, static, *arrays)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -67,8 +63,8 @@ def _compiled(function, static, *arrays):
     return function(*static, *arrays)
 
 
-def by_token(function: Callable, tokens, shared, *static) -> jax.Array:
-    """`function(*static, tokens, shared)`; on Explicit axes each device computes its own tokens.
+def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
+    """`function(tokens, shared)`; on Explicit axes each device computes its own tokens.
 
     JAX asks there how every gather, reshape and product is to be cut. Under `jax.shard_map` the
     function needs no such answers.
@@ -77,28 +73,26 @@ def by_token(function: Callable, tokens, shared, *static) -> jax.Array:
         function: returns an array with the axes of tokens first. It is defined outside any other
             function.
         tokens: ids `[...]`, or hidden states `[..., features]`, cut over any axes; features are
-            gathered. Or a tuple of such, all cut as the first.
+            gathered.
         shared: a tree of arrays that every token reads: each device gathers them whole, and their
             gradients are summed.
-        static: hashable.
     """
     meshes = [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves((tokens, shared))]
     mesh = next((mesh for mesh in meshes if {*mesh.axis_types} == {AxisType.Explicit}), None)
     if mesh is None:
-        return compiled_once(function, *static)(tokens, shared)
-    first = jax.tree.leaves(tokens)[0]
-    sharding = jax.typeof(first).sharding
+        return compiled_once(function, (), tokens, shared)
+    sharding = jax.typeof(tokens).sharding
     spec = P() if sharding.mesh.empty else sharding.spec
-    if jnp.issubdtype(first.dtype, jnp.floating):
-        spec = P(*spec[: first.ndim - 1])
-    return _mapped(function, static, mesh, spec, tokens, shared)
+    if jnp.issubdtype(tokens.dtype, jnp.floating):
+        spec = P(*spec[: tokens.ndim - 1])
+    return _mapped(function, mesh, spec, tokens, shared)
 
 
 # Under `jax.jit` for arrays at hand, whose types name no devices.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _mapped(function, static, mesh, spec, tokens, shared):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _mapped(function, mesh, spec, tokens, shared):
     def local(tokens, shared):
-        return function(*static, tokens, pvary(shared, axes_of(tokens)))
+        return function(tokens, pvary(shared, axes_of(tokens)))
 
     tokens, shared = jax.sharding.reshard(
         (tokens, shared), (NamedSharding(mesh, spec), NamedSharding(mesh, P()))

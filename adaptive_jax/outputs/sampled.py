@@ -12,7 +12,6 @@ from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.arguments import validate_bands
 from adaptive_jax.losses.plans import chunk_size
-from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, band_flops
 from adaptive_jax.numerics.layers import Dropout, from_lexicon
 from adaptive_jax.outputs import scanned
@@ -124,7 +123,7 @@ class Sampled(Output):
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
         needed.
         """
-        return banded.log_probs(floats("hidden", hidden, ...), self.bands())
+        return banded.log_probs(hidden, self.bands())
 
     @staticmethod
     def losses(nll: jax.Array, target_odds: jax.Array, odds: jax.Array) -> jax.Array:

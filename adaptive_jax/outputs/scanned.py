@@ -18,6 +18,7 @@ from adaptive_jax.losses.arguments import token_targets
 from adaptive_jax.losses.banded import scaled
 from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.losses.plans import even_rows
+from adaptive_jax.numerics.arrays import in_chunks
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import sum_dtype, wide
 
@@ -145,10 +146,6 @@ def _local(static, _, tokens, shared):
     (rows, shared), pull_bands = jax.vjp(lambda b: chunked.prepare(targets, b, constants), bands)
     size = even_rows(len(targets), chunked.chunk)
 
-    def in_chunks(array):
-        padding = [(0, -len(array) % size)] + [(0, 0)] * (array.ndim - 1)
-        return jnp.pad(array, padding).reshape(-1, size, *array.shape[1:])
-
     def in_one(array):
         return array.reshape(-1, *array.shape[2:])[: len(targets)]
 
@@ -167,7 +164,7 @@ def _local(static, _, tokens, shared):
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, sum_dtype(a.dtype)), shared)
     zeros = pvary(zeros, axes_of(tokens) | axes_of((bands, constants)))
-    chunks = jax.tree.map(in_chunks, (hidden, targets, weights, rows))
+    chunks = jax.tree.map(lambda a: in_chunks(a, size), (hidden, targets, weights, rows))
     d_shared, results = lax.scan(visit, zeros, chunks)
     results, d_hidden, d_rows = jax.tree.map(in_one, results)
     results = [jnp.where(live, values, 0).reshape(shape) for values in results]

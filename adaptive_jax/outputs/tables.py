@@ -121,7 +121,7 @@ class OwnTable(nn.Module):
         return words_in_tables(self) | norms | ({"bias": self.words()} if self.bias else {})
 
     def setup(self):
-        tables = make_tables(self, lambda width: self.table_init)
+        tables = make_tables(self)
         if self.weight_norm:
             for i, v in enumerate(tables):
                 lengths = self.param(f"norm_{i}", lambda _, v=v: norms(v, axis=1))

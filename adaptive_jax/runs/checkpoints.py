@@ -29,7 +29,7 @@ from adaptive_jax.files import (
     in_bucket,
     names_in,
     naming,
-    replacing,
+    write_bytes,
     write_checksums,
 )
 from adaptive_jax.parallel import hosts, sharding
@@ -247,8 +247,7 @@ class Checkpoints:
         # intact.
         if hosts.first():
             directory = self.directory / str(step)
-            with replacing(directory / LOSS) as file:
-                file.write(json.dumps({"nll": nll, "recorded": True}).encode())
+            write_bytes(directory / LOSS, json.dumps({"nll": nll, "recorded": True}).encode())
             add_checksum(directory / CHECKSUMS, directory / LOSS)
         hosts.barrier(f"the loss of {step}")
         self.manager.reload()

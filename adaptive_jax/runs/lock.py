@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adaptive_jax.errors import InputError, of_extra
-from adaptive_jax.files import in_bucket, replacing
+from adaptive_jax.files import in_bucket, write_bytes
 from adaptive_jax.parallel import hosts, sharding
 
 with of_extra("train"):
@@ -98,6 +98,5 @@ def _take(lock, held):
             raise
         text = "the disk of %s has no locks: start no second training there"
         logger.warning(text, holder.parent)
-    with replacing(holder) as file:  # not the lock's file: whoever tries it empties it
-        file.write(held.content.encode())
+    write_bytes(holder, held.content.encode())  # not the lock's file: whoever tries it empties it
     return None

@@ -15,7 +15,7 @@ from adaptive_jax.data.vocabulary.ngrams import counted_settings
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import absolute, in_bucket, path_of, replacing
+from adaptive_jax.files import absolute, in_bucket, path_of, write_bytes
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 NGRAMS = "ngrams.npz"  # counts of n-grams of the train split
@@ -29,8 +29,7 @@ def is_exported(workdir: Path) -> bool:
 
 def write_json(path: Path, content) -> None:
     """Writes `content` as readable JSON, atomically; see `to_json`."""
-    with replacing(path) as file:
-        file.write((to_json(content, indent=2) + "\n").encode())
+    write_bytes(path, (to_json(content, indent=2) + "\n").encode())
 
 
 def to_json(content, **options) -> str:

@@ -101,11 +101,9 @@ def _describer(model: LanguageModel, mesh: Mesh, k: int):
         of_targets = jnp.take_along_axis(log_probs, targets[:, None], axis=1)
         best, words = jax.lax.top_k(log_probs, k)
         rank = 1 + jnp.sum(log_probs > of_targets, axis=1, dtype=jnp.int32)
-        likely = log_probs > -jnp.inf  # 0 log 0 is 0
-        entropy = -jnp.sum(
-            jnp.where(likely, jnp.exp(log_probs) * jnp.where(likely, log_probs, 0.0), 0.0), axis=1
-        )
-        return PredictiveStats(words, best, rank, entropy)
+        # 0 log 0 is 0
+        terms = jnp.where(log_probs > -jnp.inf, jnp.exp(log_probs) * log_probs, 0.0)
+        return PredictiveStats(words, best, rank, -jnp.sum(terms, axis=1))
 
     replicated = PartitionSpec()
     return jax.jit(on_devices(model, mesh, describe, (replicated,) * 4, replicated))

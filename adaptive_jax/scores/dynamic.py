@@ -77,7 +77,7 @@ def dynamic(
         squares = mean_squares(run, text, settings, progress)
     step = _make_step(run.model, run.mesh, settings.context_columns)
     rate = RULES[options.rule] if options.rate is None else options.rate
-    numbers = {"rate": rate, "decay": options.decay, "epsilon": options.epsilon}
+    numbers = rate, options.decay, options.epsilon
     params, carry = jax.jit(functools.partial(jax.tree.map, jnp.copy))(run.params), None
     count, batches = windows(ids, run.vocabulary.eos, settings)
     for batch, positions in progress(batches, count):
@@ -136,8 +136,7 @@ def _make_step(model, mesh, unscored):
     gradients = make_gradients(model, mesh, 0, train=False)
 
     def step(params, rule, lexicon, batch, carry):
-        trained, squares, numbers = rule
-        rate, decay, epsilon = (numbers[name] for name in ("rate", "decay", "epsilon"))
+        trained, squares, (rate, decay, epsilon) = rule
         results, after = scorer(params, lexicon, {}, batch, carry)
         gradient, _ = _mean_gradient(gradients, params, lexicon, batch, carry)
 

@@ -79,9 +79,6 @@ def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/ as
     JSON, with the losses of its tokens as .npy and what a report reads of its text as .npz.
 
-    run: that of the workdir, if it is open already, with the request's checkpoint, vocabulary and
-        share.
-
     Returns:
         `Scores.summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`,
         `seconds` that scoring took (compilation included), `settings`: what was asked, with
@@ -97,16 +94,14 @@ def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
         OSError: the result, which has been printed by then, cannot be written, but for a folder
             that may only be read.
     """
-    return evaluate_contexts(workdir, request, (request.context,), run)[0]
+    return evaluate_contexts(workdir, request, (request.context,))[0]
 
 
-def evaluate_contexts(
-    workdir: Path, request: Request, contexts: Sequence[int], run: Run | None = None
-) -> list[dict]:
+def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) -> list[dict]:
     """As `evaluate`, once for each context in place of the request's."""
     score = _check_request(request)
     check_hosts(request._asdict() | {"data_path": "", "contexts": list(contexts)})
-    split = _read(workdir, request, list(dict.fromkeys(contexts)), run)
+    split = _read(workdir, request, list(dict.fromkeys(contexts)))
     return [_evaluate(split, settings, score) for settings in split.windows]
 
 
@@ -124,7 +119,6 @@ class _Split(NamedTuple):
         tables: `tables()` is what `composed(run, ids)` returns, computed once.
     """
 
-    workdir: Path
     request: Request
     run: Run
     data: dict
@@ -146,8 +140,8 @@ class _Split(NamedTuple):
         return share if share is not None else 0.0 if self.run.predicts_new_words else UNIFORM
 
 
-def _read(workdir, request, contexts, run):
-    """Reads the split of a request, and the run unless it is open already."""
+def _read(workdir, request, contexts):
+    """Reads the run and the split of a request."""
     saved = Run.of(workdir)
     config, split = saved.saved_config, request.split
     windows = [
@@ -164,16 +158,14 @@ def _read(workdir, request, contexts, run):
     unseen = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
     comparable = _is_published(request, config, vocabulary.count_words(ids))
     paper = card.published(workdir, split) if comparable else None
-    if run is None:
-        changes = {"checkpoint": request.checkpoint, "share": request.share}
-        run = dataclasses.replace(saved, vocabulary=vocabulary, **changes).read()
+    changes = {"checkpoint": request.checkpoint, "share": request.share}
+    run = dataclasses.replace(saved, vocabulary=vocabulary, **changes).read()
     if not run.predicts_new_words:
         _check_no_new_words(request)
     text, passage = words_of(ids, vocabulary, config["data"], data), None
     if request.sample_words:
         passage = text.span(request.sample_from, request.sample_words)
     return _Split(
-        workdir=workdir,
         request=request,
         run=run,
         data=data,
@@ -195,7 +187,6 @@ def _evaluate(split, settings, score):
         rows = rows_to_score(run.saved_config, settings.window) * run.mesh.size
         settings = settings._replace(rows=rows)
     job = Evaluation(
-        workdir=split.workdir,
         run=run,
         ids=ids,
         windows=settings,
@@ -228,7 +219,7 @@ def _evaluate(split, settings, score):
     if split.passage:
         passage = of_passage(run, ids, settings, split.tables(), *split.passage)
         arrays |= {f"sample_{key}": value for key, value in passage.items()}
-    write(split.workdir / "eval", result, nll, arrays)
+    write(run.workdir / "eval", result, nll, arrays)
     return result
 
 
@@ -283,13 +274,13 @@ def _check_no_new_words(request):
 
 def _train_ids(split, directory):
     """The ids of the run's train split, or of the train.txt in another directory."""
-    workdir, request, config = split.workdir, split.request, split.run.saved_config
+    run, request, config = split.run, split.request, split.run.saved_config
     data = config["data"]
     if not directory and data["corpus"] == "text_files" and not data["path"]:
         directory = request.data_path  # of a converted model
     try:
-        source = data_of(workdir, config, directory, "train")
-        return load(source, vocabulary=split.run.vocabulary, splits=("train",)).ids["train"]
+        source = data_of(run.workdir, config, directory, "train")
+        return load(source, vocabulary=run.vocabulary, splits=("train",)).ids["train"]
     except InputError as error:
         raise InputError(f"--method={request.method} reads a train text: {error}") from error
 
@@ -316,10 +307,8 @@ def _best(score, job):
 
 def _settings(request, windows, config, lexicon):
     """Returns the settings that a result states. lexicon: where entries of new words are from."""
-    settings = {
-        key: getattr(request, key)
-        for key in ("split", "window", "context", "checkpoint", "data_path", "method")
-    }
+    keys = "split", "checkpoint", "data_path", "method"
+    settings = {key: getattr(request, key) for key in keys}
     if windows.layout == "streams" or METHODS[request.method].one_row:
         settings["rows"] = windows.rows
     if request.options:

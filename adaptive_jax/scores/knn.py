@@ -93,7 +93,7 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
     name = "datastore"
     if options.datastore:
         name += f"-{digest(options.datastore)[:8]}"
-    store = open_datastore(job.workdir, name, job.run, text, windows, job.progress("datastore"))
+    store = open_datastore(job.run.workdir, name, job.run, text, windows, job.progress("datastore"))
     nll, states, targets = job.counted()
     knn_log_probs = log_probs(store, states, targets, options, job.progress("neighbours"))
     temperatures = {"temperature": options.temperature}

@@ -2,7 +2,7 @@
 
 from typing import Annotated, NamedTuple
 
-from adaptive_jax.config.options import NonNegativeInt, Option, check
+from adaptive_jax.config.options import NonNegativeInt, Option
 
 CONTEXTS = "none", "previous"
 DOCUMENTS = "none", "blank"
@@ -35,7 +35,3 @@ class ScoreConfig(NamedTuple):
     context: Annotated[int | None, Option(within="[0, inf)")] = None
     eager: bool = False
     rank_and_entropy: bool = False
-
-    def check(self) -> None:
-        """Checks the ranges. Raises InputError: one is wrong, or `context_from` is unknown."""
-        check(self, prefix="")

@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -99,11 +98,7 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        run: Run,
-        tables: dict,
-        start: Callable[[int], object] = lambda rows: (),
-        **options: bool | float,
+        self, run: Run, tables: dict, start: Callable[[int], object], **options: bool | float
     ):
         """Takes what all batches share.
 
@@ -201,7 +196,6 @@ class Evaluation(NamedTuple):
     """Arguments of a scoring method besides its options.
 
     Attributes:
-        workdir: of the run.
         ids: int32 `[tokens]` of the split.
         uniform, down_weight: see `Request`.
         train: `train(None)` gives the ids of the train split, `train(directory)` those of another
@@ -211,7 +205,6 @@ class Evaluation(NamedTuple):
         encode: `encode(other)` gives the ids of the split by another run's vocabulary.
     """
 
-    workdir: Path
     run: Run
     ids: np.ndarray
     windows: Windows

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from adaptive_jax.config.options import check
 from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import (
     ALONE,
@@ -126,7 +127,7 @@ class LineScorer:
             InputError: settings that do not fit each other or the run.
         """
         batches = run.config["batches"]
-        config.check()
+        check(config, prefix="")
         follows = config.context_from == "previous"
         break_mode = scored_break_mode(run.config) if follows else batches["break_mode"]
         if follows and (break_mode == "eos" or (break_mode in ALONE and config.given)):

@@ -270,7 +270,7 @@ class Training:
                     self._read(step, unread)
                     unread = None
                     self.metrics.write(step, "train", self.interval.close())
-                self.metrics.advance(step)
+                self.metrics.bar.show(step)
                 if stopped:
                     self._stop(step)
                 if not evaluate:

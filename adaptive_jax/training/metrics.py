@@ -140,10 +140,6 @@ class Metrics:
         self.writers = open_writers(workdir, before, config) if hosts.first() else []
         self.bar = Bar(self.steps, first_step, ["starting"], shown=hosts.first(), limit=limit)
 
-    def advance(self, step: int) -> None:
-        """Moves the bar to `step` updates done."""
-        self.bar.show(step)
-
     def write(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `group` ("train" or "validation") after `step` updates, unless
         they stand there already.

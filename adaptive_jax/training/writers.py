@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.files import in_bucket, replacing
+from adaptive_jax.files import in_bucket, write_bytes
 from adaptive_jax.runs.settings import as_json, to_json
 
 NAME = "metrics.jsonl"
@@ -94,8 +94,7 @@ class JsonLines:
     def __init__(self, workdir: Path, before: list[dict]):
         self.path = workdir / NAME
         lines = "".join(to_json(line) + "\n" for line in before).encode()
-        with replacing(self.path) as file:
-            file.write(lines)
+        write_bytes(self.path, lines)
         self.file = io.BytesIO() if in_bucket(workdir) else self.path.open("ab")
         if in_bucket(workdir):
             self.file.write(lines)
@@ -114,8 +113,7 @@ class JsonLines:
 
     def _upload(self):
         if isinstance(self.file, io.BytesIO):
-            with replacing(self.path) as file:
-                file.write(self.file.getvalue())
+            write_bytes(self.path, self.file.getvalue())
 
 
 class TensorBoard:
@@ -182,8 +180,7 @@ class WeightsAndBiases:
 
         file = workdir / "wandb" / "id"
         if not file.exists():
-            with replacing(file) as new:
-                new.write(uuid.uuid4().hex[:12].encode())
+            write_bytes(file, uuid.uuid4().hex[:12].encode())
         logging.getLogger("wandb").setLevel(logging.ERROR)
         try:
             self.run = wandb.init(

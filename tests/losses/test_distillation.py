@@ -41,7 +41,7 @@ def test_loss_and_gradients(monkeypatch, beta, reduction):
     its table padded; chunks do not divide the tokens; a token of weight 0 may be NaN.
     """
     monkeypatch.setattr(distillation, "plan", lambda *_: plans.Plan(3))
-    pull = RNG.standard_normal(TOKENS).astype("f")
+    pull = np.random.default_rng(1).standard_normal(TOKENS).astype("f")
     bad = STUDENT[0].copy()
     bad[2] = np.nan
 
@@ -66,6 +66,24 @@ def test_sums_of_chunks_have_three_products():
     loss = lambda h, t: linear_distillation((h, t), (TEACHER[0], TEACHER[1][:WORDS]))
     jaxpr = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(*STUDENT[:2]))
     assert jaxpr.count("dot_general") == 4
+
+
+def test_a_loss_scale_keeps_gradients_in_float16():
+    """They are rounded after the caller's scale: before it, most of a mean over many tokens are
+    below 6e-8, the least number of float16.
+    """
+    rng = np.random.default_rng(2)
+    hidden, other = (rng.standard_normal((4_096, 4)).astype("f") / 64 for _ in range(2))
+    table = rng.standard_normal((WORDS, 4)).astype("f") / 64
+
+    def loss(hidden, table):
+        return 2**14 * linear_distillation((hidden, table), (other, TEACHER[1][:WORDS, :4]))
+
+    slopes = hasty_jit(jax.grad(loss, (0, 1)))
+    half = slopes(hidden.astype(np.float16), table.astype(np.float16))
+    assert {slope.dtype for slope in half} == {jnp.dtype(np.float16)}
+    for ours, right in zip(half, slopes(hidden, table), strict=True):
+        assert np.linalg.norm(ours - right) < 0.01 * np.linalg.norm(right)
 
 
 def test_reduced_dtypes():

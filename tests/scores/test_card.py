@@ -136,7 +136,7 @@ def test_scores_that_are_not_finite():
     run = Run(None, {}, without_last(WORDS, 1), vocabulary=WORDS)
     run = run.with_parts(config={"dtype": "bfloat16"}, step=40)
     ids = np.array([0, 5, 1, 2, 3], np.int32)
-    job = Evaluation(Path(), run, ids, None, 0.0, 1.0, None, None, None, None)
+    job = Evaluation(run, ids, None, 0.0, 1.0, None, None, None, None)
     with refuses("2 of 4", "token 2", "step 40", "bfloat16"):
         job.with_uniform(np.array([1, np.inf, np.inf, np.nan, np.inf], np.float32))
     finite = np.array([1, np.inf, 2, np.nan, 3], np.float32)

@@ -117,7 +117,6 @@ def test_sub_words_with_the_scores_of_another_program(config, tmp_path):
     path.write_text("word\tsurprisal_nats\n" + "".join(f"{word}\t{nll}\n" for word, nll in rows))
     ids = model.encode("".join(f"{line}\n" for line in lines))
     job = Evaluation(
-        workdir=tmp_path,
         run=model.run,
         ids=ids,
         windows=Windows.of(model.run.config),

@@ -17,7 +17,7 @@ from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.download import File, download
 from adaptive_jax.data.corpora.text import Text, archived_texts
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import remove_unfinished, replacing
+from adaptive_jax.files import remove_unfinished, replacing, write_bytes
 
 TEXT = 2  # increase it when a `write` below makes another text of the same package
 
@@ -129,8 +129,7 @@ def write_bible(directory: Path) -> None:
         text = bible.scripture_content[start : bible.verse_end_indices[verse]]
         splits[split].append(" ".join(re.sub(r"^\s*\d+\.", "", text).split()))
     for split, lines in splits.items():
-        with replacing(directory / f"{split}.txt") as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
+        write_bytes(directory / f"{split}.txt", "".join(f"{line}\n" for line in lines).encode())
 
 
 def _wikitext(name: str, size: int, sha256: str) -> dict[str, File]:

@@ -35,7 +35,7 @@ from adaptive_jax.data.vocabulary.on_disk import (
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut, read_words
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.files import local_directory, replacing
+from adaptive_jax.files import local_directory, write_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -341,8 +341,8 @@ class PreparedText:
                 words, unseen = shards.encode(vocabulary, path, learnt_from or (), show)
             numbers_of_text = {"words": words, "unseen": None if learnt_from is None else unseen}
             numbers_of_text["checksum"] = checksum(read_ids(path, len(vocabulary)))
-            with replacing(numbers) as file:  # last, so that the ids exist wherever this file does
-                file.write(json.dumps(numbers_of_text).encode())
+            # Last, so that the ids exist wherever this file does
+            write_bytes(numbers, json.dumps(numbers_of_text).encode())
 
         make_once(numbers, make)
         try:

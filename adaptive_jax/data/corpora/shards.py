@@ -33,7 +33,7 @@ from adaptive_jax.data.corpora.text import Chunk, Text, check_eos, encoding_faul
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import BYTE_ORDER_MARK, EOS, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import remove_unfinished, replacing
+from adaptive_jax.files import remove_unfinished, replacing, write_bytes
 from adaptive_jax.parallel import processors
 
 PIECE = 1 << 23  # bytes of text: counting its words takes some 70 MiB of memory
@@ -151,8 +151,7 @@ class Shards:
             raise InputError(
                 f"{text.files[0]} has no words; put text in it, one sentence or paragraph a line"
             )
-        with replacing(directory / COMPLETE) as file:
-            file.write(json.dumps({"shards": number}).encode())
+        write_bytes(directory / COMPLETE, json.dumps({"shards": number}).encode())
         return cls(directory)
 
     def counts(self, show: Callable = lambda done: None) -> dict[str, int]:

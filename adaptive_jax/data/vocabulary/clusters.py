@@ -21,7 +21,7 @@ import numpy as np
 from adaptive_jax.config import keys
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import path_of, replacing
+from adaptive_jax.files import path_of, write_bytes
 
 COMMAND = "python -m adaptive_jax clusters"
 HEADER = "# clusters: method={} seed={} vocabulary={} sizes={}"
@@ -47,8 +47,7 @@ class Header(NamedTuple):
 def write_clusters(path: Path, header: Header, words: Sequence[str]) -> None:
     """Writes a header and words `[V]` in the order of the clusters."""
     first = HEADER.format(*header[:3], ",".join(map(str, header.sizes)))
-    with replacing(path) as file:
-        file.write("\n".join([first, *words, ""]).encode())
+    write_bytes(path, "\n".join([first, *words, ""]).encode())
 
 
 def read_header(path: str | Path) -> Header:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import path_of, replacing
+from adaptive_jax.files import path_of, write_bytes
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
@@ -118,10 +118,8 @@ class Vocabulary:
         model before it, as `file` beside it, so that it exists wherever the words do.
         """
         if self.file:
-            with replacing(path_of(path).with_name(self.file)) as file:
-                file.write(self.model)
-        with replacing(path_of(path)) as file:
-            file.write(self._text.encode("utf-8"))
+            write_bytes(path_of(path).with_name(self.file), self.model)
+        write_bytes(path_of(path), self._text.encode("utf-8"))
 
     def encode(self, line: str) -> list[int]:
         """Returns the ids of the words of a line and `<eos>`. InputError: an unknown word, if

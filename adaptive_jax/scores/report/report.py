@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 from adaptive_jax.config.options import Option, check
 from adaptive_jax.data.corpora.text import SPLIT
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import path_of, replacing
+from adaptive_jax.files import path_of, write_bytes
 from adaptive_jax.scores.frequency import BINS, PAPER, check_edges
 from adaptive_jax.scores.report import charts, page
 from adaptive_jax.scores.report.drawing import draw
@@ -76,7 +76,7 @@ def report(
         _write_csv(files / f"{chart.name}.csv", chart.rows())
     table = page.table_of_runs(lines, runs[0].result["split"], unit)
     for suffix, form in ("md", page.markdown), ("tex", page.latex):
-        _write(files / f"runs.{suffix}", form(table).encode(errors="replace"))
+        write_bytes(files / f"runs.{suffix}", form(table).encode(errors="replace"))
     sections = [page.Section("Runs", _changes(lines), page.runs_table(table, unit))]
     for title, text in charts.SECTIONS.items():
         if inside := [(chart, svg) for chart, svg in drawn if chart.section == title]:
@@ -87,7 +87,7 @@ def report(
         title = "A passage, coloured by surprisal"
         sections.append(page.Section(title, SAMPLE, page.passages(passages)))
     text = page.page(*_title(runs), sections, _footer(runs))
-    _write(output, text.encode(errors="replace"))
+    write_bytes(output, text.encode(errors="replace"))
     return runs, passages
 
 
@@ -152,9 +152,4 @@ def _write_csv(path: Path, lines: Sequence[Mapping]) -> None:
     writer = csv.DictWriter(text, lines[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
-    _write(path, text.getvalue().encode(errors="replace"))
-
-
-def _write(path, content):
-    with replacing(path) as file:
-        file.write(content)
+    write_bytes(path, text.getvalue().encode(errors="replace"))

@@ -6,7 +6,6 @@ import functools
 import io
 import json
 import math
-import operator
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -147,7 +146,7 @@ class RunReport:
             "nll": result["nll"],
             "words": result["words"],
             "unknown": result["unknown"],
-            "parameters": _recorded(self.workdir / "plan.json", "parameters", "total"),
+            "parameters": _parameters(self.workdir),
             "hours": recorded(saved, "hours") or None,
             "words_per_second": speeds[len(speeds) // 2] if speeds else None,
             "updates": result["step"],
@@ -230,9 +229,9 @@ def _command(workdir, settings):
     return " ".join(["python evaluate.py", place, *flags])
 
 
-def _recorded(path, *keys):
-    """The value of a JSON file at these keys; None if there is no such file or key."""
+def _parameters(workdir):
+    """The number of parameters by plan.json; None if there is none."""
     try:
-        return functools.reduce(operator.getitem, keys, json.loads(path.read_text()))
+        return json.loads((workdir / "plan.json").read_text())["parameters"]["total"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
