@@ -21,8 +21,7 @@ from adaptive_jax.generation.next_token import (
     top_k,
 )
 from adaptive_jax.losses.groups import join
-from adaptive_jax.model.language_model import parameter_shapes
-from adaptive_jax.numerics.products import full_precision
+from adaptive_jax.model.on_devices import local_model, on_devices
 from adaptive_jax.parallel import sharding
 from adaptive_jax.runs.run import Run
 
@@ -188,21 +187,14 @@ class Decoder:
 
 
 def _program(function, model, mesh, carries):
-    shapes, replicated = parameter_shapes(model), PartitionSpec()
-    local_model, gather = sharding.gathering(model, shapes, mesh)
+    one_model, gather = local_model(model, mesh)
 
     def local(params, lexicon, tables, arrays):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
-        return function(functools.partial(local_model.apply, variables), *arrays)
+        return function(functools.partial(one_model.apply, variables), *arrays)
 
-    specs = sharding.parameter_specs(shapes, mesh, model), replicated, replicated, replicated
-    local = jax.shard_map(
-        full_precision(local, model.body),
-        mesh=mesh,
-        in_specs=specs,
-        out_specs=replicated,
-        check_vma=False,
-    )
+    replicated = PartitionSpec()
+    local = on_devices(model, mesh, local, (replicated,) * 3, replicated)
 
     def program(params, lexicon, tables, *arrays):
         return local(params, lexicon, tables, arrays)

@@ -12,8 +12,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.model.language_model import LanguageModel
+from adaptive_jax.model.on_devices import local_model, on_devices
 from adaptive_jax.runs.run import Run
-from adaptive_jax.scores.scoring import LOG_PROBS, local_model, on_devices, scores
+from adaptive_jax.scores.scoring import LOG_PROBS, scores
 
 TOKENS = 256  # whose distributions are computed at a time, at most
 ALTERNATIVES = 8  # words that a passage names

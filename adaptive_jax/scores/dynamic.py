@@ -99,7 +99,10 @@ def mean_squares(run: Run, ids: np.ndarray, settings: Windows, progress: Progres
     """MS_g: for every parameter the mean over the segments of a text of its squared gradient."""
     add, carry = _make_sum(run.model, run.mesh), None
     count, batches = windows(ids, run.vocabulary.eos, settings)
-    total = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like))(run.params)
+    # Sharded as `add` returns it, or `add` would be compiled twice
+    shardings = jax.tree.map(lambda a: a.sharding, run.params)
+    zeros = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like), out_shardings=shardings)
+    total = zeros(run.params)
     for batch, _ in progress(batches, count):
         if carry is None:
             carry = first_carry(run, settings.layout, len(batch.first))

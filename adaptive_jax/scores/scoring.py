@@ -14,8 +14,8 @@ from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check
 from adaptive_jax.data.vocabulary.words import pieces
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import Compose, compose_shared
-from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
-from adaptive_jax.numerics.products import full_precision
+from adaptive_jax.model.language_model import LanguageModel
+from adaptive_jax.model.on_devices import local_model, on_devices
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.runs.run import Run
@@ -378,27 +378,3 @@ def initial_carry(model: LanguageModel, mesh: Mesh, rows: int) -> Callable:
 def first_carry(run: Run, layout: str, rows: int) -> object:
     """The body's state of rows that begin; () if no row continues another."""
     return initial_carry(run.model, run.mesh, rows)() if layout == "streams" else ()
-
-
-def local_model(
-    model: LanguageModel, mesh: Mesh, by_words: bool = False
-) -> tuple[LanguageModel, Callable]:
-    """The model as one device sees it, and a function that gathers its parameters there; see
-    `sharding.gathering`.
-    """
-    return sharding.gathering(model, parameter_shapes(model), mesh, by_words=by_words)
-
-
-def on_devices(
-    model: LanguageModel, mesh: Mesh, local: Callable, in_specs: tuple, out_specs: PartitionSpec
-) -> Callable:
-    """`local(params, *others)`, which computes on one device, over all devices of a mesh, in full
-    precision where the body asks for it. in_specs: of the others.
-    """
-    return jax.shard_map(
-        full_precision(local, model.body),
-        mesh=mesh,
-        in_specs=(sharding.parameter_specs(parameter_shapes(model), mesh, model), *in_specs),
-        out_specs=out_specs,
-        check_vma=False,
-    )
