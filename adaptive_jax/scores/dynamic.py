@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from adaptive_jax.config.options import Option
 from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
@@ -100,7 +101,8 @@ def mean_squares(run: Run, ids: np.ndarray, settings: Windows, progress: Progres
     add, carry = _make_sum(run.model, run.mesh), None
     count, batches = windows(ids, run.vocabulary.eos, settings)
     # Sharded as `add` returns it, or `add` would be compiled twice
-    shardings = jax.tree.map(lambda a: a.sharding, run.params)
+    specs = sharding.parameter_specs(run.params, run.mesh, run.model)
+    shardings = jax.tree.map(lambda _, spec: NamedSharding(run.mesh, spec), run.params, specs)
     zeros = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like), out_shardings=shardings)
     total = zeros(run.params)
     for batch, _ in progress(batches, count):

@@ -75,7 +75,7 @@ class Request(NamedTuple):
     sample_words: Annotated[int, Option(SAMPLE, "[0, inf)", only=("method", "plain"))] = 0
 
 
-def evaluate(workdir: Path, request: Request, run: Run | None = None) -> dict:
+def evaluate(workdir: Path, request: Request) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/ as
     JSON, with the losses of its tokens as .npy and what a report reads of its text as .npz.
 
