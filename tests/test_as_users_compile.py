@@ -20,7 +20,6 @@ QUICK = {
     "bodies/test_lstm.py": ["test_the_layer_equals_plain_differentiation"],
     "bodies/test_attention.py": ["test_chunks_equal_the_slow_twin[3-130-4-True-0.3-True]"],
     "reference/test_fairseq_code.py": ["test_train_trajectory"],
-    "reference/test_awd_lstm_code.py": ["test_torch_lstm"],
 }
 SLOW = {
     "bodies/test_attention.py": ["test_chunks_equal_the_slow_twin"],

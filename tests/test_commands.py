@@ -98,7 +98,7 @@ commands.run(main, ["PATH"])
 """
 
 
-def test_what_may_not_be_read(quick_command):
+def test_unreadable_files(quick_command):
     """One line names the file and the reason."""
     # Not tmp_path, below a directory that only its owner may enter.
     with tempfile.TemporaryDirectory() as directory:

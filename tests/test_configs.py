@@ -336,9 +336,7 @@ def test_rows_as_a_table():
 
 
 def test_settings_agree_with_each_other():
-    """Cycles are as long as the run, the vocabulary is the published one, and 1 to 8 devices can
-    share an update if they divide its rows.
-    """
+    """Cycles are as long as the run, and the vocabulary is the published one."""
     for name, config in CONFIGS.items():
         schedule, data = config["schedule"], config["data"]
         if "cycles" in schedule:

@@ -139,7 +139,7 @@ def test_a_second_interruption_ends_at_once(numbers):
         ("fails", 1, r"Traceback.*KeyError: 'a bug'\n"),
     ],
 )
-def test_what_else_is_printed(case, status, says):
+def test_warnings_and_tracebacks(case, status, says):
     """The project's warnings in one line each, and of libraries only JAX's of missing devices; a
     bug, and memory that ran out, keep their traceback.
     """

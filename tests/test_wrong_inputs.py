@@ -87,7 +87,7 @@ def test_a_wrong_input(in_process, quick_command, places, row, text, trained, tm
 
 
 @pytest.mark.parametrize("key, value", sorted(ACCEPTED))
-def test_what_is_no_mistake(in_process, flags, tmp_path, key, value):
+def test_values_that_are_no_mistake(in_process, flags, tmp_path, key, value):
     """Numbers that look like one."""
     done = in_process("train.py", *flags(tmp_path / "run"), "--dry_run", f"--config.{key}={value}")
     assert (done.returncode, done.stderr) == (0, "")

@@ -70,7 +70,7 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
     assert printed.count("passed over: ") == 8 and printed.count("1 ms") == 1
 
 
-def test_what_is_due(tmp_path):
+def test_order_of_due_steps(tmp_path):
     """The order of half an hour: what was passed over comes last, what has a result not at all; a
     row to train needs its text; a pattern picks variants.
     """

@@ -56,7 +56,7 @@ def test_scoring_has_two_peers(tiny):
 
 
 def test_writing_has_two_peers(trained):
-    """All three write."""
+    """All three peers run, or the table of docs would lack one."""
     peers = generate_peers(trained, 3)
     assert list(peers) == ["generate", "all probabilities", "no cache"]
     for run in peers.values():

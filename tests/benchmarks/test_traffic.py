@@ -91,7 +91,7 @@ ENTRY %main (given: f32[3,8,4]) -> f32[3,4] {
 """
 
 
-def test_what_a_tpu_keeps_beside_its_cores_is_not_in_memory():
+def test_arrays_beside_a_tpus_cores_are_not_in_memory():
     """An asynchronous slice reads the slice, not the array; a product its matrix; a copy writes."""
     assert in_memory("(bf16[4,8]{1,0:T(8,128)(2,1)S(1)}, bf16[4,8]{1,0:T(8,128)(2,1)})") == 64
     assert moved(TPU) == {

@@ -154,7 +154,7 @@ H100 = "gpu", "NVIDIA H100 80GB HBM3"
         (("tpu", "TPU v5 lite"), 128, 16, "bfloat16", False),
     ],
 )
-def test_where_the_kernels_run(device, time, width, dtype, fits):
+def test_shapes_that_kernels_take(device, time, width, dtype, fits):
     """The kernels in 16 bits, for the lengths and widths that they take; elsewhere chunks."""
     with tracing_for(*device):
         assert kernels_fit((time, 2, width), jnp.dtype(dtype)) == fits

@@ -121,7 +121,7 @@ def test_matrices_in_other_layouts_give_the_same_numbers(monkeypatch, changes, e
 @pytest.mark.parametrize(
     ("steps", "dtype", "blocks"), [(16, np.float32, 4), (15, np.float32, 1), (16, jnp.bfloat16, 1)]
 )
-def test_what_is_cut_into_blocks(steps, dtype, blocks):
+def test_matrices_cut_into_blocks(steps, dtype, blocks):
     """A large matrix in float32 for many steps; a copy for the one step of decoding would cost
     more than the step.
     """

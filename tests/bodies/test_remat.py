@@ -116,7 +116,7 @@ def test_loops_read_no_mask(kind, gpu, fields):
         assert max(map(size, hoisted), default=0) <= MIB, hoisted
 
 
-def test_what_a_gpu_keeps_of_a_block():
+def test_vectors_that_a_gpu_keeps_of_a_block():
     """Ten vectors a token: queries, keys, values, what attention mixed, two sums, four of the
     feed-forward layer; few numbers more.
 
@@ -174,9 +174,9 @@ def test_auto_is_by_device():
     assert policy("auto") is policy("none")
     with on_gpu():
         assert policy("auto") is policy("elementwise")
-    wide, narrow = jnp.float32, jnp.bfloat16
-    for gpu, dtype, unroll in (False, wide, 1), (False, narrow, LAYERS), (True, narrow, LAYERS):
-        scans = loops(gradient_program(Transformer, gpu, dtype=dtype)[0])
+    wide = {"dtype": jnp.float32}
+    for gpu, fields, unroll in (False, wide, 1), (False, {}, LAYERS), (True, {}, LAYERS):
+        scans = loops(gradient_program(Transformer, gpu, **fields)[0])
         assert [each.params["unroll"] for each in scans] == [unroll] * 2
     body = Transformer(FEATURES, LAYERS, 8, 4 * FEATURES)
     with on_gpu():  # a forward pass keeps nothing

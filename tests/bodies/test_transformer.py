@@ -228,7 +228,7 @@ def test_each_dropout_acts_in_training_alone(rate):
     )
 
 
-def test_where_dropout_acts():
+def test_places_of_dropout():
     """With a rate of a half, what is kept is doubled: vectors that enter, what a block adds and,
     under another rate, nothing else; attention's rate leaves both.
     """

@@ -154,7 +154,7 @@ def test_a_flag_that_is_refused(parsed, argv, says):
         ),
     ],
 )
-def test_what_a_switch_says(parsed, argv, said):
+def test_lines_about_a_switch(parsed, argv, said):
     """The lines about the keys that are kept and dropped, of those that the file states."""
     assert parsed(*argv)[1] == ([said] if said else [])
 
@@ -263,7 +263,7 @@ def test_a_config_file_that_is_refused(parsed, tmp_path, text, row, says):
     ],
 )
 def test_a_place_without_a_config(parsed, place, says):
-    """In one line."""
+    """An error in one line names the file or the row; a typing error would be a traceback."""
     assert says in refusal(parsed, place=place)
 
 

@@ -52,6 +52,9 @@ def assert_same(ours, theirs):
 
 
 def test_rows_by_example():
+    """Inputs are the targets one place earlier, after an EOS: a shift, or padding with a weight,
+    would train on other words.
+    """
     batches = batches_of(np.arange(5, dtype=np.int32), "none", "packed", 2, 3)
     batch = batches.batch(0, 0)
     order = np.argsort(batch.targets[0, :, 0])
@@ -65,6 +68,9 @@ def test_rows_by_example():
 
 
 def test_spans_fill_rows_by_example():
+    """Spans stand side by side in their rows, as segments from 1 on: a wrong offset would mix
+    sentences.
+    """
     spans = Spans(np.array([3, 0, 1]), np.array([2, 1, 4]), np.array([0, 0, 2]))
     batch = fill_rows(np.arange(5, dtype=np.int32), EOS, spans, (3, 4), segmented=True)
     assert batch.inputs.tolist() == [[2, 3, EOS, EOS], [EOS] * 4, [0, 1, 2, 3]]
@@ -208,6 +214,7 @@ def test_windows_score_examples_after_their_context(text, choice, window, contex
 
 
 def test_impossible_settings_are_named():
+    """A setting out of range is an error that names it, not batches without tokens."""
     ids, good = np.arange(9, dtype=np.int32), Windows(4, 1, "none", "packed", 1)
     for wrong, names in [
         ({"context": 4}, "window=4 context=4"),

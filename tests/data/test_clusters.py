@@ -264,7 +264,7 @@ def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
     ],
 )
 def test_requests_that_make_no_sense(request_, names):
-    """Each is named."""
+    """A flag out of range or without effect is an error that names it, not other clusters."""
     with refuses(*names.split()):
         make_clusters(WORDS, request_)
 

@@ -59,6 +59,9 @@ def words(corpus, split):
 
 
 def test_a_directory_of_text_becomes_ids_in_order(text, load, capfd):
+    """Ids follow the words of plain and compressed files; a line cut in two, or a blank one that is
+    lost, would change the text of every run.
+    """
     corpus = load("text_files", path=str(text), vocabulary_size=10_000)  # which only plans read
     assert corpus.vocabulary.words == ("<eos>", "the", "cat", "hat", "sat")
     assert corpus.vocabulary.counts.tolist() == [4, 3, 2, 1, 1]
@@ -83,6 +86,7 @@ def test_text_without_a_test_split_trains(text, own_cache):
 
 
 def test_changed_text_is_read_again(text, load):
+    """Prepared ids of the old text would train a model of text that is no longer there."""
     before = load("text_files", path=str(text))
     (text / "test.txt.gz").write_bytes(gzip.compress(b"cat hat\n"))
     assert words(load("text_files", path=str(text)), "test") == ["cat", "hat", "<eos>"]
@@ -118,6 +122,7 @@ def test_a_split_is_prepared_by_itself(text, tmp_path, load):
 
 
 def test_another_vocabulary_gives_other_ids(text, load):
+    """A threshold or a limit makes ids of its own: those of another vocabulary are other words."""
     folded = load("text_files", path=str(text), threshold=2)
     assert words(folded, "test") == ["<unk>", "cat", "<eos>"]
     assert words(load("text_files", path=str(text)), "test") == ["hat", "cat", "<eos>"]
@@ -125,6 +130,7 @@ def test_another_vocabulary_gives_other_ids(text, load):
 
 
 def test_sub_words_are_learnt_from_the_train_split(text, load):
+    """Units learnt from other splits would leak those into a model; counts are those of the ids."""
     corpus = load("text_files", path=str(text), codes=2)
     expected = subwords.Subwords.build({"the": 3, "cat": 2, "hat": 1, "sat": 1, "<eos>": 4}, 2)
     assert corpus.vocabulary.digest == expected.digest
@@ -181,6 +187,9 @@ def test_sub_words_are_never_stale(text, tmp_path, load, monkeypatch):
 
 
 def test_evaluation_needs_only_its_split_and_the_models_vocabulary(text, load):
+    """A model is evaluated where its training text is not; by a vocabulary of the test text its ids
+    would be other words.
+    """
     vocabulary = Vocabulary(("cat", "<unk>", "<eos>"), np.array([3, 2, 1]))
     (text / "train.txt").unlink()
     corpus = load("text_files", path=str(text), vocabulary=vocabulary, splits=("test",))
@@ -207,6 +216,7 @@ def test_prepared_ids_do_without_large_packages(text, tmp_path, load):
 
 
 def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
+    """A later start would read half a split as the whole."""
     good = (text / "test.txt.gz").read_bytes()
     for damaged in good[:-9], b"":
         (text / "test.txt.gz").write_bytes(damaged)
@@ -267,6 +277,7 @@ def embedded():
 
 
 def test_embedded_has_the_sizes_its_config_relies_on(embedded):
+    """Cutoffs, schedules and numbers of its configs hold for this text and vocabulary alone."""
     assert [len(ids) for ids in embedded.ids.values()] == [854_430, 46_644, 46_192]
     assert len(embedded.vocabulary) == 6_780
     beginning = "in the beginning god created the heavens and the earth . <eos>"
@@ -274,6 +285,7 @@ def test_embedded_has_the_sizes_its_config_relies_on(embedded):
 
 
 def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
+    """An error names the package, not the import that failed."""
     entry = dataclasses.replace(known.CORPORA["embedded"], package="pythonbible-none")
     monkeypatch.setitem(known.CORPORA, "embedded", entry)
     with refuses("pythonbible"):
@@ -289,6 +301,9 @@ def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
     ],
 )
 def test_marks_by_example(line, separated):
+    """Marks become words of their own, and accents stay with their letters; other cuts would be
+    another vocabulary.
+    """
     assert tokeniser("marks", lower=True)(line) == separated
 
 
@@ -355,6 +370,7 @@ def test_a_split_of_ones_own_is_that_of_the_corpus(name, tmp_path, load, monkeyp
     "name, folder, codes", [("penn_treebank", "ptb", (0, 2000)), ("wikitext2", "wikitext-2", (0,))]
 )
 def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
+    """Perplexities compare with published ones only over as many words of the same vocabulary."""
     published = known.CORPORA[name]
     for merges in codes:
         corpus = load(name, path=str(REAL / folder), codes=merges)
@@ -385,6 +401,7 @@ def test_ends_of_lines_of_its_own(text, load):
 
 
 def test_a_copy_that_is_not_the_published_text_is_pointed_out(text, load, caplog):
+    """A warning gives both counts: in silence, perplexities of two texts would be compared."""
     for codes in 0, 2:
         load("penn_treebank", path=str(text), codes=codes)
         assert (

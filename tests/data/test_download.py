@@ -54,6 +54,7 @@ def test_an_address_that_does_not_answer(files, tmp_path):
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="there is no /proc here")
 def test_a_folder_that_cannot_be_written(files):
+    """The error begins with the folder that the user chose, not with a file inside it."""
     with pytest.raises(FileNotFoundError) as error:
         download("toy", files[1], Path("/proc/x"))
     assert explain(error.value).startswith("cannot use /proc/x: No such file")

@@ -32,6 +32,9 @@ def split(text):
 
 
 def test_four_ways_to_break_text():
+    """Each mode ends its examples where it says: one that ends elsewhere shows words another
+    context.
+    """
     text, expected = "ab.c..def.", ("ab.c.|.def.", "ab.c.|.def.", "ab.c.|def.", "ab.|c.|.|def.")
     for mode, parts in zip(BREAK_MODES, expected, strict=True):
         starts, lengths = examples(split(text), EOS, mode, 5)
@@ -108,6 +111,9 @@ def slow_pack(lengths, room):
     longest=st.floats(0, 1),
 )
 def test_packing_is_best_fit_decreasing(room, sizes, longest):
+    """Against a slow twin, rows hold every example once and leave as much room: a worse fit would
+    cost updates.
+    """
     lengths = [1 + int(size * longest * (room - 1)) for size in sizes]
     patterns = pack(np.bincount(lengths, minlength=room + 1), room)
     assert sorted(length for row, count in patterns for length in row * count) == sorted(lengths)
@@ -172,6 +178,7 @@ def test_orders_are_fixed_functions_of_seed_and_epoch():
 
 @pytest.mark.skipif(not LM1B.exists(), reason="no sample of Billion Word here")
 def test_a_sample_of_billion_word_is_packed_with_little_padding():
+    """Padding of real sentences is below 0.2%; it is computed as words are."""
     with lzma.open(LM1B, "rt", encoding="utf-8") as lines:
         lengths = [len(line.split()) + 1 for line in lines]
     ids = np.ones(sum(lengths), np.int32)

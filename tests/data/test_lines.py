@@ -43,6 +43,7 @@ def words_of(lines, ids):
 
 
 def test_a_line_feed_is_an_eos():
+    """Line feeds and `<eos>` stand for each other: a lost one would join two sentences."""
     ids = PLAIN.encode("the cat\n\n  sat ")
     assert ids.dtype == np.int32 and words_of(PLAIN, ids) == ["the", "cat", "<eos>", "<eos>", "sat"]
     assert PLAIN.decode(ids) == "the cat\n\nsat"
@@ -82,6 +83,7 @@ def test_words_of_the_quickstart_come_back(words):
 
 
 def test_text_is_put_together_as_it_was_taken_apart():
+    """Generated text would have blanks before its commas and inside its numbers."""
     bible = Lines.of(TEXT | {"tokeniser": "marks", "lower": True}, PLAIN.vocabulary)
     assert bible.words("2. Noah’s Ark, (he) said.") == [
         "2",
@@ -110,6 +112,9 @@ def test_text_is_put_together_as_it_was_taken_apart():
 
 
 def test_words_are_put_together_from_units():
+    """Units join to words, also over lines and from bytes; a word without its end gets no blank, so
+    that text can go on inside it.
+    """
     text = "lowest wider <unk>\n\nnewest ▁ Ж\n"
     ids = SUBWORDS.encode(text)
     assert len(ids) > 10 and SUBWORDS.decode(ids) == text
@@ -121,6 +126,7 @@ def test_words_are_put_together_from_units():
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1)))
 def test_any_words_come_back_from_units(words):
+    """No word is lost or changed on its way through units, whatever its characters."""
     words = [word for word in words if word not in ("<eos>", "<unk>")]
     assert SUBWORDS.decode(SUBWORDS.tokens(words)[0]).split() == " ".join(words).split()
 
@@ -134,7 +140,8 @@ def test_tokens_that_are_not_there(lines, ids):
     assert lines.decode([]) == lines.decode(iter([])) == ""
 
 
-def test_what_is_no_text_is_one_line():
+def test_text_that_cannot_be_encoded():
+    """An error names the unknown word or the encoding, not a place deep inside."""
     for text, name in ("cat dog", "'dog'"), ("a\0b", "UTF-8"), ("\udcff", "UTF-8"):
         with refuses(name):
             PLAIN.encode(text)
@@ -169,6 +176,7 @@ def test_a_cell_of_a_table_may_be_long(tmp_path):
     ],
 )
 def test_a_cell_that_is_not_as_written_is_refused(tmp_path, name, row):
+    """The error names file and row: such a cell would be scored as another text."""
     path = tmp_path / name
     header = "text\tn" if name.lower().endswith(".tsv") else "text,n"
     path.write_bytes(f"{header}\nthe{header[4]}1\n{row}\n".encode())

@@ -12,6 +12,7 @@ from adaptive_jax.data.batches.prefetch import Prefetcher
 @pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_results_come_in_order_and_no_further_than_depth_ahead(depth, count):
+    """An order that differs trains on other rows; going further ahead fills memory."""
     made = []
 
     def make(number):
@@ -65,6 +66,7 @@ def test_waiting_is_measured(monkeypatch):
 
 
 def test_an_error_is_raised_where_its_result_would_have_been_read():
+    """Results before the error are read first, so a run saves what it may."""
     read = []
     with (
         pytest.raises(ZeroDivisionError),

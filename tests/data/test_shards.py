@@ -186,7 +186,7 @@ def test_files_of_a_directory_end_their_last_lines(tmp_path):
         (b"", ["words"]),
     ],
 )
-def test_what_is_no_text(content, names, tmp_path):
+def test_files_that_are_no_text(content, names, tmp_path):
     """Each with file and line; nothing is left that could be read."""
     with refuses("text.txt", *names):
         made_of(content, tmp_path)
@@ -452,6 +452,9 @@ def test_two_copies_of_a_split(own_text, tmp_path):
     ],
 )
 def test_counts_of_the_held_out_text(corpus, folder, validation, test, tmp_path):
+    """Real text has the counts of shared/data/README.md; words lost between pieces of a file would
+    change them.
+    """
     texts = local_texts(REAL / folder, (), known.CORPORA[corpus].patterns)
     for split, expected in ("validation", validation), ("test", test):
         counts = shards.Shards.make(texts[split], tmp_path / split).counts()

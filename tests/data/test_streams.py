@@ -178,7 +178,8 @@ def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple, 
             np.testing.assert_array_equal(np.diff(scored[row]), 1)
 
 
-def test_what_streams_refuse():
+def test_settings_that_streams_refuse():
+    """Settings that streams would ignore are refused."""
     with refuses("batches.break_mode='eos'", "none"):
         TrainingBatches(np.arange(9, dtype=np.int32), EOS, Layout(4, "eos", "streams"), 1)
     with refuses("context=3", "batches.layout='streams'", "--rows=2"):

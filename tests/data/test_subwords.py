@@ -160,6 +160,9 @@ def test_characters_of_text_without_spaces_get_units():
 
 
 def test_order_and_counts_are_those_of_the_encoded_text(small):
+    """Units stand by falling counts, which cutoffs rely on, and counts are those of the ids that a
+    run trains on.
+    """
     lines = ["low " * 5, "lower " * 2 + "newest " * 6, "widest " * 3, ""]
     ids = small.encode_lines(lines)
     assert ids.dtype == np.int32
@@ -237,6 +240,7 @@ def test_rare_characters_are_bytes():
 
 
 def test_words_are_counted_by_their_ends(small):
+    """Perplexity is by this number of words; by the number of units it would be far lower."""
     ids = small.encode_lines(["lowest new", "", "日本"])
     assert small.count_words(ids) == small.ends_word[ids].sum() == 3 + 3
     assert len(ids) > 6
@@ -262,8 +266,8 @@ def test_unigram_nll_is_per_word(small):
     assert small.unigram_nll(small.encode_lines(["é"])) < math.inf
 
 
-def test_what_is_written_is_read_back_the_same(tmp_path):
-    """And a vocabulary of words is read as one, even beside the model that another left."""
+def test_written_units_are_read_back_the_same(tmp_path):
+    """A vocabulary of words is read as one, too, even beside the model that another left."""
     vocabulary = Subwords.build(COUNTS | dict.fromkeys(NASTY, 2) | {"<unk>": 1}, 12)
     path = tmp_path / "deeper" / "vocabulary.txt"
     vocabulary.write(path)
@@ -321,7 +325,8 @@ def test_the_model_is_one_for_other_programs_too(tmp_path, small):
     assert processor.encode("lowest", out_type=str) == units_of(small, "lowest") == ["low", "est▁"]
 
 
-def test_what_cannot_be_learnt_is_named():
+def test_units_that_cannot_be_learnt():
+    """An error names data.codes and its cure, not a failure inside of sentencepiece."""
     for codes in 0, -1:
         with refuses(f"data.codes={codes}"):
             Subwords.build(COUNTS, codes)

@@ -151,6 +151,9 @@ def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache
 
 
 def test_wrong_settings(directory, tmp_path):
+    """Settings that a tokenizer.json leaves no room for are refused: ignored, ids would be other
+    ones than the settings say.
+    """
     (tmp_path / "bytes.json").write_text("{}")
     pieces = tokenizers.Tokenizer(tokenizers.models.WordPiece({END: 0, "a": 1}, unk_token=END))
     pieces.save(str(tmp_path / "pieces.json"))

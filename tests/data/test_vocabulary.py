@@ -53,11 +53,13 @@ def test_lines_become_ids():
 
 
 def test_an_unknown_word_without_unk_is_named_with_the_cure():
+    """The error names the word and the setting that makes an `<unk>`; a KeyError would not."""
     with refuses("'cat'", "data.threshold"):
         Vocabulary.build(COUNTS).encode("the cat")
 
 
 def test_unigram_nll_is_the_mean_cost_of_the_counts():
+    """Models are compared with this number: a wrong mean would make them look better or worse."""
     vocabulary = Vocabulary.build({"a": 6, "<eos>": 2})
     assert vocabulary.unigram_nll(np.array([0, 0, 1])) == pytest.approx(
         -(2 * math.log(0.75) + math.log(0.25)) / 3
@@ -67,6 +69,9 @@ def test_unigram_nll_is_the_mean_cost_of_the_counts():
 
 
 def test_a_written_file_is_read_back_the_same(tmp_path):
+    """Ids of a run are lines of this file: a word read as two, or as none, would shift all after
+    it.
+    """
     # U+2028 and U+0085 end a line for str.splitlines, but not in this file
     vocabulary = Vocabulary.build({"naïve": 4, "x\u2060y": 2, "–": 2, "<eos>": 3})
     path = tmp_path / "deeper" / "vocabulary.txt"
@@ -98,6 +103,7 @@ def test_a_written_file_is_read_back_the_same(tmp_path):
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, names):
+    """The error names file, line and content: read in part, later ids would be other words."""
     path = tmp_path / "v.txt"
     path.write_bytes(content)
     with refuses(str(path), *names):
@@ -110,6 +116,7 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, names):
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
+    """A run would lose its vocabulary, or keep half of one."""
     path = tmp_path / "v.txt"
     path.write_text("old")
     with pytest.raises(RuntimeError), replacing(path) as file:

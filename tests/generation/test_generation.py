@@ -84,6 +84,9 @@ def test_a_model_whose_workdir_is_gone_scores(trained, tmp_path):
 
 
 def test_load_opens_a_run(model, trained, text):
+    """`load` gives the newest or the asked checkpoint, its words, and text that comes back as it
+    was.
+    """
     assert isinstance(model, adaptive_jax.LoadedModel)
     assert model.run.step == 240 and len(model.run.vocabulary) == 122
     assert repr(model) == "<LoadedModel adaptive → transformer → adaptive, 122 words, step 240>"
@@ -370,6 +373,9 @@ def test_numbers_of_wikitext():
 
 
 def test_options_that_mean_nothing_are_one_line(model):
+    """An option out of range or without effect is an error in one line: ignored, it would change
+    nothing in silence.
+    """
     for options, says in [
         ({"words": 0}, "words must be in"),
         ({"temperature": 0.001}, "temperature"),

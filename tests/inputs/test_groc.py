@@ -195,7 +195,7 @@ def test_init():
     assert abs(np.std(params["map"]) - bound / 3**0.5) < 0.05 * bound
 
 
-def test_what_it_needs_is_asked_for(grounded):
+def test_missing_relations(grounded):
     """Without a lexicon one line says what `apply` needs."""
     model, params, entries = grounded()
     with refuses("GroC", "relations"):

@@ -288,7 +288,7 @@ GRU = {
         ),
     ],
 )
-def test_what_cannot_be_converted(content, words, says, tmp_path):
+def test_models_that_cannot_be_converted(content, words, says, tmp_path):
     """One line with what is wrong, and nothing written."""
     model, words = save(content, tmp_path / "model.pt"), write_words(tmp_path / "words.txt", words)
     with pytest.raises(InputError) as error:

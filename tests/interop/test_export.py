@@ -211,6 +211,7 @@ def test_examples_give_the_log_probabilities_of_this_package(untrained, changes)
     ],
 )
 def test_examples_refuse_models_that_they_would_misread(untrained, changes, differences):
+    """Readers of a few formulas would score such a model with wrong numbers."""
     folder = untrained(**changes)
     for package in "numpy", "torch":
         if importlib.util.find_spec(package):

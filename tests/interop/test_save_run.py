@@ -44,7 +44,7 @@ def test_the_run_holds_the_arrays_and_makes_another(saved, tmp_path):
         np.testing.assert_array_equal(ours["input"]["table"], params["input"]["table"])
 
 
-def test_what_does_not_fit_is_refused(saved, tmp_path):
+def test_arguments_that_do_not_fit(saved, tmp_path):
     """One line each, and nothing is written."""
     _, params = saved
     half = params | {

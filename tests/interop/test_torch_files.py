@@ -82,7 +82,7 @@ def refused(path):
 
 
 @both
-def test_what_was_saved_comes_back(path):
+def test_saved_objects_are_read_back(path):
     """Every dtype, transposed, sliced and empty tensors, and all else that a checkpoint
     contains.
     """

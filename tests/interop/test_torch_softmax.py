@@ -135,7 +135,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_is_one_line(name):
+def test_names_and_shapes_that_do_not_fit(name):
     """The names or shapes that are wrong; weights that are not finite real numbers were taken."""
     wrong, says = WRONG[name]
     with pytest.raises(InputError) as error:

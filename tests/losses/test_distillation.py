@@ -156,7 +156,7 @@ near(jax.jit(jax.value_and_grad(mapped))(student, teacher, targets))
     ],
 )
 def test_bad_input(options, names):
-    """In one line."""
+    """A wrong argument is an error that names it, not a shape error deep inside."""
     arguments = {"student": STUDENT, "teacher": TEACHER, "words": WORDS} | options
     with refuses(*names):
         linear_distillation(**arguments)

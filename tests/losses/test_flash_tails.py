@@ -42,24 +42,29 @@ def arrays(projected, begin, end):
         (False, Settings(chunk=32), True),
     ],
 )
-def test_kernels_equal_chunks(monkeypatch, request, projected, settings, x64):
+def test_kernels_equal_chunks(monkeypatch, projected, settings, x64):
     """Losses, and gradients of states, table and projection; tokens of other bands and rows that
     are no words change nothing. Also with targets of 64 bits.
 
     Of tokens that begin and end inside a block, of one token, and of none.
     """
-    context = jax.enable_x64(x64)
-    context.__enter__()
-    request.addfinalizer(lambda: context.__exit__(None, None, None))
     monkeypatch.setattr(flash_tails, "SPLITS", 2)  # of three blocks of words
 
     @jax.jit
     def both(band, queue, before, begin, end):
         flags = jax.tree.map(lambda _: True, band)
         stage = passes.Stage(
-            settings, Plan(32), (ROWS,), band, None, (WORDS,), [begin], [end],
-            jnp.array([WORDS]), Wanted(True, flags, None),
-        )  # fmt: skip
+            settings=settings,
+            plan=Plan(32),
+            sizes=(ROWS,),
+            group=band,
+            clusters=None,
+            columns=(WORDS,),
+            begins=[begin],
+            ends=[end],
+            word_counts=jnp.array([WORDS]),
+            wanted=Wanted(True, flags, None),
+        )
         loss, nll, d_hidden = before
         outcome = Results(loss, nll, {}, d_hidden)
         forward = stage._replace(wanted=None), queue, outcome._replace(d_hidden=None)
@@ -69,14 +74,16 @@ def test_kernels_equal_chunks(monkeypatch, request, projected, settings, x64):
         ]
 
     for begin, end in (37, 121), (64, 65), (50, 50):
-        ours, right = both(*(given := arrays(projected, begin, end)), begin, end)
+        given = arrays(projected, begin, end)
+        with jax.enable_x64(x64):
+            ours, right = both(*given, begin, end)
         assert jax.tree.structure(ours) == jax.tree.structure(right)
         for one, other in zip(*map(jax.tree.leaves, (ours, right)), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
         assert (begin == end) == np.array_equal(ours[0][0].loss, given[2][0])
 
 
-def test_where_kernels_are_used():
+def test_tails_that_use_kernels():
     """For a tail in 16 bits on a GPU; never for the head, for groups of tails and for what they
     do not compute.
     """

@@ -82,6 +82,21 @@ def ours(hidden, table, bias, weights, probs=None, **options):
     return [each, report.nll, report.logsumexp, report.entropy], others
 
 
+@functools.cache
+def slow_reports(soft):
+    """Reports and gradients of all logits in float64; of soft targets too."""
+    options, probs = (SOFT, (PROBS,)) if soft else (OPTIONS, ())
+    twin = lambda *v: pulled(functools.partial(dense, **options), *v)
+    return in_float64(twin, HIDDEN, TABLE, BIAS, WEIGHTS, *probs)
+
+
+@functools.cache
+def reports_without_bias():
+    """The other reports of all logits in float64."""
+    twin = functools.partial(dense, **OPTIONS)
+    return in_float64(twin, HIDDEN, TABLE, 0 * BIAS, WEIGHTS)[1]
+
+
 @pytest.mark.parametrize("options, soft", [(OPTIONS, ()), (SOFT, (PROBS,))])
 def test_every_report_and_gradients_by_token(tiled, options, soft):
     """Each report, and gradients by a cotangent of its own for each token's loss, nll, logsumexp
@@ -91,8 +106,7 @@ def test_every_report_and_gradients_by_token(tiled, options, soft):
     """
     values = HIDDEN, TABLE, BIAS, WEIGHTS, *soft
     fast = jax.jit(lambda *v: pulled(functools.partial(ours, **options), *v))(*values)
-    slow = in_float64(lambda *v: pulled(functools.partial(dense, **options), *v), *values)
-    check(fast, slow)
+    check(fast, slow_reports(bool(soft)))
     assert fast[0][1][1][2][3]  # one of them is right
 
 
@@ -112,8 +126,8 @@ def test_reports_beside_a_mean(tiled):
     (value, report), gradient = run(HIDDEN, tuple(names))
     np.testing.assert_array_equal(gradient, run(HIDDEN, ())[1])
     np.testing.assert_array_equal(value, run(HIDDEN, ())[0][0])
-    _, others = in_float64(lambda *v: dense(*v, **OPTIONS), HIDDEN, TABLE, 0 * BIAS, WEIGHTS)
-    check([report.z_loss, report.predicted, report.correct, *report.top_k], others)
+    found = [report.z_loss, report.predicted, report.correct, *report.top_k]
+    check(found, reports_without_bias())
     of_report = lambda h: jnp.sum(loss(h, ("nll", "entropy", "top_k"))[1].nll)
     assert report.nll is None
     with refuses("reduction='none'"):
@@ -189,7 +203,7 @@ def test_reports_of_an_adaptive_softmax(case):
         ({"ignore_index": 2**40}, ["ignore_index", "int32"]),
     ],
 )
-def test_what_is_refused(options, names):
+def test_refused_options(options, names):
     """With the arguments, and what they may be."""
     with refuses(*names):
         linear_cross_entropy(HIDDEN, TABLE, **({"targets": TARGETS} | options))
@@ -210,7 +224,7 @@ def test_a_target_that_does_not_exist_is_not_correct():
         ([TABLE], {"logit_scale": 2.0}, ["bands[0]", "Band"]),
     ],
 )
-def test_what_an_adaptive_softmax_refuses(bands, options, names):
+def test_refused_options_of_an_adaptive_softmax(bands, options, names):
     """Reports that it does not know, and bands that are none."""
     with refuses(*names):
         adaptive_cross_entropy(HIDDEN, bands, None, TARGETS, **options)

@@ -2,6 +2,8 @@
 as docs/losses.md counts them.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +84,12 @@ def products(jaxpr) -> int:
     return count
 
 
+@functools.cache
+def of_each_apart():
+    """The loss and gradients of `apart`, compiled once for all cases."""
+    return jax.jit(slopes(apart))(HIDDEN, TABLE)
+
+
 @pytest.mark.parametrize(
     "function, computed, gradients",
     [
@@ -97,9 +105,10 @@ def test_cost(function, computed, gradients):
     """The numbers of docs/losses.md: products, and arrays of the table's size, the result among
     them. Of vmap, a product is of all losses.
     """
-    program = jax.jit(slopes(function))
-    assert products(jax.make_jaxpr(slopes(function))(HIDDEN, TABLE).jaxpr) == computed
-    analysis = program.lower(HIDDEN, TABLE).compile().memory_analysis()
+    traced = jax.jit(slopes(function)).trace(HIDDEN, TABLE)
+    assert products(traced.jaxpr.jaxpr) == computed
+    program = traced.lower().compile()
+    analysis = program.memory_analysis()
     held = (analysis.temp_size_in_bytes + analysis.output_size_in_bytes) / TABLE.nbytes
     assert abs(held - gradients) < 0.6, held
-    check(program(HIDDEN, TABLE), jax.jit(slopes(apart))(HIDDEN, TABLE))
+    check(program(HIDDEN, TABLE), of_each_apart())

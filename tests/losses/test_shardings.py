@@ -254,7 +254,7 @@ def test_other_calls_of_shardings(eight):
     check(found, 17)
 
 
-def test_what_each_device_scales_by_itself(eight):
+def test_scales_of_each_device(eight):
     """Where one axis cuts words and tokens, a mean of each device's own tokens: without it, the
     gradient of the table was a sum of other means; it is NaN where devices scale their losses by
     different numbers. Settings that are arrays, and strict promotion with rows of padding.

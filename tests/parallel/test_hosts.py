@@ -60,7 +60,7 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
         (POD, None),
     ],
 )
-def test_what_the_environment_says(environment, arguments, monkeypatch):
+def test_arguments_from_the_environment(environment, arguments, monkeypatch):
     """A process of several is known by its environment alone, and one that is alone is told
     nothing.
     """
@@ -84,7 +84,7 @@ def test_processes_that_cannot_be_joined(environment, names, monkeypatch):
         hosts.distributed_arguments(None, None, None, environment)
 
 
-def test_what_the_flags_say():
+def test_arguments_from_flags():
     """They come before the environment, and one host of one is alone."""
     arguments = hosts.distributed_arguments("a:1234", 2, 1, SRUN)
     assert arguments.pop("cluster_detection_method") == "deactivate"

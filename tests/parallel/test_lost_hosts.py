@@ -96,7 +96,7 @@ def test_a_host_that_is_killed_in_training(start_hosts, flags, workdir, host):
 
 @pytest.mark.first
 def test_a_host_that_is_killed_in_evaluation(start_hosts, trained):
-    """As in training."""
+    """The other hosts end with a line that names the lost one; they would wait for ever."""
     flags = f"--workdir={trained}", "--context=15", "--rows=8"
     processes = start_hosts("-c", EVALUATE, *flags, devices=4)
     out = processes[0].directory / "out"

@@ -46,7 +46,7 @@ def printed(*arguments, **variables):
     ],
 )
 @pytest.mark.skipif(processors.cores() < 2, reason="one core")
-def test_what_a_process_gets(wide_lstm, tokens, variables, devices):
+def test_devices_and_pages_of_a_process(wide_lstm, tokens, variables, devices):
     """Two devices for an even number of rows, of a wide LSTM for 64 or more; whoever chose the
     number of devices keeps it, and memory as it is.
     """

@@ -272,9 +272,9 @@ def test_gradients_of_blocks_cross_in_the_backward_pass(on_grids):
     assert total - in_loop == result["parameters"] - blocks + 3
 
 
-def test_what_is_returned_as_replicated_is(on_grids):
-    """JAX proves it of parameters whole and sharded where it tracks what varies over devices,
-    and notices a forgotten sum.
+def test_results_that_are_replicated(on_grids):
+    """JAX proves it, for parameters whole and sharded, where it tracks values that vary over
+    devices, and notices a forgotten sum.
     """
     results, _ = on_grids("remat")
     tracked, forgotten = results["tracked"], results["forgotten"]
@@ -282,7 +282,7 @@ def test_what_is_returned_as_replicated_is(on_grids):
     assert "body']['blocks']" in forgotten and "inferred to be possibly varying" in forgotten
 
 
-def test_what_crosses_when_parameters_are_sharded(on_grids):
+def test_collectives_of_sharded_parameters(on_grids):
     """Over eight: tables are gathered once, a block's matrices once in each pass; their gradients
     are summed into the shards.
 

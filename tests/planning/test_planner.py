@@ -150,8 +150,8 @@ def test_the_least_rows_are_the_chunk_of_a_tail():
         (lambda: cost([[3, 2]], (), Workload()), "counts row"),
     ],
 )
-def test_what_cannot_be_planned(call, names):
-    """Each is named."""
+def test_impossible_plans(call, names):
+    """A wrong count or cutoff is an error that names it, not a plan of something else."""
     with refuses(*names.split()):
         call()
 
@@ -230,7 +230,7 @@ def test_a_dry_run_covers_a_prepared_corpus(dry_run_lines, text):
         )
 
 
-def test_what_a_dry_run_leaves_out(dry_run_lines, config, text):
+def test_lines_that_a_dry_run_leaves_out(dry_run_lines, config, text):
     """Coverage of sub-words, which spell every word, and cutoffs where bands are clusters."""
     assert dry_run_lines(**{"data.codes": 30}) == []
     dry_run_lines()

@@ -137,7 +137,7 @@ def test_stored_tables_are_state():
     assert sparse.state_bytes - dense.state_bytes == 4 * 122 * 32 + 4  # and a count
 
 
-def test_what_a_device_holds_and_gathers():
+def test_bytes_that_a_device_holds_and_gathers():
     """An eighth of GCNN-14, whose widths 8 does not divide, and of the momentum. At once it has the
     tables whole in bfloat16, and in float32 the tails' projections, the clusters and the largest
     block: the last, a convolution of width 4 and a projection.
@@ -154,7 +154,7 @@ def test_what_a_device_holds_and_gathers():
     assert f"gathered     {eight.gathered_bytes / 1e9:.2f} GB a device" in describe(eight, TEXT)
 
 
-def test_what_is_gathered_where_words_are_cut():
+def test_bytes_gathered_where_words_are_sharded():
     """The projections and a block; without fsdp a line says that nothing is cut."""
     config = resolve(wikitext103.get_config("adp_t")) | {"tokens_per_update": 32_768}
     one, eight = (plan_of(config | {"fsdp": n, "shard_words": True}, 267_735, 8) for n in (1, 8))

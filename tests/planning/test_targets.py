@@ -20,14 +20,14 @@ OLD = sys.version_info < (3, 12)
 
 
 @pytest.mark.parametrize("name", ["h1000", "H100", "h100:", "h100:8x", "", "cpu", "v5e:0x2"])
-def test_what_is_no_device(name):
+def test_unknown_devices(name):
     """One line with the name and those that there are."""
     with refuses(f"--target={name}", "a100", "h100", "v5e:2x2"):
         targets.topology(name)
 
 
 @pytest.mark.parametrize("name, lacks", [("h100", "nvidia and jax_plugins"), ("v5e:2x2", "libtpu")])
-def test_what_is_missing(monkeypatch, name, lacks):
+def test_missing_packages(monkeypatch, name, lacks):
     """One line with the packages, Python's version and the cure."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     with refuses(f"--target={name}", lacks, "Python 3.12", "'.[targets]'"):
@@ -93,7 +93,7 @@ def test_code_is_traced_for_the_devices_of_its_mesh(monkeypatch):
     OLD or importlib.util.find_spec("libtpu") is None, reason="needs libtpu and Python 3.12"
 )
 def test_grids_that_a_tpu_cannot_have():
-    """One line."""
+    """The error is one line with the flag as it was given; libtpu ends with several of its own."""
     with refuses("--target=v5e"):
         targets.topology("v5e")
     with refuses("--target=v5e:3x5"):

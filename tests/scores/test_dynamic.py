@@ -137,7 +137,9 @@ print(*(float(a.sum()) for a in jax.tree.leaves(squares)))
 
 
 def test_statistics_on_eight_devices(eight, capsys):
-    """Are those of one."""
+    """They are those of one device: a sum over devices that is forgotten or doubled changes every
+    dynamic rate.
+    """
     done = eight(STATISTICS)
     assert done.returncode == 0, done.stderr
     exec(STATISTICS, {})

@@ -59,7 +59,7 @@ def test_edges_of_ones_own_and_words_that_do_not_count():
 
 @pytest.mark.parametrize("edges", [(), (0, 10), (10, 10), (100, 10)])
 def test_edges_that_do_not_grow(edges):
-    """Are refused in one line."""
+    """They are refused in one line: an empty bin would have no mean."""
     with refuses("frequencies"):
         check_edges(edges)
 

@@ -253,7 +253,7 @@ def test_a_passage_without_distributions(made, monkeypatch):
     assert distributions.of_passage(None, np.arange(9), windows, ({}, None), 0, 1).keys() == {"at"}
 
 
-def test_which_results_are_read(made, tmp_path):
+def test_results_that_a_report_reads(made, tmp_path):
     """Of a run the newest of the model alone, of a text that all runs have; or the one that is
     named. What has no words beside it is evaluated first, by a command that is told.
     """

@@ -153,7 +153,7 @@ def test_convolutions_carry_on_where_the_context_covers_what_they_see(
         assert close.all() if carries else close[:12].any() and not close.all()
 
 
-def test_which_settings_carry_on(convolution, run):
+def test_settings_that_carry_a_state(convolution, run):
     """Rows read little twice. Without a context, for examples that stand alone, and in
     transformers nothing is carried.
     """

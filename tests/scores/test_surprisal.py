@@ -216,6 +216,7 @@ def test_a_running_text_is_scored_as_a_split(model, break_mode, context, monkeyp
 
 
 def test_a_running_text_with_a_carry(lstm, long_twin):
+    """A body with a carry sees all text before, also what was given, line by line or at once."""
     given = lstm.encode("7 ab8\n").tolist()
     ids = lstm.encode("".join(f"{line}\n" for line in LINES)).tolist()
     expected = of_targets(long_twin(given + ids)[len(given) :], ids)
@@ -243,7 +244,7 @@ def test_an_eager_line_does_not_wait(model, twin):
     np.testing.assert_allclose(third.log_probs, of_targets(expected, ids), atol=2e-5)
 
 
-def test_what_sentences_see(model):
+def test_text_that_sentences_see(model):
     """Of what is given, a run of separate sentences sees the last one, if it is not complete."""
     config = model.run.config | {"batches": model.run.config["batches"] | {"break_mode": "eos"}}
     model = LoadedModel(model.run.with_parts(config=config))
@@ -257,6 +258,7 @@ def test_what_sentences_see(model):
 
 
 def test_unseen_words_and_frequencies(model):
+    """A word that became `<unk>` is marked, as its probability is not its own."""
     line = next(model.score(["0 unheard <unk> ab1"]))
     assert line.unseen.tolist() == [False, True, False, False, False]
     assert line.frequencies.tolist() == [60, 0, 3, 59, 57]
@@ -298,6 +300,7 @@ def test_all_kinds_of_models(config, kind, tmp_path):
 
 
 def test_embeddings_are_what_the_body_reads(model):
+    """Rows of the words asked for, as the input composes them; unknown words are refused."""
     words = ["7", "<eos>", "ab1"]
     ids = np.array([[WORDS.index[word] for word in words]])
     vectors = lambda given: model.run.model.apply(given, ids, method=lambda m, ids: m.input(ids))
@@ -364,6 +367,9 @@ def test_units_may_cross_the_border_of_given_text(config, layers):
 
 
 def test_settings_that_do_not_fit(model, lstm, config):
+    """Settings that do not fit are refused in a short line: a string scored as a list would be
+    letters.
+    """
     sentences = opened(config, break_mode="eos")
     wrong = [
         (lambda: model.score("0 ab1"), ("lines", "'0 ab1'")),

@@ -164,7 +164,7 @@ def test_a_composed_input_under_a_table_of_words(config, other):
         ({"input.name": "lookup"}, False),
     ],
 )
-def test_which_models_fit_any_vocabulary(config, changes, fits):
+def test_models_that_fit_any_vocabulary(config, changes, fits):
     """Those all of whose parameters words share, and whose words stay in their bands."""
     assert fits_any_vocabulary(config() | layers(changes), 122) == fits
 
@@ -206,8 +206,8 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
         ({"method": "dynamic"}, "--method=dynamic with --vocabulary=union"),
     ],
 )
-def test_what_needs_vectors_of_new_words(looked_up, other, changes, flag):
-    """Is refused in a line where the model has none."""
+def test_options_that_need_vectors_of_new_words(looked_up, other, changes, flag):
+    """They are refused in one line where the model has none."""
     request = Request(checkpoint="latest", data_path=str(other), vocabulary="union")
     with refuses(flag, "new words"):
         evaluate(looked_up, request._replace(**changes))

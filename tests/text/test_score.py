@@ -18,7 +18,6 @@ import adaptive_jax
 from adaptive_jax.data.corpora.line_files import TextFiles
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.files import escaped
-from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.text import score_command
 from tests import refuses
 
@@ -92,7 +91,7 @@ main("score")
 
 
 @pytest.mark.parametrize("diverged", [False, True])
-def test_what_the_command_says_of_the_scores(quick_command, trained, diverged):
+def test_warnings_and_errors_about_scores(quick_command, trained, diverged):
     """It warns of text that the run does not know, and ends with an error if the model gives no
     numbers.
     """
@@ -218,6 +217,7 @@ def test_a_table_of_sentences(score, model, tmp_path):
 
 
 def test_after_the_text_of_a_file(score, model, tmp_path):
+    """`--context_from=FILE` is `given` in Python."""
     (tmp_path / "before.txt").write_text("the t5w1 the t5w2 the")
     expected = [
         line.log_prob for line in model.score(["t5w0", "t1w1"], given="the t5w1 the t5w2 the")
@@ -227,14 +227,6 @@ def test_after_the_text_of_a_file(score, model, tmp_path):
         [float(line.split("\t")[0]) for line in done.stdout.splitlines()], expected, atol=6e-5
     )
     assert expected[0] > expected[1]  # the model keeps to a topic
-
-
-def test_perplexity_is_that_of_an_evaluation(model, trained, text, tmp_path):
-    evaluated = evaluate(trained, Request(window=16, context=8))
-    with open(text / "test.txt") as lines:
-        assert model.perplexity(lines, window=16, context=8) == pytest.approx(
-            evaluated["perplexity"], rel=1e-5
-        )
 
 
 WRONG = [
@@ -248,6 +240,7 @@ WRONG = [
 
 
 def test_bad_input_is_one_line(score):
+    """Status 2, one line, and nothing printed that a pipe would read."""
     for flags, given, says in WRONG:
         done = score(*flags, given=given)
         assert (done.returncode, done.stdout) == (2, "") and says in done.stderr

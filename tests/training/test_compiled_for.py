@@ -92,7 +92,7 @@ LAYERS = {
 @pytest.mark.parametrize("name", ["h100", "v5e:2x2"])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_layers_of_every_kind_are_compiled(with_layers, layers, name):
-    """One of each."""
+    """One layer of each kind: a kernel that a device's compiler refuses would show only there."""
     config = with_layers(LAYERS[layers])
     target, plan, program = compile_for(name, config, parts_for(config))
     counted = counts(target, program)
@@ -105,7 +105,6 @@ import json, sys
 import jax
 from adaptive_jax.model.language_model import parameter_shapes
 from adaptive_jax.training.compiled import compile_for
-from adaptive_jax.training.sparse import parts_of
 from adaptive_jax.training.sparse import parts_of
 from benchmarks.collectives import collectives
 
@@ -148,7 +147,7 @@ def test_a_target_needs_the_size_of_the_vocabulary(config, tmp_path):
         ("INTERNAL: memory space 3 is unknown", "another version"),
     ],
 )
-def test_what_a_compiler_cannot_do(config, monkeypatch, message, cure):
+def test_errors_of_a_compiler(config, monkeypatch, message, cure):
     """One line with its own words, for a device that is not here."""
 
     def fails(*_):
@@ -168,7 +167,7 @@ def test_what_a_compiler_cannot_do(config, monkeypatch, message, cure):
         (["--dry_run", "--target=h1000"], "--target=h1000 must be one of a100"),
     ],
 )
-def test_what_is_refused(quick_command, flags, tmp_path, flag, says):
+def test_refused_targets(quick_command, flags, tmp_path, flag, says):
     """One line, and nothing is written."""
     done = quick_command("train.py", *flags(tmp_path / "run", **SMALL), *flag)
     assert done.returncode == 2

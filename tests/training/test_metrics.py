@@ -186,7 +186,7 @@ def test_the_bar_of_a_run_with_hours():
     assert "2:01:" in console.file.getvalue()
 
 
-def test_where_there_is_no_terminal():
+def test_output_without_a_terminal():
     """A log says now and then how far a long evaluation is, and training says nothing more."""
     for every, lines in (0.0, ["neighbours  1/2", "neighbours  2/2"]), (60.0, []), (None, []):
         console = Console(file=io.StringIO(), force_terminal=False)

@@ -148,8 +148,8 @@ def test_layers_in_a_stack_are_layers(name):
     for array, spec in zip(*map(jax.tree.leaves, (state, specs)), strict=True):
         sizes[not any(spec)] += array.size
     assert sizes[True] < 0.5 * sizes[False]
-    changes, _ = whole.update(gradients, whole.init(params), params)
-    expected, _ = alone.update(apart(gradients), alone.init(apart(params)), apart(params))
+    changes, _ = jax.jit(whole.update)(gradients, whole.init(params), params)
+    expected, _ = jax.jit(alone.update)(apart(gradients), alone.init(apart(params)), apart(params))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
     jax.tree.map(close, apart(changes), expected)
 
@@ -320,7 +320,7 @@ def test_settings_out_of_range(optimizer, schedule, setting, value):
         ({"schedule.cycle_steps": 0}, ("schedule.cycle_steps", "0")),
     ],
 )
-def test_what_is_no_optimizer_or_schedule(changes, names):
+def test_unknown_optimizers_and_schedules(changes, names):
     """One line, instead of a traceback out of optax."""
     with refuses(*names):
         optim.from_config(complete(changes))

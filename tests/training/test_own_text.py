@@ -101,7 +101,7 @@ def test_a_file_is_split_in_order(lines, expected, compress, tmp_path):
     assert split_lines(one_text(str(file)), cache).directory != directory
 
 
-def test_what_is_not_one_text(text, tmp_path):
+def test_places_without_a_single_text(text, tmp_path):
     """A folder of splits, of nothing; an archive; nothing at all."""
     (tmp_path / "text.tar.gz").touch()
     (tmp_path / "empty").mkdir()

@@ -1,3 +1,5 @@
+"""Programs that are compiled ahead, in threads, while a run trains."""
+
 import threading
 import time
 

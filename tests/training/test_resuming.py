@@ -98,7 +98,7 @@ def test_a_run_that_was_killed(uninterrupted, run_config, tmp_path, capsys):
     }
 
 
-def test_what_the_runs_are_for(uninterrupted):
+def test_state_that_the_runs_remember(uninterrupted):
     """State that a run has to remember is not zero, or that it remembers it would not show."""
     assert [sparse.composes(7, step, 0.3) for step in range(1, 9)] == [
         step in (1, 4, 6) for step in range(1, 9)

@@ -1,4 +1,4 @@
-"""Runs on streams: the carry over updates, stops, devices and microbatches, and in evaluation."""
+"""Runs on streams: the carry over updates, and in evaluation."""
 
 import json
 
@@ -15,16 +15,9 @@ from adaptive_jax.training.loop import train
 from tests import refuses
 from tests.training.conftest import RUNS
 from tests.training.test_metrics import metrics
-from tests.training.test_runs import assert_close, state_of
 
 ROWS = 8
 CHANGES = RUNS["streams"] | {"steps": 60, "tokens_per_update": ROWS * 60}
-
-TRAIN = """
-import json, pathlib, sys
-from adaptive_jax.training.loop import train
-train(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +52,6 @@ def test_a_run_on_streams_learns_and_scales_its_rate(learned, streams):
     }
     assert rates == pytest.approx(expected, rel=1e-6)
     assert len(set(expected.values())) > 2
-
-
-def test_microbatches_and_devices_change_nothing(streams, eight, tmp_path):
-    """Rows are split, never time: 12 updates in 4 microbatches, or half of them on 8 devices,
-    end with the same state and carry.
-    """
-    last = {"steps": 12, "evaluate_every": 0, "checkpoint_every": 0}
-    reference, small = streams(**last), streams(**last, tokens_per_device=60)
-    train(reference, tmp_path / "one")
-    train(streams(**last, tokens_per_device=120), tmp_path / "parts")
-    train(small | {"steps": 6}, tmp_path / "eight")
-    done = eight(TRAIN, json.dumps(small), tmp_path / "eight")
-    assert done.returncode == 0 and "x 1 rows x 8 device(s)" in done.stdout, done
-    assert json.loads((tmp_path / "parts" / "plan.json").read_text())["accumulation"] == 4
-    one = state_of(tmp_path / "one", reference)
-    assert_close(state_of(tmp_path / "parts", reference), one, 2e-5)
-    assert_close(state_of(tmp_path / "eight", reference), one, 2e-5)
 
 
 def test_evaluation_carries_the_state_through_the_split(learned, capsys):
