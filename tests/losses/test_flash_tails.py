@@ -74,13 +74,13 @@ def test_kernels_equal_chunks(monkeypatch, projected, settings, x64):
         ]
 
     for begin, end in (37, 121), (64, 65), (50, 50):
-        given = arrays(projected, begin, end)
+        inputs = arrays(projected, begin, end)
         with jax.enable_x64(x64):
-            ours, right = both(*given, begin, end)
+            ours, right = both(*inputs, begin, end)
         assert jax.tree.structure(ours) == jax.tree.structure(right)
         for one, other in zip(*map(jax.tree.leaves, (ours, right)), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-        assert (begin == end) == np.array_equal(ours[0][0].loss, given[2][0])
+        assert (begin == end) == np.array_equal(ours[0][0].loss, inputs[2][0])
 
 
 def test_tails_that_use_kernels():

@@ -119,15 +119,15 @@ def test_reports_beside_a_mean(tiled):
     def loss(hidden, reports):
         top = TOP if "top_k" in reports else 0
         options = OPTIONS | {"weights": WEIGHTS, "reports": reports, "top_k": top}
-        found = linear_cross_entropy(hidden, TABLE, TARGETS, **options)
-        return found if reports else (found, None)
+        results = linear_cross_entropy(hidden, TABLE, TARGETS, **options)
+        return results if reports else (results, None)
 
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
     (value, report), gradient = run(HIDDEN, tuple(names))
     np.testing.assert_array_equal(gradient, run(HIDDEN, ())[1])
     np.testing.assert_array_equal(value, run(HIDDEN, ())[0][0])
-    found = [report.z_loss, report.predicted, report.correct, *report.top_k]
-    check(found, reports_without_bias())
+    statistics = [report.z_loss, report.predicted, report.correct, *report.top_k]
+    check(statistics, reports_without_bias())
     of_report = lambda h: jnp.sum(loss(h, ("nll", "entropy", "top_k"))[1].nll)
     assert report.nll is None
     with refuses("reduction='none'"):
