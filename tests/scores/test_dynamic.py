@@ -3,6 +3,7 @@ own topic.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.scores import dynamic as dynamic_module
 from adaptive_jax.scores.dynamic import Dynamic, dynamic
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.scoring import score_split
@@ -121,6 +123,17 @@ def test_dynamic_evaluation_and_its_twin(run, losses, options):
     assert ours.mean() < static.mean()  # of four words
     # The run keeps its parameters.
     np.testing.assert_array_equal(score_split(run, ids, SETTINGS, quiet)[0], static)
+
+
+def test_statistics_compile_one_program(run, caplog):
+    """Sums that begin elsewhere than they are returned would compile it twice."""
+    text = np.random.default_rng(0).integers(0, len(WORDS), 80, np.int32)
+    with jax.log_compiles():
+        dynamic_module.mean_squares(
+            run, text, SETTINGS._replace(rows=5), quiet
+        )  # a shape of no other test
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(re.match(r"Compiling (jit\()?add\b", line) is not None for line in lines) == 1
 
 
 STATISTICS = """

@@ -214,7 +214,7 @@ class Vocabulary:
 
     @property
     def counts_by_word(self) -> dict[str, int]:
-        """How often each word occurs."""
+        """The occurrences of each word."""
         return dict(zip(self.words, self.counts.tolist(), strict=True))
 
     def same_words(self, other: "Vocabulary") -> bool:
