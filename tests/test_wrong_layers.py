@@ -289,7 +289,7 @@ WRONG = [
     (lambda: bands(mapped()), "one band of width 8"),
     (lambda: bands(mapped(source=lookup(width=4), features=4)), "width 4 and a projection"),
     (lambda: ComposedTable(letters(), 6), "features=6 must be those of the CNN, 8"),
-    (lambda: TiedTable(lookup(word_axes=("data",)), cutoffs=(5,)), "cut it, too"),
+    (lambda: TiedTable(lookup(word_axes="data"), cutoffs=(5,)), "word_axes=('data',) cut it, too"),
     (lambda: bands(mapped(source=lookup(), cutoffs=(30,))), "cutoff 30"),
     (lambda: bands(assembled(features=16)), "width 8"),
     (lambda: made(Hierarchical(own((5,)), classes=3), HIDDEN, IDS, method="nll"), "classes=3"),
@@ -380,6 +380,10 @@ WRONG = [
     (lambda: core([Band(np.ones(8, "f"))]), "bands[0].table of shape [8]"),
     (lambda: core(soft_cap=0), "soft_cap=0"),
     (lambda: core(tail_dropout=0.5), "tail_dropout=0.5"),
+    (
+        lambda: banded.losses(HIDDEN, IDS, W, BANDS, CLUSTERS, banded.Settings(tail_dropout=0.5)),
+        "draws no tail_dropout=0.5",
+    ),
     (lambda: core(tail_dropout=0.5, seeds=np.ones((5, 2), np.uint32)), "seeds of shape [5, 2]"),
     (lambda: core(chunk=0), "chunk=0"),
     # vectors, rows and batches

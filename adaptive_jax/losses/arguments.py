@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.groups import lay_out
 from adaptive_jax.losses.reports import REPORTS
@@ -20,6 +20,7 @@ from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, vary_alike
 from adaptive_jax.numerics.products import sum_dtype
 
+ADAPTIVE_REPORTS = "nll", "z_loss", "correct"  # of the one tail that a token visits
 NO_GRADIENT = (
     "z_loss, soft_cap and target_probs have no gradient here: use jax.lax.stop_gradient of them"
 )
@@ -66,7 +67,7 @@ class Settings(NamedTuple):
     target_log_probs: bool = False
 
     def checked(self) -> "Settings":
-        """The settings, with Python numbers in place of NumPy's arrays `[]`.
+        """The settings, with Python numbers in place of NumPy's scalars and arrays `[]`.
 
         Raises:
             InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or
@@ -74,16 +75,13 @@ class Settings(NamedTuple):
                 that is no integer, an unknown report, or one of top_k and the report "top_k"
                 without the other.
         """
-        z_loss, cap = (
-            value.item() if isinstance(value, np.ndarray) and not value.ndim else value
-            for value in (self.z_loss, self.soft_cap)
-        )
-        for name in "tail_dropout", "label_smoothing":
-            rate = getattr(self, name)
-            if not isinstance(rate, numbers.Real):  # an array is none
-                raise InputError(f"{name}={rate!r} must be a Python number in [0, 1)")
-            if not 0 <= rate < 1:
-                raise InputError(f"{name}={rate!r} must be in [0, 1)")
+        rates = "tail_dropout", "label_smoothing"
+        numbers_by_name = {
+            name: _python_number(getattr(self, name)) for name in (*rates, "z_loss", "soft_cap")
+        }
+        settings = self._replace(**numbers_by_name)
+        check_rates(settings, *rates)
+        z_loss, cap = settings.z_loss, settings.soft_cap
         if not is_finite(z_loss) or (isinstance(z_loss, numbers.Real) and z_loss < 0):
             raise InputError(f"z_loss={z_loss!r} must be a finite number, 0 or more")
         if not (cap is None or (is_finite(cap) and (isinstance(cap, jax.Array) or cap > 0))):
@@ -100,7 +98,12 @@ class Settings(NamedTuple):
             )
         if self.chunk is not None:
             check_at_least(1, chunk=self.chunk)
-        return self._replace(z_loss=z_loss, soft_cap=cap)
+        return settings
+
+
+def _python_number(value):
+    """A number of NumPy as one of Python, which does not promote float32 to float64 under x64."""
+    return value.item() if isinstance(value, np.generic | np.ndarray) and not value.ndim else value
 
 
 PLAIN = Settings()
@@ -230,6 +233,12 @@ def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=No
     """
     settings = settings.checked()
     hidden, bands, clusters = validate_bands(hidden, bands, clusters)
+    refused = [name for name in settings.reports if name not in ADAPTIVE_REPORTS]
+    if clusters is not None and refused:
+        raise InputError(
+            f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits"
+            " one tail; log_probs gives the log-probabilities of all words"
+        )
     products, dtype = hidden.dtype, sum_dtype(hidden.dtype)
     # Gradients are first averaged over many tokens or scaled, and rounded to float16 last.
     hidden, bands, clusters = jax.tree.map(

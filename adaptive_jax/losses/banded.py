@@ -105,8 +105,8 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
 
 
 def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN):
-    """`weights · regularised nll` `[...]` of every token in nats, in the order given, without tail
-    dropout; arguments as `loss`.
+    """`weights · regularised nll` `[...]` of every token in nats, in the order given;
+    arguments as `loss`, without tail dropout.
 
     Differentiable for any cotangent, by a second pass: where their sum is all that is needed, use
     `loss`.
@@ -135,17 +135,23 @@ def reduced(
 
     Args:
         bands: also an `adaptive_jax.losses.arguments.Table`.
-        seeds: see `loss`; with reduction="none" there are none.
+        seeds: see `loss`.
         probs: `[..., k]`, probabilities of as many targets `[..., k]`, for one band.
         token_axes: see `linear_cross_entropy`.
 
     Raises:
-        InputError: as `linear_cross_entropy` and `loss`.
+        InputError: as `linear_cross_entropy` and `loss`; the reduction "none" with tail dropout,
+            whose masks are drawn for the sum alone.
     """
     arguments = loss_arguments(hidden, targets, weights, bands, clusters, settings, probs)
     static = arguments.static
     weights, axes = reduced_weights(reduction, arguments.targets, token_axes, (hidden, targets))
     if reduction == "none":
+        if settings.tail_dropout:
+            raise InputError(
+                f"reduction='none' draws no tail_dropout={settings.tail_dropout}: use 'mean' or"
+                " 'sum', or tail_dropout=0"
+            )
         has_weight = (weights != 0).astype(weights.dtype)
         token_losses, nll, statistics = _each(static, *arguments.varying(has_weight))
         value = weights * token_losses

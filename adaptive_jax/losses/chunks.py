@@ -74,8 +74,8 @@ class Tokens(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Results of tokens: loss and nll `[tokens]` in nats, reports by name, and the float32 gradient
-    of the hidden states, or None.
+    """Results of tokens: loss and nll `[tokens]` in nats, reports by name, and the gradient of
+    the hidden states in float32 or float64, or None.
     """
 
     loss: jax.Array

@@ -30,8 +30,6 @@ from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import several, vary_alike
 from adaptive_jax.numerics.products import sum_dtype
 
-ADAPTIVE_REPORTS = "nll", "z_loss", "correct"  # of the one tail that a token visits
-
 
 def linear_cross_entropy(
     hidden: jax.Array,
@@ -124,9 +122,7 @@ def linear_cross_entropy(
             "target_probs takes no label_smoothing and no report 'correct', which need one target a"
             " token: smooth target_probs instead, or compare the report 'predicted'"
         )
-    softmax = Table(table, bias), None
-    if logit_scale is not None:
-        hidden, *softmax = scaled_logits(logit_scale, hidden, *softmax)
+    hidden, *softmax = scaled_logits(logit_scale, hidden, Table(table, bias), None)
     arguments = hidden, targets, weights, *softmax, settings
     return reduced(reduction, *arguments, probs=target_probs, token_axes=token_axes)
 
@@ -165,20 +161,13 @@ def adaptive_cross_entropy(
         axis_name: each band is cut by rows, table and bias; projections and clusters are whole on
             every device.
         words: words of each band, where its rows on all devices are more.
-        reports: "nll", "z_loss" and "correct"; the others need softmaxes that a token does not
-            visit.
+        reports: of several bands "nll", "z_loss" and "correct"; the others need softmaxes that a
+            token does not visit.
         chunk: tokens of a chunk, in the head and in tails.
 
     Raises:
         InputError: as `linear_cross_entropy`, or bands and clusters that do not fit together.
     """
-    reports = several(reports)
-    if refused := [name for name in reports if name not in ADAPTIVE_REPORTS]:
-        raise InputError(
-            f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits"
-            " one tail; adaptive_jax.log_probs(hidden, bands, clusters) gives the"
-            " log-probabilities of all words"
-        )
     if isinstance(words, numbers.Real):
         raise InputError(f"words must be the words of every band, as (5, 6), got {words}")
     settings = Settings(
@@ -188,12 +177,10 @@ def adaptive_cross_entropy(
         axis_name=axis_name,
         words=None if words is None else tuple(words),
         ignore_index=ignore_index,
-        reports=reports,
+        reports=several(reports),
         chunk=chunk,
     )
-    softmax = bands, clusters
-    if logit_scale is not None:
-        hidden, *softmax = scaled_logits(logit_scale, hidden, *softmax)
+    hidden, *softmax = scaled_logits(logit_scale, hidden, bands, clusters)
     return reduced(reduction, hidden, targets, weights, *softmax, settings, token_axes=token_axes)
 
 
@@ -251,9 +238,7 @@ def linear_log_probs(
         chunk=chunk,
         target_log_probs=True,
     )
-    softmax = Table(table, bias), None
-    if logit_scale is not None:
-        hidden, *softmax = scaled_logits(logit_scale, hidden, *softmax)
+    hidden, *softmax = scaled_logits(logit_scale, hidden, Table(table, bias), None)
     shape = whole_numbers("targets", targets, *jnp.shape(hidden)[:-1], "k").shape
     ones = jnp.ones(shape, jnp.float32)
     arguments = loss_arguments(hidden, targets, weights, *softmax, settings, ones)
@@ -263,8 +248,10 @@ def linear_log_probs(
 
 def scaled_logits(scale, hidden, bands, clusters):
     """`(hidden, bands, clusters)` with hidden states and biases times the scale of the logits,
-    which are linear in them.
+    which are linear in them; None: as they are.
     """
+    if scale is None:
+        return hidden, bands, clusters
     hidden, bands, clusters = validate_bands(hidden, bands, clusters)
     scale = floats("logit_scale", scale)
 

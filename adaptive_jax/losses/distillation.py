@@ -13,7 +13,7 @@ from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.arguments import Table, not_differentiable, token_targets, validate_bands
 from adaptive_jax.losses.banded import ONCE, reduced_weights, scaled
 from adaptive_jax.losses.chunks import lifted
-from adaptive_jax.losses.plans import plan
+from adaptive_jax.losses.plans import chunk_size, plan
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.arrays import in_chunks
 from adaptive_jax.numerics.products import inner, sum_dtype, wide
@@ -50,7 +50,8 @@ def linear_distillation(
         D = beta · KL(P, M) + (1 - beta) · KL(Q, M),  M = beta · P + (1 - beta) · Q
 
     It costs 6 · tokens · words · width FLOPs of the student and 2 of the teacher; "none" computes
-    the logits of both once more. The teacher has no gradient.
+    the logits of both once more. Only the logits of a chunk of tokens exist at a time. The teacher
+    has no gradient.
 
     Args:
         student, teacher: `(hidden [..., width], table [words, width])`, or with a bias `[words]`
@@ -60,8 +61,9 @@ def linear_distillation(
         temperature: divides the logits of both in D. The loss is not multiplied by its square, as
             Hinton et al. 2015 do to keep the size of gradients.
         hard_weight: in [0, 1].
-        weights, ignore_index, reduction, axis_name, token_axes: as in `linear_cross_entropy`; with
-            axis_name both tables have equally many rows on a device.
+        weights, ignore_index, reduction, token_axes: as in `linear_cross_entropy`.
+        axis_name: as in `linear_cross_entropy`, but its devices must have the same tokens, and both
+            tables equally many rows on each.
         words: of the vocabulary, where tables have more rows; needed where their rows differ.
 
     Raises:
@@ -73,7 +75,9 @@ def linear_distillation(
         raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
     hidden, of_student = _checked("student", student)
     other, of_teacher = _checked("teacher", teacher)
-    settings = _Settings(beta, temperature, hard_weight, words, axis_name, hidden.dtype)
+    # A scalar of NumPy would promote float32 to float64 under x64.
+    rates = float(beta), float(temperature), float(hard_weight)
+    settings = _Settings(*rates, words, axis_name, hidden.dtype)
     # Gradients in float16 are first averaged or scaled, and rounded last.
     hidden, of_student = jax.tree.map(
         lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, (hidden, of_student)
@@ -92,10 +96,11 @@ def linear_distillation(
     weights, axes = reduced_weights(reduction, by_token, token_axes, (hidden, by_token.weights))
     frozen = not_differentiable((other, *arrays[2:]), "the teacher has no gradient here")
     tables = (*arrays[:2], *frozen[1:])
-    hidden, (*tables, _), other, ids, unit = same_axes(
-        axis_name, hidden, (*tables, {}), frozen[0], by_token.ids, (weights != 0).astype(dtype)
+    factors = (weights != 0).astype(dtype) if reduction == "none" else weights
+    hidden, (*tables, _), *by_token = same_axes(
+        axis_name, hidden, (*tables, {}), frozen[0], by_token.ids, factors
     )
-    tokens = hidden, other, ids, unit if reduction == "none" else weights + 0 * unit
+    tokens = hidden, *by_token
     tokens, tables = partitioned.aligned(tokens, tuple(tables), _by_words(tables))
     if reduction == "none":
         return weights * _losses(settings, tokens, tables)
@@ -178,8 +183,11 @@ def _pass(call, axis_name, tokens, tables):
     parts = jnp.where(live, hidden, 0), jnp.where(live, other, 0), ids, weights
     count, (rows, width) = len(ids), tables[0].shape
     # Two softmaxes of a chunk are alive.
-    size = max(1, plan(0, (2 * rows,), width, count, hidden.dtype.itemsize).tokens)
-    zeros = jax.tree.map(lambda a: jnp.zeros_like(a, sum_dtype(a.dtype)), (*tables[:2],))
+    chunk = plan(0, (2 * rows,), width, count, hidden.dtype.itemsize)
+    # All words of a chunk are computed at once, so the plan of a tile of them does not apply.
+    size = chunk.tokens if chunk.keeps_logits else chunk_size(0, 2 * rows, width)
+    size = max(1, min(size, count))
+    zeros = jax.tree.map(lambda a: jnp.zeros_like(a, sum_dtype(hidden.dtype)), (*tables[:2],))
     visit = functools.partial(_visit, settings, tables, gradients)
     chunks = jax.tree.map(lambda a: in_chunks(a, size), parts)
     sums, (losses, d_hidden) = lax.scan(visit, zeros, chunks)
@@ -221,6 +229,7 @@ def _visit(settings, tables, gradients, sums, part):
     logits, beta = logits_of(hidden, table, bias), settings.beta
     log_q = log_softmax(logits / settings.temperature)
     log_p = log_softmax(logits_of(other, other_table, other_bias) / settings.temperature)
+    log_p = log_p.astype(log_q.dtype)
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     if beta == 0:
         losses, slope = total(times(p, log_p - log_q)), q - p

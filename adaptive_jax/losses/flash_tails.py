@@ -30,8 +30,8 @@ WIDEST = 128  # where shared memory is small
 
 
 def fits(settings: Settings, band: Band, tails: int) -> bool:
-    """True if the kernels compute a group of so many tails: one in bfloat16, without a bias,
-    whose words one NVIDIA GPU holds.
+    """True if the kernels compute a group of so many tails: one in bfloat16, without bias,
+    label smoothing, soft cap or reports, whose words one NVIDIA GPU holds.
     """
     rows, width = band.table.shape
     soft_cap = used(settings.soft_cap)

@@ -215,7 +215,7 @@ class _Layout(NamedTuple):
         word_axes: those over which words are.
         gathered: the axis of tokens that is gathered over `word_axes`, which shard it, too; or
             None.
-        turned: which arrays of `shared` come sharded by width, and are brought to rows by an
+        by_width: which arrays of `shared` come sharded by width, and are brought to rows by an
             all-to-all on the device.
     """
 
@@ -225,7 +225,7 @@ class _Layout(NamedTuple):
     token_axes: tuple[str, ...]
     word_axes: tuple[str, ...]
     gathered: int | None
-    turned: tuple[bool, ...]
+    by_width: tuple[bool, ...]
 
 
 class _Arrays(NamedTuple):
@@ -313,17 +313,17 @@ def _words(call, arrays, token_axes, decided):
     return _Words(axes, by_width, shared[0] if shared else None)
 
 
-def _layout(call, arrays: _Arrays, decided=False, turns=False) -> _Layout:
+def _layout(call, arrays: _Arrays, decided=False, may_transpose=False) -> _Layout:
     """The shardings of a call.
 
     Args:
         decided: whether `aligned` has put the tables where they are to be read.
-        turns: whether a table sharded by width may be brought to rows on the device.
+        may_transpose: whether a table sharded by width may be brought to rows on the device.
     """
     levels, token_axes = len(call.levels), _token_axes(call, arrays)
     words = _words(call, arrays, token_axes, decided)
-    turns = turns and words.by_width
-    arguments, dims, turned = [P(*token_axes)] * call.count, [], []
+    may_transpose = may_transpose and words.by_width
+    arguments, dims, by_width = [P(*token_axes)] * call.count, [], []
     for leaf, is_table in enumerate(call.by_words, call.count):
         mapped = [
             names
@@ -331,10 +331,10 @@ def _layout(call, arrays: _Arrays, decided=False, turns=False) -> _Layout:
             if level[leaf]
         ]
         rows, ndim = len(mapped), len(arrays.shapes[leaf])
-        by_width = ndim == rows + 2 and arrays.axes(leaf, rows + 1) == words.axes
-        turned.append(turns and is_table and by_width)
+        has_width = ndim == rows + 2 and arrays.axes(leaf, rows + 1) == words.axes
+        by_width.append(may_transpose and is_table and has_width)
         by_rows = (words.axes,) if is_table and words.axes else ()
-        dims.append((None, words.axes) if turned[-1] else by_rows)
+        dims.append((None, words.axes) if by_width[-1] else by_rows)
         arguments.append(P(*mapped, *dims[-1]))
     flags = () if call.gradients is None else call.gradients.shared
     return _Layout(
@@ -344,7 +344,7 @@ def _layout(call, arrays: _Arrays, decided=False, turns=False) -> _Layout:
         token_axes=tuple(itertools.chain(*token_axes[levels:])),
         word_axes=words.axes,
         gathered=words.gathered,
-        turned=tuple(turned),
+        by_width=tuple(by_width),
     )
 
 
@@ -360,13 +360,13 @@ def _local(call, layout, *leaves):
     axis_name = words[0] if len(words) == 1 else words or None
     function = functools.partial(call.function, call.static, axis_name)
     flags = () if call.gradients is None else call.gradients.shared
-    turned = [False] * len(call.by_words) if layout is None else layout.turned
+    by_width = [False] * len(call.by_words) if layout is None else layout.by_width
 
     def on_tokens(*leaves):
         tokens, shared = leaves[: call.count], leaves[call.count :]
         shared = [
-            lax.all_to_all(leaf, axis_name, 0, 1, tiled=True) if turn else leaf
-            for leaf, turn in zip(shared, turned, strict=True)
+            lax.all_to_all(leaf, axis_name, 0, 1, tiled=True) if transposes else leaf
+            for leaf, transposes in zip(shared, by_width, strict=True)
         ]
         arrays = call.tree.unflatten([*tokens, *shared])
         if layout is None or layout.gathered is None:
@@ -374,13 +374,13 @@ def _local(call, layout, *leaves):
         else:
             outputs = for_all(function, axis_name, *arrays, dim=layout.gathered)
             results, d_tokens, d_shared = outputs
-        turns = itertools.compress(turned, flags)
+        with_gradient = itertools.compress(by_width, flags)
         return (
             results,
             d_tokens,
             [
-                lax.all_to_all(leaf, axis_name, 1, 0, tiled=True) if turn else leaf
-                for leaf, turn in zip(jax.tree.leaves(d_shared), turns, strict=True)
+                lax.all_to_all(leaf, axis_name, 1, 0, tiled=True) if transposes else leaf
+                for leaf, transposes in zip(jax.tree.leaves(d_shared), with_gradient, strict=True)
             ],
         )
 
@@ -412,7 +412,7 @@ _auto = custom_partitioning(_unpartitioned, static_argnums=(0,))
 def _partition(call, mesh, arguments, results):
     specs = [_sharding_axes(mesh, array.sharding, len(array.shape)) for array in arguments]
     shapes = [array.shape for array in arguments]
-    layout = _layout(call, _Arrays(dict(mesh.shape), specs, shapes), turns=True)
+    layout = _layout(call, _Arrays(dict(mesh.shape), specs, shapes), may_transpose=True)
 
     # The compiler calls this later, when settings that held around the loss may have ended.
     def local(*leaves):

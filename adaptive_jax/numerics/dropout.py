@@ -108,4 +108,4 @@ def drop(x: jax.Array, mask: Mask | None, rate: float) -> jax.Array:
     """`x` with the entries that `mask` leaves out zeroed and the others divided by 1 - rate;
     without a mask, `x`.
     """
-    return x if mask is None else masked(x / (1 - rate), mask.stays, mask.zero)
+    return x if mask is None else masked(x / (1 - float(rate)), mask.stays, mask.zero)

@@ -27,7 +27,7 @@ def platform() -> str:
     return NAMES.get(name, name)
 
 
-def present() -> bool:
+def is_present() -> bool:
     """True if the device that this code is traced for is present, with its libraries."""
     return device_kind() == _default_device().device_kind
 
@@ -52,7 +52,7 @@ def capability() -> tuple[int, int]:
     """
     if platform() != "gpu":
         return 0, 0
-    if not present():
+    if not is_present():
         kinds = {chip.kind: chip.capability for chip in GPUS.values()}
         return kinds.get(device_kind(), (0, 0))
     major, _, minor = str(getattr(_default_device(), "compute_capability", "")).partition(".")

@@ -14,7 +14,6 @@ from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.losses import banded
-from adaptive_jax.losses.cross_entropy import ADAPTIVE_REPORTS
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
@@ -115,20 +114,10 @@ class Softmax(Output):
             InputError: as `loss`, an unknown reduction or report, or the reduction "none" with tail
                 dropout, whose masks are drawn for the sum alone.
         """
-        reports = several(reports)
-        refused = [name for name in reports if name not in ADAPTIVE_REPORTS]
-        if self.clusters and refused:
-            raise InputError(
-                f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token"
-                " visits one tail; log_probs(hidden) gives the log-probabilities of all words"
-            )
         hidden, settings, seeds = self._drawn(hidden, None, train)
-        settings = settings._replace(ignore_index=ignore_index, reports=reports, top_k=top_k)
-        if reduction == "none" and seeds is not None:
-            raise InputError(
-                "reduction='none' must be 'mean' or 'sum' where train=True draws"
-                f" tail_dropout={self.tail_dropout}: use one of them, or tail_dropout=0"
-            )
+        settings = settings._replace(
+            ignore_index=ignore_index, reports=several(reports), top_k=top_k
+        )
         arguments = hidden, targets, weights, *self.arrays(train=train), settings
         return banded.reduced(reduction, *arguments, seeds=seeds)
 

@@ -27,6 +27,7 @@ from adaptive_jax.numerics.bands import (
     words_in_tables,
 )
 from adaptive_jax.numerics.layers import norms, weight_norm, word_layer
+from adaptive_jax.numerics.meshes import several
 
 
 def xavier_uniform(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
@@ -188,7 +189,7 @@ class TiedTable(nn.Module):
         if self.cutoffs and self.word_axes:
             raise InputError(
                 f"cutoffs={tuple(self.cutoffs)} cut the table of a source whose"
-                f" word_axes={tuple(self.word_axes)} cut it, too: use an AdaptiveInput, or an"
+                f" word_axes={several(self.word_axes)} cut it, too: use an AdaptiveInput, or an"
                 " OwnTable"
             )
 

@@ -207,8 +207,8 @@ def barrier(name: str, seconds: float = WAITING) -> None:
 
 
 class Stop:
-    """Request to stop, see `stopping`. `requested` is true as soon as a single process has got
-    one.
+    """Request to stop, see `stopping`. In a run of one process `requested` is true once a signal
+    arrives; with several hosts it stays False, and `stop(step)` answers for all.
     """
 
     def __init__(self, reached: Callable[[int], bool] | None = None):

@@ -81,7 +81,7 @@ def batch_spec(axis: int) -> PartitionSpec:
 
 
 def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Puts an array that all hosts have on the devices."""
+    """Puts an array, of which every host has a whole copy, on the devices."""
     # Not device_put: with several hosts it sends every array to all of them, to check that they are
     # equal.
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

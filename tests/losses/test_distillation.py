@@ -97,6 +97,48 @@ def test_reduced_dtypes():
     np.testing.assert_allclose(gradients[1], right[1][1], atol=2e-2)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_long_tables_need_little_memory(reduction):
+    """All 300,000 words of a chunk are computed at once, so its tokens are few: with the chunk of a
+    loss that visits tiles of words, 512 tokens took 1.1 GB.
+    """
+    hidden, table = (jax.ShapeDtypeStruct((n, 128), jnp.float32) for n in (512, 300_000))
+
+    def loss(hidden, table):
+        teacher = jax.lax.stop_gradient((hidden, table))
+        return jnp.sum(linear_distillation((hidden, table), teacher, reduction=reduction))
+
+    program = hasty_jit(jax.grad(loss, (0, 1))).lower(hidden, table).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 2**29
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "temperature"),
+    [(0, 3, 2.0), (1, 0, 2.0), (0, 0, np.float64(2))],
+    ids=["teacher", "hidden", "temperature"],
+)
+def test_float64_beside_float32(student, teacher, temperature):
+    """Under x64 a float64 teacher, hidden states or number of NumPy meets a float32 table; the sum
+    over chunks has the dtype of the student's hidden states.
+    """
+    with jax.enable_x64(True):
+        models = [
+            [a.astype("f8") if i < wide else a for i, a in enumerate(model)]
+            for model, wide in ((STUDENT, student), (TEACHER, teacher))
+        ]
+
+        def loss(*arrays):
+            options = {"temperature": temperature, "words": WORDS, "reduction": "sum"}
+            return linear_distillation(arrays, tuple(models[1]), **options)
+
+        value, gradients = hasty_jit(jax.value_and_grad(loss, (0, 1, 2)))(*models[0])
+        assert [value.dtype, *(a.dtype for a in gradients)] == [
+            models[0][0].dtype, *(a.dtype for a in models[0])
+        ]  # fmt: skip
+        right = dense(STUDENT, TEACHER, 0, 2.0, 0, 1).sum()
+        np.testing.assert_allclose(value, right, rtol=1e-5)
+
+
 def test_a_shard_of_the_words(eight):
     """Words sharded over an axis, and tokens over another, give the loss and gradients of one
     device, in `jax.shard_map` and on Auto and Explicit meshes.

@@ -139,6 +139,25 @@ def test_float64(monkeypatch, tile, reduction):
             np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.parametrize(
+    "name, value", [("label_smoothing", 0.1), ("z_loss", 0.1), ("soft_cap", 2)]
+)
+def test_numbers_of_numpy_do_not_widen(name, value):
+    """Under x64 a float64 of NumPy made parts of the loss float64: what a sweep by `np.linspace`
+    passes.
+    """
+    hidden, table, targets = normal(6, 4), normal(11, 4), np.arange(6)
+    one, other = (
+        linear_cross_entropy(hidden, table, targets, **{name: number})
+        for number in (np.float32(value), value)
+    )
+    assert one == other
+    with jax.enable_x64(True):
+        wide = linear_cross_entropy(hidden, table, targets, **{name: np.float64(value)})
+    assert wide.dtype == jnp.float32
+    np.testing.assert_allclose(wide, other, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype, tile", [("float32", None), ("bfloat16", 4), ("float16", None)])
 def test_strict_promotion(monkeypatch, dtype, tile):
     """Every option in a program in which JAX widens nothing by itself."""

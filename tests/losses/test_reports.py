@@ -217,14 +217,19 @@ def test_a_target_that_does_not_exist_is_not_correct():
 
 
 @pytest.mark.parametrize(
-    "bands, options, names",
+    "bands, clusters, options, names",
     [
-        ([Band(TABLE)], {"reports": ["entropy"]}, ["'entropy'", "adaptive_jax.log_probs"]),
-        (TABLE, {}, ["list", "Band"]),
-        ([TABLE], {"logit_scale": 2.0}, ["bands[0]", "Band"]),
+        (
+            [Band(TABLE)] * 2,
+            Band(TABLE[:1]),
+            {"reports": ["entropy"]},
+            ["'entropy'", "nll, z_loss, correct", "log_probs"],
+        ),
+        (TABLE, None, {}, ["list", "Band"]),
+        ([TABLE], None, {"logit_scale": 2.0}, ["bands[0]", "Band"]),
     ],
 )
-def test_refused_options_of_an_adaptive_softmax(bands, options, names):
+def test_refused_options_of_an_adaptive_softmax(bands, clusters, options, names):
     """Reports that it does not know, and bands that are none."""
     with refuses(*names):
-        adaptive_cross_entropy(HIDDEN, bands, None, TARGETS, **options)
+        adaptive_cross_entropy(HIDDEN, bands, clusters, TARGETS, **options)

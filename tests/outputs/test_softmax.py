@@ -21,7 +21,7 @@ from adaptive_jax import (
     linear_cross_entropy,
 )
 from adaptive_jax.losses import distribution
-from adaptive_jax.losses.cross_entropy import ADAPTIVE_REPORTS
+from adaptive_jax.losses.arguments import ADAPTIVE_REPORTS
 from adaptive_jax.losses.reports import REPORTS
 from adaptive_jax.outputs.softmax import FullSoftmax
 from tests import refuses
