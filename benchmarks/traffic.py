@@ -183,7 +183,7 @@ def main(settings) -> None:
     """Prints the counts; writes the program's text."""
     check_at_least(1, **{"--rows": settings.rows})
     config = resolve(wikitext103.get_config("adp_t")) | {"dtype": "bfloat16"}
-    if settings.config:
+    if config_flags.has_config():
         config = config_flags.config()[0]
     tokens = settings.rows * config["batches"]["sequence_length"]
     everywhere = tokens * len(topology(settings.target).devices)

@@ -1,8 +1,8 @@
 """The flags of a command: a flag for each field of its classes of options, `--config=FILE:row` and
 `--config.KEY=VALUE`.
 
-`ml_collections.config_flags` reads the flags; `keys.resolve` gives their text the types of their
-keys.
+`parse` takes these two from a command line, and absl the other flags; `keys.resolve` gives the text
+of a key its type.
 """
 
 import inspect
@@ -22,8 +22,7 @@ from adaptive_jax.errors import InputError, check_known, of_extra, one_line
 
 with of_extra("train"):
     from absl import flags
-    from ml_collections import ConfigDict, config_flags
-    from ml_collections.config_dict import FieldReference
+    from ml_collections import ConfigDict
 
 flags.disclaim_key_flags()  # flags belong to the command that has them defined here
 
@@ -40,7 +39,9 @@ NUMBERS = {
 CURE = "pass --config=configs/NAME.py or configs/NAME.py:row"
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = "site-packages", "<", sysconfig.get_path("stdlib"), f"{PACKAGE}/"
+OVERRIDE = re.compile(r"--?(?:(no)?config\.([^=]*)|config\.([^=]*)=(.*))", re.DOTALL)
 _files: list["_File"] = []  # the one that the last command line named, if any
+_overrides: dict[str, object] = {}  # the values of its flags --config.KEY by key, texts or switches
 
 
 class _File(NamedTuple):
@@ -109,7 +110,6 @@ def define(help_text: str = "Config file, with :row where it has rows") -> None:
         f" {', '.join(rows.GROUPS)}. docs/configuration.md has all keys, and so has train"
         " --explain.",
         flag_values=flags.FLAGS,
-        allow_override=True,  # `parse` defines it anew, with the keys that flags change
     )
 
 
@@ -121,24 +121,31 @@ def parse(argv: Sequence[str]) -> list[str]:
             line); or the group of a flag --config.KEY does not exist.
         flags.Error: another flag is wrong.
     """
-    pattern = re.compile(r"--?(?:no)?config\.([^=]*)(?:=(.*))?", re.DOTALL)
-    typed = dict(match.groups() for argument in argv if (match := pattern.fullmatch(argument)))
-    for key in typed:
-        _check_group(key)
-    place, argv = _without_config(argv)
+    place, rest, arguments = None, [], iter(argv)
     _files.clear()
+    _overrides.clear()
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if match := OVERRIDE.fullmatch(argument):
+            off, switch, key, text = match.groups()
+            _check_group(key := key or switch)
+            _overrides[key] = not off if text is None else text
+        elif name in ("--config", "-config"):
+            place = value if equals else next(arguments, None)
+            if place is None:
+                raise InputError(f"--config has no value: {CURE}")
+        else:
+            rest.append(argument)
+        if argument == "--":
+            break
     if place is not None:
         _files.append(_read(os.path.expanduser(place)))  # as shells do not after "--config="
-    elif not typed:
-        return flags.FLAGS(argv)
-    types: dict = {group: {} for group in rows.GROUPS if "." not in group}
-    for key, text in typed.items():
-        rows.put(types, key, FieldReference(None, object if text is None else str))
-    values, config = flags.FLAGS, ConfigDict(types)
-    config_flags.DEFINE_config_dict(
-        "config", config, lock_config=False, sys_argv=argv, flag_values=values
-    )
-    return values(argv)
+    return flags.FLAGS([*rest, *arguments])
+
+
+def has_config() -> bool:
+    """True if the command line has --config or a flag --config.KEY."""
+    return bool(_files or _overrides)
 
 
 def config(default: Callable[[], dict] | None = None) -> tuple[dict, list[str]]:
@@ -153,10 +160,10 @@ def config(default: Callable[[], dict] | None = None) -> tuple[dict, list[str]]:
     if not _files and default:
         _files.append(_File("the config of the run", default(), None))
     if not _files:
-        key = next(iter(_overrides()), None)
+        key = next(iter(_overrides), None)
         change = f"--config.{key} changes a config, and " if key else ""
         raise InputError(f"{change}--config is missing: {CURE}")
-    changed, lines = keys.switch(_files[0].stated, _overrides())
+    changed, lines = keys.switch(_files[0].stated, _overrides)
     try:
         return keys.resolve(changed), lines
     except InputError:
@@ -174,17 +181,11 @@ def published(config: Mapping) -> tuple[dict | None, list[str]]:
     if (paper := _files[0].published) is None:
         return None, []
     row = _resolved(_files[0])
-    return paper, [key for key in _overrides() if keys.at(row, key) != keys.at(config, key)]
-
-
-def _overrides():
-    """The values of the flags --config.KEY by key."""
-    flag = flags.FLAGS["config"]
-    return {} if flag.value is None else config_flags.get_override_values(flag)
+    return paper, [key for key in _overrides if keys.at(row, key) != keys.at(config, key)]
 
 
 def _check_group(key):
-    """Raises InputError for a flag --config.KEY that ml_collections cannot read."""
+    """Raises InputError for a flag --config.KEY without a group or key."""
     *outer, _ = key.split(".")
     if key in rows.GROUPS:
         raise InputError(f"--config.{key} is a group: pass --config.{key}.KEY=VALUE")
@@ -192,20 +193,6 @@ def _check_group(key):
         check_known(f"config.{'.'.join(outer)} of --config.{key}", ".".join(outer), rows.GROUPS)
     if not all(part.isidentifier() for part in key.split(".")):
         raise InputError(f"--config.{key} is not a key: pass --config.KEY=VALUE")
-
-
-def _without_config(arguments):
-    """The last value of --config, None without one, and the other arguments."""
-    place, arguments_before, iterator = None, [], iter(arguments)
-    for argument in iterator:
-        name, equals, value = argument.partition("=")
-        if name not in ("--config", "-config"):
-            arguments_before.append(argument)
-        elif (place := value if equals else next(iterator, None)) is None:
-            raise InputError(f"--config has no value: {CURE}")
-        if argument == "--":
-            break
-    return place, [*arguments_before, *iterator]
 
 
 def _read(place):

@@ -98,7 +98,8 @@ def _cutoffs(config, counts):
     source = at(config, word_group(config))
     configured = config["output"]["table"].get("cutoffs") or source.get("cutoffs", ())
     most = size // smallest_band(size)
-    bands = [n for n in BANDS if n <= most and load.features >= load.factor ** (n - 1)]
+    width = load.width or load.features
+    bands = [n for n in BANDS if n <= most and width >= load.factor ** (n - 1)]
     rows = {"of the config": configured} if configured else {}
     rows |= {f"cheapest of {n} bands": propose(counts, n, load)[0] for n in bands}
     full, lines = cost(counts, (), load), []

@@ -39,8 +39,8 @@ class PredictiveStats(NamedTuple):
 def expected(
     run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k: int
 ) -> PredictiveStats:
-    """The distributions of the words that training knew, a few tokens at a time: never `[tokens,
-    vocabulary]`.
+    """The distributions over the words that the model predicts, a few tokens at a time: never
+    `[tokens, vocabulary]`.
 
     Args:
         tables: composed tables, as `scores` makes them; {} for a model that composes none.
@@ -58,9 +58,11 @@ def expected(
         states = np.pad(states, [(0, rest), (0, 0)])
         target_ids = np.pad(np.minimum(target_ids, words - 1), (0, rest))
         parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, target_ids)))
-    return PredictiveStats(
+    stats = PredictiveStats(
         *(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True))
     )
+    # Every word of the model is more probable than one that it cannot predict.
+    return stats._replace(rank=np.where(targets < words, stats.rank, words + 1))
 
 
 def of_passage(

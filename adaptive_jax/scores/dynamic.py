@@ -16,7 +16,7 @@ learn from all words.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
 import jax
@@ -51,30 +51,21 @@ class Dynamic(NamedTuple):
 
 def score(job: Evaluation, options: Dynamic) -> Iterator[tuple[dict, np.ndarray]]:
     """The scores of a split by parameters that follow it."""
-    progress, train = job.progress("scoring"), functools.partial(job.train, None)
-    yield {}, job.with_uniform(dynamic(job.run, job.ids, job.windows, options, train, progress))
+    yield {}, job.with_uniform(dynamic(job, options))
 
 
-def dynamic(
-    run: Run,
-    ids: np.ndarray,
-    settings: Windows,
-    options: Dynamic,
-    train: Callable[[], np.ndarray],
-    progress: Progress,
-) -> np.ndarray:
+def dynamic(job: Evaluation, options: Dynamic) -> np.ndarray:
     """Scores every token of a split once, as `score_split`, with parameters that follow the text;
-    those of `run` do not change.
-
-    train: gives the ids of the train split, for the rule rms.
+    those of `job.run` do not change.
 
     Raises:
         InputError: as `windows`, or the parameters diverged.
     """
-    settings = settings._replace(multiple=run.mesh.size, in_text_order=True)
+    run, ids, progress = job.run, job.ids, job.progress("scoring")
+    settings = job.windows._replace(multiple=run.mesh.size, in_text_order=True)
     squares, nll = None, np.full(len(ids), np.nan, np.float32)
     if options.rule == "rms":
-        text = _sample(train(), settings, options.statistics)
+        text = _sample(job.train(None), settings, options.statistics)
         squares = mean_squares(run, text, settings, progress)
     step = _make_step(run.model, run.mesh, settings.context_columns)
     rate = RULES[options.rule] if options.rate is None else options.rate

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
@@ -12,12 +12,14 @@ import numpy as np
 
 from adaptive_jax.config.options import Option, check
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, LazyIds
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.corpora.text import is_one_split
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import path_of
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.plan import rows_to_score
@@ -102,42 +104,28 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     score = _check_request(request)
     check_hosts(request._asdict() | {"data_path": "", "contexts": list(contexts)})
     split = _read(workdir, request, list(dict.fromkeys(contexts)))
-    return [_evaluate(split, settings, score) for settings in split.windows]
+    return [_evaluate(split, job, score) for job in split.jobs]
 
 
 class _Split(NamedTuple):
     """A split and the run that scores it, read once for all contexts.
 
     Attributes:
-        data: the group of the run's config, with the path that the request names.
-        windows: of each context.
+        jobs: of each context.
         text: its words.
         passage: positions of the first token of the request's sample, and of the first one after
             it; None if it asks for none.
         unseen: what is printed of unseen words.
         paper: what `card.published` returns, if what is scored is what a paper scored.
-        tables: `tables()` is what `composed(run, ids)` returns, computed once.
     """
 
     request: Request
-    run: Run
-    data: dict
+    jobs: list[Evaluation]
     corpus: Corpus
-    windows: list[Windows]
     text: Words
     passage: tuple[int, int] | None
     unseen: str
     paper: dict | None
-    tables: Callable[[], tuple]
-
-    @property
-    def ids(self) -> np.ndarray | LazyIds:
-        return self.corpus.ids[self.request.split]
-
-    @property
-    def uniform(self) -> float:
-        share = self.request.uniform
-        return share if share is not None else 0.0 if self.run.predicts_new_words else UNIFORM
 
 
 def _read(workdir, request, contexts):
@@ -165,38 +153,28 @@ def _read(workdir, request, contexts):
     text, passage = words_of(ids, vocabulary, config["data"], data), None
     if request.sample_words:
         passage = text.span(request.sample_from, request.sample_words)
-    return _Split(
-        request=request,
-        run=run,
-        data=data,
-        corpus=corpus,
-        windows=windows,
-        text=text,
-        passage=passage,
-        unseen=unseen,
-        paper=paper,
-        tables=functools.cache(functools.partial(composed, run, ids)),
-    )
-
-
-def _evaluate(split, settings, score):
-    """Scores a split by windows of these settings, prints the result, writes and returns it."""
-    request, run, ids = split.request, split.run, split.ids
-    one_row = METHODS[request.method].one_row or settings.layout == "streams"
+    one_row = METHODS[request.method].one_row or windows[0].layout == "streams"
     if not (request.rows or one_row):
-        rows = rows_to_score(run.saved_config, settings.window) * run.mesh.size
-        settings = settings._replace(rows=rows)
-    job = Evaluation(
-        run=run,
-        ids=ids,
-        windows=settings,
-        uniform=split.uniform,
-        down_weight=request.down_weight,
-        train=functools.partial(_train_ids, split),
-        progress=functools.partial(_bar, settings.context),
-        tables=split.tables,
-        encode=functools.partial(_ids_by, request.split, split.data),
-    )
+        rows = rows_to_score(run.saved_config, windows[0].window) * run.mesh.size
+        windows = [settings._replace(rows=rows) for settings in windows]
+    default = 0.0 if run.predicts_new_words else UNIFORM
+    shared = {
+        "uniform": default if request.uniform is None else request.uniform,
+        "down_weight": request.down_weight,
+        "train": functools.partial(_train_ids, request, run),
+        "tables": functools.cache(functools.partial(composed, run, ids)),
+        "encode": functools.partial(_ids_by, split, data),
+    }
+    jobs = [
+        Evaluation(run, ids, settings, progress=functools.partial(_bar, settings.context), **shared)
+        for settings in windows
+    ]
+    return _Split(request, jobs, corpus, text, passage, unseen, paper)
+
+
+def _evaluate(split, job, score):
+    """Scores a split, prints the result, writes and returns it."""
+    request, run, ids, settings = split.request, job.run, job.ids, job.windows
     start = time.perf_counter()
     chosen, result, nll = _best(score, job)
     seconds = time.perf_counter() - start
@@ -217,7 +195,7 @@ def _evaluate(split, settings, score):
     arrays = {key: value for key, value in split.text._asdict().items() if value is not None}
     arrays["new_words"] = np.array(run.vocabulary.words[run.num_known_words :], str)
     if split.passage:
-        passage = of_passage(run, ids, settings, split.tables(), *split.passage)
+        passage = of_passage(run, ids, settings, job.tables(), *split.passage)
         arrays |= {f"sample_{key}": value for key, value in passage.items()}
     write(run.workdir / "eval", result, nll, arrays)
     return result
@@ -272,12 +250,13 @@ def _check_no_new_words(request):
     raise InputError(f"{flag} needs vectors of new words, which this model lacks: leave it out")
 
 
-def _train_ids(split, directory):
+def _train_ids(request, run, directory):
     """The ids of the run's train split, or of the train.txt in another directory."""
-    run, request, config = split.run, split.request, split.run.saved_config
-    data = config["data"]
+    config, data = run.saved_config, run.saved_config["data"]
     if not directory and data["corpus"] == "text_files" and not data["path"]:
         directory = request.data_path  # of a converted model
+        if directory and is_one_split(path_of(directory)):
+            directory = None  # it is the split to be scored
     try:
         source = data_of(run.workdir, config, directory, "train")
         return load(source, vocabulary=run.vocabulary, splits=("train",)).ids["train"]

@@ -15,8 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.corpora.load import count_prepared, count_words
+from adaptive_jax.data.corpora.text import is_one_split
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import path_of
 
 logger = logging.getLogger(__name__)
 BINS = "Largest frequency in training of each bin of words but the last."
@@ -170,7 +172,9 @@ def _training_counts(data, other):
     if counts := count_prepared(data, ("train",)):
         return counts["train"]
     try:
-        counts = count_words(other, "train") if other["path"] else {}
+        # A file of text is the split to be scored.
+        has_train = other["path"] and not is_one_split(path_of(other["path"]))
+        counts = count_words(other, "train") if has_train else {}
     except InputError:
         counts = {}
     if not counts or other != data:

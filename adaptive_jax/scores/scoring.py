@@ -223,8 +223,8 @@ class Evaluation(NamedTuple):
         if windows.layout != "streams":
             context = self.windows.context
             rows = rows_to_score(other.config, windows.window) * other.mesh.size
-            windows = windows._replace(context=context, rows=rows)
-            windows = windows if context < windows.window else windows._replace(context=0)
+            fits = context < windows.window and windows.break_mode not in ALONE
+            windows = windows._replace(context=context if fits else 0, rows=rows)
         tables = functools.cache(functools.partial(composed, other, ids))
         return self._replace(run=other, ids=ids, windows=windows, tables=tables)
 
@@ -332,14 +332,9 @@ def make_scorer(
             variables, batch, carry, in_vocabulary=in_vocabulary, method="hidden"
         )
         states = jnp.take_along_axis(states, columns[..., None], axis=1)
-        nll = one_model.apply(
-            variables,
-            states,
-            jnp.minimum(targets, trained_words - 1) if has_oov else targets,
-            method="nll",
-        )
-        if has_oov:
-            nll = jnp.where(targets < trained_words, nll, jnp.inf)
+        last = model.input.vocabulary_size - 1  # further words cannot be predicted
+        nll = one_model.apply(variables, states, jnp.minimum(targets, last), method="nll")
+        nll = jnp.where(targets > last, jnp.inf, nll)
         if down_weight != 1:
             mass = _mass_of_new(one_model, variables, states, trained_words)
             nll += jnp.log1p(mass * (down_weight - 1)) - jnp.where(

@@ -311,17 +311,9 @@ class LineScorer:
             by_name = vocabulary.unit == "word"  # tokens are all known
             unseen = np.array([by_name and word not in vocabulary.index for word in words], bool)
             frequencies = np.where(unseen, 0, vocabulary.counts[ids])
-        _, *source = line.source
+        text, *source = line.source
         return ScoredLine(
-            line.source.text,
-            words,
-            -nll,
-            unseen,
-            frequencies,
-            ranks,
-            entropies,
-            *source,
-            line.before,
+            text, words, -nll, unseen, frequencies, ranks, entropies, *source, line.before
         )
 
 

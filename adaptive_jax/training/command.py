@@ -15,8 +15,6 @@ import functools
 import os
 from typing import Annotated, NamedTuple
 
-from absl import flags
-
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.options import Option
@@ -67,7 +65,7 @@ def main():
     if options.explain:
         from adaptive_jax.config import explain
 
-        if flags.FLAGS["config"].value is None:
+        if not config_flags.has_config():
             return print(explain.page())
         return print(explain.config(config_flags.config()[0] | short))
     workdir = commands.workdir()

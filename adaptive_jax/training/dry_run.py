@@ -70,21 +70,18 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
         hosts.log0(f"compiling    for {target}: a large model takes minutes")
         devices, plan, program = compiled.compile_for(target, config, parts)
         counted = compiled.counts(devices, program)
-        written = plan._asdict() | {"target": counted}
-        hosts.log0(describe(plan, config["data"], config["steps"]))
-        hosts.log0(compiled.describe(devices, counted))
+        entries, lines = {"target": counted}, [compiled.describe(devices, counted)]
     else:
         memory = accelerators.memory()
         plan = make_plan(config, parts, jax.device_count(), memory, jax.process_count())
         if memory:  # a CPU may plan for other devices
             check_memory(plan, memory)
-        written = plan._asdict()
-        hosts.log0(describe(plan, config["data"], config["steps"]))
-        hosts.log0(TARGET)
+        entries, lines = {}, [TARGET]
         if memory and not config["tokens_per_device"]:
-            hosts.log0(CHOSEN)
+            lines.append(CHOSEN)
+    hosts.log0("\n".join([describe(plan, config["data"], config["steps"]), *lines]))
     if hosts.first() and not (workdir / "config.json").exists():  # a run that has begun has its own
-        write_json(workdir / "plan.json", written)
+        write_json(workdir / "plan.json", plan._asdict() | entries)
 
 
 class Checked(NamedTuple):

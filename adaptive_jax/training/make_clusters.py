@@ -182,7 +182,7 @@ def _vocabulary(path):
     if path:
         path = path_of(path)
         return read_vocabulary(path / "vocabulary.txt" if path.is_dir() else path)
-    if flags.FLAGS.config is None:
+    if not config_flags.has_config():
         raise InputError(
             "--vocabulary is missing: use a vocabulary.txt or the workdir of a run, or"
             " --config=FILE for its corpus"
@@ -203,11 +203,11 @@ def main() -> None:
     """Writes the clusters that the flags ask for."""
     values = flags.FLAGS
     output = values.output
-    if not output and values.config:
+    if not output and config_flags.has_config():
         output = config_flags.config()[0]["output"]["clusters"]
     if not output:
         raise InputError("--output is missing: pass --output=FILE")
-    if values.config and values.vocabulary and values.output:
+    if config_flags.has_config() and values.vocabulary and values.output:
         raise InputError(
             "--config has no effect with --vocabulary and --output: leave it, or one of these, out"
         )

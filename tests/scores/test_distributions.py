@@ -45,5 +45,7 @@ def test_the_most_probable_words_rank_and_entropy(run, monkeypatch):
     of_targets = np.take_along_axis(dense, targets[:, None], 1)
     np.testing.assert_array_equal(computed.rank, 1 + (dense > of_targets).sum(axis=1))
     np.testing.assert_allclose(computed.entropy, -(np.exp(dense) * dense).sum(axis=1), rtol=1e-5)
+    new = expected(run, {}, hidden, np.full(11, SIZE + 2), 1)  # a word that it cannot predict
+    np.testing.assert_array_equal(new.rank, SIZE + 1)
     every = expected(run, {}, hidden, targets, 1_000).words  # no more than there are
     np.testing.assert_array_equal(np.sort(every, axis=1), [np.arange(SIZE)] * 11)

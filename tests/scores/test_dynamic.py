@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,13 @@ def losses(run):
     return losses, model
 
 
+def by_dynamic(run, ids, options, settings=SETTINGS, train=None, progress=quiet):
+    job = SimpleNamespace(
+        run=run, ids=ids, windows=settings, train=lambda _: train, progress=lambda _: progress
+    )
+    return dynamic(job, options)
+
+
 def twin(run, losses, ids, options, squares):
     """The parameters follow the text, segment by segment; returns the nll of every token."""
     grad, model = losses
@@ -114,7 +122,7 @@ def test_dynamic_evaluation_and_its_twin(run, losses, options):
     bits = np.random.default_rng(0)
     train, ids = bits.integers(0, len(WORDS), 64, np.int32), bits.integers(0, 4, 42, np.int32)
     squares = mean_squares(run, losses, train)
-    ours = dynamic(run, ids, SETTINGS, options, lambda: train, quiet)
+    ours = by_dynamic(run, ids, options, train=train)
     np.testing.assert_allclose(ours, twin(run, losses, ids, options, squares), rtol=1e-4, atol=1e-5)
     static, _ = score_split(run, ids, SETTINGS, quiet)
     first = np.r_[:SEGMENT, 21 : 21 + SEGMENT]
@@ -172,7 +180,7 @@ def test_parameters_follow_the_text(run, break_mode):
             yield batch, at
 
     settings = Windows(16, 0, break_mode, "similar", 1)
-    dynamic(run, ids, settings, Dynamic("sgd"), lambda: None, noting)
+    by_dynamic(run, ids, Dynamic("sgd"), settings, progress=noting)
     assert (np.diff(np.concatenate(read)) > 0).all() and len(read) >= 3
 
 
@@ -180,7 +188,7 @@ def test_steps_that_are_too_large(run):
     """End in one line with the cure."""
     ids = np.random.default_rng(0).integers(0, 4, 42, np.int32)
     with refuses("--method=dynamic", "--rate"):
-        dynamic(run, ids, SETTINGS, Dynamic("sgd", rate=np.inf), lambda: None, quiet)
+        by_dynamic(run, ids, Dynamic("sgd", rate=np.inf))
 
 
 def test_an_evaluation_that_learns(trained, tmp_path, capsys):

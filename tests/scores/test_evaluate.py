@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,12 +24,21 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.runs.checkpoints import Checkpoints
 from adaptive_jax.runs.run import Run
-from adaptive_jax.scores.evaluate import Request, evaluate
+from adaptive_jax.scores.evaluate import Request, _train_ids, evaluate
 from adaptive_jax.scores.unseen import describe_words
 from adaptive_jax.training.loop import train
 from tests import refuses
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
+
+
+def test_a_file_to_be_scored_is_no_train_text(tmp_path):
+    """A converted model names no text of its own, so statistics were read from the file."""
+    (tmp_path / "test.txt").write_text("a b\n")
+    data = {"corpus": "text_files", "path": ""}
+    run = SimpleNamespace(workdir=tmp_path, saved_config={"data": data})
+    with refuses("--data_path=DIR", "train.txt"):
+        _train_ids(Request(data_path=str(tmp_path / "test.txt")), run, None)
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,10 @@ def test_words_of_units(tmp_path, caplog):
     np.testing.assert_array_equal(words.hashes, whole.hashes)
     assert whole.counts is None  # of a list without counts
     caplog.clear()
-    assert words_of(ids, units, absent, absent).counts is None and "unknown" in caplog.text
+    scored = {"path": str(tmp_path / "train.txt")}  # a file is the split to be scored
+    for elsewhere in absent, absent | scored:
+        caplog.clear()
+        assert words_of(ids, units, absent, elsewhere).counts is None and "unknown" in caplog.text
     caplog.clear()
     load(data | {"codes": 8}, splits=("train",))
     np.testing.assert_array_equal(words_of(ids, units, data, absent).counts, words.counts)

@@ -8,6 +8,7 @@ import pytest
 from adaptive_jax.config.options import Option
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.scores import evaluate_command as command
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.methods import METHODS, Method, prepared
@@ -132,6 +133,18 @@ def test_sub_words_with_the_scores_of_another_program(config, tmp_path):
     path.write_text(path.read_text().replace("abab", "other", 1))
     with refuses("scores.tsv", "'other'"):
         list(METHODS["mix"].score(job, Mix(scores=str(path))))
+
+
+@pytest.mark.parametrize("break_mode, context", [("none", 8), ("eos", 0)])
+def test_the_context_of_the_other_model(config, break_mode, context):
+    """It is that of the first where it fits; examples that see nothing before them have none."""
+    changes = {"input.cutoffs": (), "batches.sequence_length": 16}
+    changes["batches.break_mode"] = break_mode
+    other = random_run(config(**changes), Vocabulary.build({"<eos>": 2, "a": 1}))
+    nothing = dict.fromkeys(Evaluation._fields)
+    job = Evaluation(**nothing | {"windows": Windows(64, 8, "none", "similar", 1)})
+    windows = job.by(other, np.zeros(3, np.int32)).windows
+    assert (windows.window, windows.context, windows.break_mode) == (16, context, break_mode)
 
 
 def test_two_models_of_one_text(trained_copy, text, config, monkeypatch):

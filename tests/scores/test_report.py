@@ -266,6 +266,10 @@ def test_results_that_a_report_reads(made, tmp_path):
     evaluate(one, Request(method="cache"))
     with refuses("--sample_words", "--method=cache"):
         evaluate(one, Request(method="cache", sample_words=3))
+    infinite = one / "eval" / "test-16-8-240.json"  # JSON has no number for it
+    infinite.write_text(json.dumps(json.loads(infinite.read_text()) | {"perplexity": None}))
+    [run] = read_runs([infinite], ["one"])
+    assert [context for context, *_ in run.contexts] == [0]
     evaluate(one, Request("validation"))
     assert chosen(one) == ["validation-16-0-240"]
     assert chosen(one, two) == ["test-10-0-240", "test-16-0-200"]

@@ -202,10 +202,9 @@ def local_texts(
         InputError: a split that is needed is missing, or a split is there twice.
     """
     place = place.absolute()  # a link may point to another suffix
-    is_archive = place.is_file() and place.name.endswith(ARCHIVES)
-    if is_archive and all(patterns):
+    if is_archive(place) and all(patterns):
         return archived_texts(place, patterns)
-    if place.is_file() and not is_archive and len(splits) == 1:
+    if is_one_split(place) and len(splits) == 1:
         return {split: Text((place,)) for split in splits}
     if not place.is_dir():
         raise InputError(f"data.path={place} {_fault_of_place(place, splits, all(patterns))}")
@@ -229,6 +228,16 @@ def local_texts(
     return texts
 
 
+def is_archive(place: Path) -> bool:
+    """True for a file that has several files of text in it."""
+    return place.is_file() and place.name.endswith(ARCHIVES)
+
+
+def is_one_split(place: Path) -> bool:
+    """True for a file of text, which is whichever split is read of it."""
+    return place.is_file() and not is_archive(place)
+
+
 def _fault_of_place(place: Path, splits: Collection[str], published: bool) -> str:
     """The fault of a place that is no directory, and the cure."""
     names = [f"{NAMES[split][0]}.txt" for split in SPLITS if split in splits or not splits]
@@ -238,7 +247,7 @@ def _fault_of_place(place: Path, splits: Collection[str], published: bool) -> st
         cure = "it held copies of a file that was split: train again to make them, or " + cure
     if not place.exists():
         return f"does not exist; {cure}"
-    if place.is_file() and place.name.endswith(ARCHIVES):
+    if is_archive(place):
         return f"is an archive: unpack it; {cure}"
     return f"is not a directory; {cure}"
 

@@ -96,7 +96,7 @@ def names_of(places: Sequence[Path], names: Sequence[str]) -> list[str]:
     name, the paths of the runs or of their results.
     """
     paths = [Path(os.path.abspath(path)) for path in places]
-    runs = [(path.parents[1] if path.suffix == ".json" else path).name for path in paths]
+    runs = [(path.parent.parent if path.suffix == ".json" else path).name for path in paths]
     names = names or (runs if len(set(runs)) == len(runs) else [*map(str, paths)])
     if not len(names) == len(set(names)) == len(places):
         raise InputError(

@@ -111,7 +111,7 @@ class RunReport:
         return sorted(
             (result["settings"]["context"], result["perplexity"], result["settings"]["window"])
             for _, result in _results(self.path.parent)
-            if curve(result) == curve(self.result)
+            if curve(result) == curve(self.result) and result["perplexity"] is not None
         )
 
     def about(self) -> dict:
