@@ -364,13 +364,13 @@ def test_layers_of_other_modules_train():
     params, batch = random_params(parameter_shapes(model)), random_batch()
     parts = jax.tree.map(lambda a: a[None], batch)
     gradients = jax.jit(make_gradients(model, sharding.device_mesh(), 0))
-    gradient, *_ = gradients(params, {}, jnp.zeros((), jnp.int32), parts, ())
+    gradient, *_ = gradients(params, {}, jnp.zeros((), jnp.int32), parts, (), {})
     moved = jax.tree.map(lambda a: bool(jnp.abs(a).max() > 0), gradient)
     assert all(jax.tree.leaves(moved)), moved
     # Without weights, each counts 1.
     ones = parts._replace(weights=jnp.ones_like(parts.weights))
-    all_count = gradients(params, {}, jnp.zeros((), jnp.int32), ones, ())
-    without = gradients(params, {}, jnp.zeros((), jnp.int32), parts._replace(weights=None), ())
+    all_count = gradients(params, {}, jnp.zeros((), jnp.int32), ones, (), {})
+    without = gradients(params, {}, jnp.int32(0), parts._replace(weights=None), (), {})
     jax.tree.map(np.testing.assert_array_equal, without, all_count)
 
 
@@ -590,7 +590,7 @@ def test_gradients_of_microbatches_are_those_of_the_loss(case, which):
     def both(params):
         gradients = make_gradients(model, sharding.device_mesh(), 0)
         return jax.value_and_grad(loss)(params), gradients(
-            params, variables["lexicon"], jnp.zeros((), jnp.int32), parts, ()
+            params, variables["lexicon"], jnp.zeros((), jnp.int32), parts, (), {}
         )
 
     (expected, gradient), (ours, _, sums, _) = both(variables["params"])
@@ -621,6 +621,7 @@ def program(case, vocabulary_size, microbatches=4):
         jax.ShapeDtypeStruct((), jnp.int32),
         batch,
         (),
+        {},
     )
     whole = jax.jit(gradients).trace(*arguments)
     [loop] = [

@@ -406,8 +406,8 @@ WRONG = [
     (lambda: made(gated(), HIDDEN, gated().cache(5, 9)), "for 2 rows"),
     (lambda: made(lstm(), HIDDEN[..., :6]), "[2, 3, 6]"),
     (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9), batch(segment_ids=IDS)), "segment_ids"),
-    (lambda: made(lstm(), HIDDEN, lstm().cache(5, 9)), "carry of shape [5, 5]"),
-    (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9)[1:]), "1 states"),
+    (lambda: made(lstm(), HIDDEN, lstm().cache(5, 9)), "for 2 rows"),
+    (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9)[1:]), "for 2 rows"),
     (lambda: made(lstm(), HIDDEN, (0.0, 0.0)), "body.initial_carry"),
     (lambda: gated(blocks=5), "body.blocks[0]=5"),
     *(

@@ -134,6 +134,22 @@ class Rows(NamedTuple):
         return None if self.segment_ids is None else positions_in_segments(self.segment_ids)
 
 
+def continued(carry, start, rows: Rows):
+    """A carry in the structure and dtypes of `start`, that of rows that begin; zeros in rows that
+    are reset.
+
+    Raises:
+        InputError: arrays of other shapes.
+    """
+    arrays, (zeros, structure) = jax.tree.leaves(carry), jax.tree.flatten(start)
+    if list(map(jnp.shape, arrays)) != list(map(jnp.shape, zeros)):
+        raise InputError(f"carry must be () or made by body.initial_carry for {len(rows.ids)} rows")
+    arrays = [jnp.asarray(a, zero.dtype) for a, zero in zip(arrays, zeros, strict=True)]
+    if rows.reset is not None:
+        arrays = [jnp.where(rows.reset.reshape(-1, *[1] * (a.ndim - 1)), 0, a) for a in arrays]
+    return jax.tree.unflatten(structure, arrays)
+
+
 def save_for_backward(x: jax.Array) -> jax.Array:
     """`x`, marked as worth its memory: where `elementwise` rules, the backward pass reads it and
     what is not marked is recomputed.

@@ -28,6 +28,7 @@ from adaptive_jax.bodies.blocks import (
     ParameterGroup,
     Rows,
     as_stored,
+    continued,
     gathered_twice,
     save_for_backward,
     unrolled,
@@ -161,23 +162,6 @@ class Stage(NamedTuple):
         return self.width != self.layers[-1][1]
 
 
-def stages(width: int, blocks: tuple[tuple[int, ...], ...]) -> list[Stage]:
-    """`GatedConv.blocks` as stages, given the width of the first block's input; a block that
-    changes the width runs alone.
-    """
-    groups = []
-    for repeat, *sizes in blocks:
-        layers = tuple(zip(sizes[::2], sizes[1::2], strict=True))
-        alone = int(width != layers[-1][1])
-        groups += [
-            Stage(count, layers, width_after)
-            for count, width_after in ((alone, width), (repeat - alone, layers[-1][1]))
-            if count
-        ]
-        width = layers[-1][1]
-    return groups
-
-
 class Block(nn.Module):
     """A residual block.
 
@@ -299,8 +283,21 @@ class GatedConv(nn.Module):
 
     @property
     def stages(self) -> list[Stage]:
-        """The blocks as stages of equal ones; stage i has the parameters `blocks_i`."""
-        return stages(self.blocks[0][2] if FORMS[self.form].entry else self.features, self.blocks)
+        """The blocks as stages of equal ones; stage i has the parameters `blocks_i`. A block that
+        changes the width is a stage of its own.
+        """
+        width = self.blocks[0][2] if FORMS[self.form].entry else self.features
+        groups = []
+        for repeat, *sizes in self.blocks:
+            layers = tuple(zip(sizes[::2], sizes[1::2], strict=True))
+            alone = int(width != layers[-1][1])
+            groups += [
+                Stage(count, layers, width_after)
+                for count, width_after in ((alone, width), (repeat - alone, layers[-1][1]))
+                if count
+            ]
+            width = layers[-1][1]
+        return groups
 
     @property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
@@ -338,7 +335,7 @@ class GatedConv(nn.Module):
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows, memory = Rows.of(batch, vectors, carry), self.initial_carry(len(vectors))
         if len(carry):
-            memory = _continued(carry, memory, rows)
+            memory = continued(carry, memory, rows)
         row_ids, positions = rows.ids, rows.positions()
         sizes = {"dtype": self.dtype, "normed": self.weight_norm}
         convolution, form, after = functools.partial(Convolution, **sizes), FORMS[self.form], []
@@ -400,17 +397,6 @@ class GatedConv(nn.Module):
         rows.
         """
         return self.initial_carry(rows)
-
-
-def _continued(carry, empty, rows):
-    """A carry, in the shapes and dtypes of an `empty` one, with zeros for rows that are reset."""
-    if jax.tree.map(jnp.shape, carry) != jax.tree.map(jnp.shape, empty):
-        count = len(rows.ids)
-        raise InputError(f"carry must be () or made by body.initial_carry for {count} rows")
-    carry = jax.tree.map(lambda a, zeros: jnp.asarray(a, zeros.dtype), carry, empty)
-    if (reset := rows.reset) is None:
-        return carry
-    return jax.tree.map(lambda a: jnp.where(reset.reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry)
 
 
 def _check_blocks(blocks):

@@ -11,6 +11,7 @@ from adaptive_jax.bodies.blocks import (
     ParameterGroup,
     Rows,
     as_stored,
+    continued,
     gathered_twice,
     save_for_backward,
 )
@@ -65,7 +66,8 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax
     in the same memory.
 
     Args:
-        x: `[rows, time, features]`; its dtype is that of the products. Sums and cells are float32.
+        x: `[rows, time, features]`; its dtype is that of the products. Sums, gates and
+            cells are float32.
         weights: float32.
         state: before the first step; zeros, or what a call before returned.
         starts: bool `[rows, time]`, where a token begins with a state of zeros; None: nowhere.
@@ -157,7 +159,9 @@ class LSTM(nn.Module):
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows = Rows.of(batch, vectors, carry)
         starts = None if rows.segment_ids is None else rows.positions() == 0
-        states = self._states(carry, rows)
+        states = list(self.initial_carry(len(vectors)))
+        if len(carry):
+            states = continued(carry, states, rows)
         drops = [
             Dropout(rate, self.locked, name=f"dropout_{i}") for i, rate in enumerate(self._rates())
         ]
@@ -221,22 +225,6 @@ class LSTM(nn.Module):
             self._recurrent(i, param("recurrent", width, 4 * width), train),
             bias,
         )
-
-    def _states(self, carry, rows):
-        """The state of each layer before the first step, in a list."""
-        zeros = self.initial_carry(len(rows.ids))
-        if not len(carry):
-            return list(zeros)
-        if len(carry) != len(zeros):
-            raise InputError(f"carry must be () or {len(zeros)} states, got {len(carry)} states")
-        if not all(isinstance(state, tuple | list) and len(state) == 2 for state in carry):
-            raise InputError("carry must be () or made by body.initial_carry")
-
-        def checked(array, zero):
-            array = floats("carry", array, *zero.shape).astype(zero.dtype)
-            return array if rows.reset is None else jnp.where(rows.reset[:, None], 0, array)
-
-        return [State(*map(checked, *pair)) for pair in zip(carry, zeros, strict=True)]
 
 
 class AWDLSTM(LSTM):
@@ -351,7 +339,7 @@ def _forward(x, weights, state, keep):
     after, (hiddens, cells, gates) = jax.lax.fori_loop(
         0, len(x), step, (tuple(state), (hiddens, cells, pushed))
     )
-    saved = save_for_backward((of_bits(hiddens, dtype), cells, gates.astype(dtype)))
+    saved = save_for_backward((of_bits(hiddens, dtype), cells, gates))
     return (saved[0], State(*after)), (x, weights, state, keep, *saved)
 
 
@@ -365,7 +353,7 @@ def _backward(saved, gradient):
         # What later steps of `gates` hold is the gradient of their sums.
         (of_hidden, of_cell), gates = loop
         time = len(x) - 1 - number
-        i, f, g, o = jnp.split(of_bits(gates[time], dtype).astype(wide), 4, axis=1)
+        i, f, g, o = jnp.split(gates[time], 4, axis=1)
         (before,) = _reset(keep, time, jnp.where(time > 0, cells[time - 1], state.cell))
         squashed = jnp.tanh(cells[time])
         of_hidden += of_hiddens[time].astype(wide)
@@ -375,16 +363,15 @@ def _backward(saved, gradient):
         # All that is made of the gates becomes one array before it takes their place: else XLA
         # copies `gates` at every step.
         joined = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
-        of_sums, of_cell = joined[:, : gates.shape[2]].astype(dtype), joined[:, gates.shape[2] :]
-        of_hidden = step_product(of_sums, back, hidden.shape[-1])
-        return _reset(keep, time, of_hidden, of_cell), _put(gates, time, bits_on_cpu(of_sums))
+        of_sums, of_cell = joined[:, : gates.shape[2]], joined[:, gates.shape[2] :]
+        of_hidden = step_product(of_sums.astype(dtype), back, hidden.shape[-1])
+        return _reset(keep, time, of_hidden, of_cell), _put(gates, time, of_sums)
 
     after = of_state.hidden.astype(wide), of_state.cell
-    of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, bits_on_cpu(gates)))
-    of_sums = of_bits(of_sums, dtype)
+    of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
     befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
     befores = befores if keep is None else jnp.where(keep, befores, 0)
-    gate_gradients = flat(of_sums)
+    gate_gradients = flat(of_sums.astype(dtype))
     of_weights = (
         over_rows(flat(x), gate_gradients),
         over_rows(flat(befores), gate_gradients),

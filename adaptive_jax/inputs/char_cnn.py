@@ -116,25 +116,25 @@ class CharacterCNN(nn.Module):
             return self.param(name, start, shape, jnp.float32)
 
         init, pooled = nn.initializers, sum(out for _, out in self.filters)
-        torch, square = self.letters == "elmo", init.xavier_normal()
-        letters = init.normal(1.0) if torch else square
+        elmo, xavier = self.letters == "elmo", init.xavier_normal()
+        letters = init.normal(1.0) if elmo else xavier
         self.characters = param("characters", letters, LETTERS[self.letters], self.width)
-        self.symbols = None if torch else param("symbols", square, 2, self.features)
+        self.symbols = None if elmo else param("symbols", xavier, 2, self.features)
         convolutions, highways = [], []
         for i, (span, out) in enumerate(self.filters):
             fan_in = span * self.width
             kernel = param(f"filter_{i}", self._start(fan_in), span, self.width, out)
             convolutions.append((kernel, param(f"filter_bias_{i}", uniform(fan_in**-0.5), out)))
-        start = self._start(pooled) if torch else square
-        carry_first = _carry_first(pooled**-0.5 if torch else 0.0)
+        start = self._start(pooled) if elmo else xavier
+        carry_first = _carry_first(pooled**-0.5 if elmo else 0.0)
         for i in range(self.highway_layers):
             kernel = param(f"highway_{i}", start, pooled, 2 * pooled)
             highways.append((kernel, param(f"highway_bias_{i}", carry_first, 2 * pooled)))
         self.convolutions, self.highways = convolutions, highways
-        last = self._start(pooled) if torch else init.xavier_uniform()
+        last = self._start(pooled) if elmo else init.xavier_uniform()
         self.projection = param("projection", last, pooled, self.features)
         self.projection_bias = None
-        if not torch:
+        if not elmo:
             self.projection_bias = param("projection_bias", init.zeros, self.features)
 
     def _start(self, fan_in):
@@ -185,9 +185,7 @@ class CharacterCNN(nn.Module):
 
 
 def _is_filter(pair):
-    if not isinstance(pair, Sequence) or len(pair) != 2:
-        return False
-    return all(isinstance(number, int) and number > 0 for number in pair)
+    return isinstance(pair, Sequence) and [*map(type, pair)] == [int, int] and min(pair) > 0
 
 
 def _carry_first(bound):

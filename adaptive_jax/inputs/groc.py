@@ -145,7 +145,7 @@ class GroC(CharacterCNN):
         self.put_variable("tables", "surfaces", self._surfaces(words).astype(jnp.float32))
 
     def _surfaces(self, words):
-        return super()._encode(words)
+        return super()._encode(words).astype(sum_dtype(self.dtype))
 
     def _encode(self, words):
         word_lists = map(jnp.asarray, self.word_lists.values())
@@ -178,7 +178,7 @@ class GroC(CharacterCNN):
             joined = jnp.concatenate(parts, axis=1).astype(self.dtype)
             vectors = added(product(joined, kernel), bias)
         else:
-            vectors = sum(parts)
+            vectors = sum(parts).astype(self.dtype)
         return nan_if_missing(vectors, words, len(surfaces))
 
 

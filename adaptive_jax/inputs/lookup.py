@@ -91,7 +91,7 @@ class Lookup(nn.Module):
         """Vectors of tokens from the devices that hold them; 0 for one that does not exist."""
         rows = lax.all_gather(tokens, self.word_axes, tiled=True)
         rows -= lax.axis_index(self.word_axes) * len(self.table)
-        vectors = self.table.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        vectors = look_up(self.table, rows, missing=0)
         return lax.psum_scatter(vectors.astype(self.dtype), self.word_axes, tiled=True)
 
     def words(self) -> list[int]:

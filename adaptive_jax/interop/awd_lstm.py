@@ -53,7 +53,7 @@ def detect(content: object) -> Checkpoint | None:
     optimizer. Its options are the attributes of the model, and `splits` of the loss.
 
     Raises:
-        InputError: the loss of a model with many words is not there.
+        InputError: the loss of a model with many words is not there, or no module.
     """
     model, *parts = content if isinstance(content, list | tuple) and content else [content]
     options, state = {}, model
@@ -75,7 +75,7 @@ def detect(content: object) -> Checkpoint | None:
         return None
     if not all(isinstance(tensor, np.ndarray) for tensor in state.values()):
         return None
-    if (words := len(state["encoder.weight"])) > MAX_WORDS and not parts:
+    if (words := len(state["encoder.weight"])) > MAX_WORDS and "splits" not in options:
         raise InputError(
             f"the checkpoint has {words:,} words and no loss, which splits the softmax above"
             f" {MAX_WORDS:,} words: use the model.pt, which holds both"

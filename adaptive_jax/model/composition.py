@@ -25,11 +25,12 @@ from adaptive_jax.parallel import sharding
 
 
 class Compose(NamedTuple):
-    """`compose(params, lexicon, words, key=None, stored=None) -> tables`, differentiable in
-    `params`, for use under `shard_map`.
+    """`compose(params, lexicon, words, key=None, stored=None, read=None) -> tables`, differentiable
+    in `params`, for use under `shard_map`.
 
     key: of the dropout of tables in training; None: none. stored: the part of the tables of all
-    words that is given, see `encoded`; only the others are computed and returned.
+    words that is given, see `encoded`; only the others are computed and returned. read: what `read`
+    returned for all words, or None.
 
     Attributes:
         model, gather: see `sharding.gathering`.
@@ -39,7 +40,7 @@ class Compose(NamedTuple):
     gather: Callable
 
     def __call__(self, params, lexicon, words, key=None, stored=None, read=None):
-        """See the class; read: what `read` returned for all words, or None."""
+        """See the class."""
         encodings = joined(jax.tree.map(lambda a: a[words], stored or {}), read or {})
         tables = self._run("compose", params, lexicon, words, encodings, key)
         encodings = traverse_util.flatten_dict(encodings)

@@ -33,7 +33,7 @@ class Sums(NamedTuple):
 def make_gradients(
     model: LanguageModel, mesh: Mesh, seed: int, *, shares_tables: bool = False, train: bool = True
 ) -> Callable:
-    """Returns `gradients(params, lexicon, step, batch, carry, stored={}) -> (gradients, carry,
+    """Returns `gradients(params, lexicon, step, batch, carry, stored) -> (gradients, carry,
     Sums, stored)`, to be called under `jax.jit`.
 
     `batch` is a `Batch` of `[microbatches, rows, time]` and `carry` the body's state of as many
@@ -110,13 +110,10 @@ def make_gradients(
         return gradients, carry, sums, stored
 
     replicated, by_rows = PartitionSpec(), sharding.batch_spec(1)
-    on_devices = jax.shard_map(
+    return jax.shard_map(
         full_precision(on_one_device, model.body),
         mesh=mesh,
         in_specs=(specs, replicated, replicated, by_rows, by_rows, replicated),
         out_specs=(specs, by_rows, replicated, replicated),
         check_vma=False,
-    )
-    return lambda params, lexicon, step, batch, carry, stored=None: on_devices(
-        params, lexicon, step, batch, carry, stored or {}
     )

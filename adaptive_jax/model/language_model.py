@@ -90,7 +90,7 @@ class LanguageModel(nn.Module):
     shard_words: bool = False
 
     def __call__(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[Loss, object]:
-        """The loss of a batch, see `Softmax.loss`, and the body's next carry.
+        """The loss of a batch, see `Softmax.loss`, and the next carry.
 
         Raises:
             InputError: arrays of shapes that do not fit, or ids that are known outside `jax.jit`
@@ -103,7 +103,7 @@ class LanguageModel(nn.Module):
     def hidden(
         self, batch: Batch, carry=(), *, train: bool = False, in_vocabulary=None
     ) -> tuple[jax.Array, object]:
-        """Hidden states `[rows, time, features]`, and the body's next carry.
+        """Hidden states `[rows, time, features]`, and the next carry.
 
         With the carry `()` every row stands alone and `()` is returned.
 
@@ -146,7 +146,7 @@ class LanguageModel(nn.Module):
         """Earlier tokens that the input reads, beside the one that it is given."""
         return getattr(self.input, "reach", 0)
 
-    def _remembered(self, tokens, carry, reset=None):
+    def _remembered(self, tokens, carry, reset):
         """Arguments of an input that remembers, the tokens before the next ones, and the body's
         carry.
         """
@@ -165,9 +165,7 @@ class LanguageModel(nn.Module):
         """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry;
         `cache` makes the first.
         """
-        arguments, before, body_carry = self._remembered(tokens, carry)
-        hidden, after = self.body(self.input(tokens, **arguments), body_carry)
-        return hidden, after if before is None else Remembered(before, after)
+        return self.hidden(Batch(tokens, tokens, None, None), carry)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """See `Softmax.nll`."""
@@ -342,8 +340,8 @@ def parameter_shapes(model: LanguageModel) -> dict:
 
 def init_params(model: LanguageModel, seed: int) -> dict:
     """Fresh parameters."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    batch = Batch(ids, ids, jnp.ones((1, 2), jnp.float32), jnp.zeros(1, jnp.int32))
+    ids = jnp.zeros((1, 1), jnp.int32)
+    batch = Batch(ids, ids, None, None)
     # Every output makes its parameters in `setup`, so its loss need not be computed.
     return model.init(jax.random.key(seed), batch, method=_visit)["params"]
 

@@ -35,8 +35,7 @@ class AveragedState(NamedTuple):
     """The state of `descend_and_average`."""
 
     average: Any  # the averages; before the switch, the parameters
-    # Updates since the switch; a float, because an update that is left out must not count
-    averaged: jax.Array
+    averaged: jax.Array  # updates since the switch, float32
     rate: jax.Array  # the rate of the last update
     trigger: TriggerState
 

@@ -30,7 +30,7 @@ from adaptive_jax.config.options import (
     Share,
     fields_of,
 )
-from adaptive_jax.errors import InputError, check_known, one_line
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.optimizers.nt_asgd import FORMS, descend_and_average
 from adaptive_jax.optimizers.row_wise import row_wise_adagrad, row_wise_adam
 from adaptive_jax.optimizers.schedules import SCHEDULES, scheduled
@@ -187,11 +187,7 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     Raises:
         InputError: no such function, or no optimizer.
     """
-    if not is_of_optax(name):
-        return find("optimizer", OPTIMIZERS, name)
-    names = optimizers_of_optax()
-    check_known(f"config.optimizer.name={name!r}", name, {**OPTIMIZERS, **names})
-    return names[name]
+    return find("optimizer", optimizers_of_optax() | OPTIMIZERS, name)
 
 
 def optimizers_of_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:

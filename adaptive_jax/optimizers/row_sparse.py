@@ -111,12 +111,16 @@ def _row_count(tables):
 
 def _check_state(optimizer, tables, state, rows):
     """Raises InputError for a state of another optimizer, or with arrays that are not of rows."""
-    right = jax.eval_shape(optimizer.init, tables)
+    one_more = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((rows + 1, *a.shape[1:]), a.dtype), tables
+    )
+    right, longer = (jax.eval_shape(optimizer.init, t) for t in (tables, one_more))
     dtypes, expected = (jax.tree.map(lambda a: a.dtype if a.ndim else 0, t) for t in (state, right))
     if dtypes != expected:
         raise InputError("state must be `optimizer.init(table)`, got another structure or dtype")
-    for a in jax.tree.leaves(state):
-        if a.shape[:1] not in ((), (rows,)):
+    # Of a square table, an array of columns has as many numbers as one of rows.
+    for a, grown in zip(jax.tree.leaves(state), jax.tree.leaves(longer), strict=True):
+        if a.ndim and (a.shape[0], grown.shape[0]) != (rows, rows + 1):
             raise InputError(
                 f"state must have {rows} rows in each array, got shape {list(a.shape)}"
             )

@@ -134,8 +134,8 @@ class Plateau:
     """Linear warm-up, then a rate that is divided by `factor` when the validation loss no longer
     falls.
 
-    The loss falls if it is lower than the lowest so far by more than the share `threshold`. The
-    recipe of the public GCNN code halves at each evaluation without a fall of 1e-4: factor 2,
+    The loss falls if it is lower, by more than the share `threshold`, than the last one that fell.
+    The recipe of the public GCNN code halves at each evaluation without a fall of 1e-4: factor 2,
     patience 1, threshold 1e-4. The thesis on hierarchical softmax, section 4.1, divides by 10, has
     patience 3, and stops after a fixed number of divisions. Evaluations up to the end of the
     warm-up do not count. Which evaluations count depends on `evaluate_every`, not on
@@ -148,7 +148,7 @@ class Plateau:
         factor: what the rate is divided by.
         patience: evaluations in a row without a fall after which the rate is divided; PyTorch and
             fairseq count one less.
-        threshold: share of the lowest loss by which a loss must be lower to count as a fall.
+        threshold: share of that loss by which a loss must be lower to count as a fall.
         divisions: after so many the run ends, which has as many rates; 0: no end.
     """
 
@@ -176,7 +176,7 @@ class PlateauState(NamedTuple):
 
     plateau: Plateau  # its settings; no array
     step: jax.Array  # updates done
-    best: jax.Array  # the validation loss to be improved on
+    best: jax.Array  # the last validation loss that fell
     waited: jax.Array  # evaluations in a row that have not
     divided: jax.Array  # times that the rate was divided
 
@@ -190,9 +190,9 @@ class PlateauState(NamedTuple):
             waited=jnp.where(divide, 0, waited),
             divided=self.divided + divide,
         )
-        warm = self.step > self.plateau.warmup_steps
+        counts = self.step > self.plateau.warmup_steps
         return jax.tree.map(
-            lambda new, old: jnp.where(warm, new, old).astype(old.dtype), after, self
+            lambda new, old: jnp.where(counts, new, old).astype(old.dtype), after, self
         )
 
     def ended(self):

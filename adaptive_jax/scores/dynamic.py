@@ -156,7 +156,7 @@ def _make_step(model, mesh, unscored):
 def _mean_gradient(gradients, params, lexicon, window: WindowBatch, carry):
     """The gradient of the mean loss of a batch, and the next carry."""
     batch, carry = jax.tree.map(lambda a: a[None], (window.batch, carry))
-    gradient, carry, sums, _ = gradients(params, lexicon, jnp.int32(0), batch, carry)
+    gradient, carry, sums, _ = gradients(params, lexicon, jnp.int32(0), batch, carry, {})
     return jax.tree.map(lambda g: g / sums.divisor, gradient), jax.tree.map(lambda a: a[0], carry)
 
 

@@ -12,6 +12,7 @@ from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
+from adaptive_jax.optimizers.schedules import PlateauState, ScheduleState
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training.divergence import LARGEST_LOSS
 from adaptive_jax.training.state import State
@@ -95,8 +96,13 @@ def make_update(
             # The carry is that of the text before the next window, wherever it is finite; tables
             # are of the parameters before.
             carry = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), carry)
-            after = jax.tree.map(lambda new, old: _either(keep, new, old), after, state)
-            after = after._replace(carry=carry, tables=tables)
+            after = jax.tree.map(
+                lambda new, old: new if _is_schedule(new) else jnp.where(keep, new, old),
+                after,
+                state,
+                is_leaf=_is_schedule,
+            )
+            after = after._replace(step=state.step + 1, carry=carry, tables=tables)
             metrics["skipped"] = ~keep
         return after, metrics
 
@@ -110,6 +116,6 @@ def make_update(
     )
 
 
-def _either(keep, new, old):
-    # Whole numbers are counts of updates, by which schedules go.
-    return new if jnp.issubdtype(new.dtype, jnp.integer) else jnp.where(keep, new, old)
+def _is_schedule(state):
+    """True for the state of a schedule, which counts updates that are left out, too."""
+    return isinstance(state, ScheduleState | PlateauState)

@@ -158,6 +158,28 @@ def test_bfloat16_rounds_products_and_not_cells():
     )
 
 
+def test_open_gates_in_bfloat16():
+    """Where forget gates are near 1, 1 - f rounded with f: the gradient of their recurrent matrix
+    was 42 % off; of gates in float32 it is 0.5 %.
+    """
+    x, weights, state = a_layer()
+    bias = np.repeat(np.float32([0, 6, 0, 0]), WIDTH)
+    weights = jax.tree.map(lambda a: 0.3 * a, weights)._replace(bias=bias)
+
+    @jax.jit
+    def gradient(x, hidden):
+        loss = lambda weights: (lstm(x, weights, State(hidden, state.cell))[0] ** 2).sum()
+        return jax.grad(loss)(weights).recurrent
+
+    arrays = x, state.hidden
+    expected, ours = (
+        gradient(*(jnp.asarray(a, dtype) for a in arrays)) for dtype in ("float32", "bfloat16")
+    )
+    of_forget = slice(WIDTH, 2 * WIDTH)
+    error = np.linalg.norm((ours - expected)[:, of_forget])
+    assert error < 0.03 * np.linalg.norm(expected[:, of_forget])
+
+
 def test_memory_grows_with_the_window_and_no_faster():
     """Twice the window takes twice the temporary memory of the gradients."""
 

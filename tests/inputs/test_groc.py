@@ -123,6 +123,24 @@ def test_vectors_are_those_of_the_plain_one(grounded, monkeypatch):
     np.testing.assert_allclose(composed, expected[some], atol=2e-5)
 
 
+@pytest.mark.parametrize("combine", ["concat", "add"])
+def test_stored_surfaces_in_bfloat16(grounded, combine):
+    """Surfaces that were read before are float32, and are summed as those that a word reads itself:
+    several devices and one gave vectors that differed.
+    """
+    fields = {"width": 5, "combine": combine, "dtype": jnp.bfloat16}
+    model, params, entries = grounded(**fields)
+    variables, every = {"params": params, "lexicon": entries}, jnp.arange(len(VOCABULARY))
+
+    def both(variables):
+        read = model.apply(variables, every, method="read", mutable=["tables"])[1]
+        composed = model.apply(variables | read, every, method="compose", mutable=["tables"])[1]
+        return model.apply(variables, every), composed["tables"]["vectors"]
+
+    one, several = jax.jit(both)(variables)
+    np.testing.assert_array_equal(one, several.astype(one.dtype))
+
+
 def test_gradients_are_those_of_every_letter_of_every_chunk(grounded, monkeypatch):
     """Short words by themselves, chunks and products kept change no gradient, whether all words
     are composed or some.

@@ -247,6 +247,11 @@ GRU = {
             WORDS,
             ["75,001 words and no loss", "use the model.pt"],
         ),
+        (  # the state dict of a loss, which does not say where it splits the words
+            [changed(encoder__weight=np.zeros((75_001, 1), np.float32)), TAILS],
+            WORDS,
+            ["75,001 words and no loss", "use the model.pt"],
+        ),
         (
             changed(rnns__1__module__bias_ih_l0=None),
             WORDS,

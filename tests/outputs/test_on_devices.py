@@ -74,7 +74,7 @@ def results(devices, parts):
     mesh = sharding.device_mesh(1, jax.devices()[:devices])
     def gradients(model, params, batch):
         return make_gradients(model, mesh, 7)(
-            params, lexicon(words, model.lexicon_spec()), jnp.zeros((), jnp.int32), batch, ()
+            params, lexicon(words, model.lexicon_spec()), jnp.zeros((), jnp.int32), batch, (), {}
         )
     def all_outputs(params, batch):
         return {name: gradients(model, params[name], batch) for name, model in models.items()}

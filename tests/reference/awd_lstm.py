@@ -216,7 +216,7 @@ class Trajectory:
     def updated(self, params, state, carry, batch, scale, masks):
         with self.given(masks) if masks else contextlib.nullcontext():
             step = jnp.zeros((), jnp.int32)
-            gradients, _, sums, _ = self.gradients(params, {}, step, batch, carry)
+            gradients, _, sums, _ = self.gradients(params, {}, step, batch, carry, {})
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         changes, state = self.optimizer.update(gradients, state, params, scale=scale)
         numbers = {"loss": sums.loss / sums.tokens, "ce_loss": sums.nll / sums.tokens}

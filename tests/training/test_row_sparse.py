@@ -185,6 +185,9 @@ def test_a_state_of_another_optimizer():
     state = optimizer.init(table.astype(jnp.bfloat16))
     with refuses("dtype"):
         update_rows(optimizer, table, state, [1], table[:1])
+    square, optimizer = jnp.ones((4, 4)), optax.sm3(0.1)  # it keeps a number a column, too
+    with refuses("4 rows", "[4]"):
+        update_rows(optimizer, square, optimizer.init(square), [1], square[:1])
 
 
 def test_ids_that_do_not_exist():

@@ -5,8 +5,9 @@ passage coloured by surprisal.
     python -m adaptive_jax report runs/adp_t runs/adp runs/sm --output=figures/inputs.html
     python -m adaptive_jax report runs/adp_t/eval/test-512-*-286000.json --names=0,480
 
-Writes the page, which needs no network, and beside it a directory with the figures as PNG and the
-numbers as CSV. Of a run it reads the newest result of evaluate.py that all runs have of one text.
+Writes the page, which needs no network, and beside it a directory with the figures as PNG and PDF,
+their numbers as CSV and the table of runs as Markdown and LaTeX. Of a run it reads the newest
+result of evaluate.py that all runs have of one text.
 docs/evaluation.md says more.
 """
 
