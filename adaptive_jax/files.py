@@ -149,7 +149,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def remove_unfinished(directory: Path, pattern: str) -> None:
     """Removes what a killed process left of files that `replacing` was writing, but no lock.
 
-    pattern: of the files' names, as "*.txt".
+    pattern: of the files' names, as "*.txt", or their stem.
     """
     for unfinished in directory.glob(f".{pattern}.*"):
         if unfinished.suffix != ".lock":

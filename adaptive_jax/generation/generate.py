@@ -168,10 +168,11 @@ class DecodeState:
     def top_k(self, k: int, banned: tuple[int, ...] = ()) -> TopK:
         """The k most probable next tokens; see `Decoder.top_k`."""
         self._make_room()
-        scores = self.totals.log_probs.astype(np.float32)
+        fixed = self._next_fixed()[:, None]
+        # A row whose next token is fixed reads no prediction, so it closes no tail of the others.
+        scores = np.where(fixed[:, 0] < 0, self.totals.log_probs, -np.inf).astype(np.float32)
         best = jax.device_get(self._decoder.top_k(self._hidden, k, scores, banned))
         self._count(best.clusters_computed)
-        fixed = self._next_fixed()[:, None]
         only = np.where(np.arange(best.ids.shape[1]) == 0, np.float32(0), -np.inf)
         return best._replace(
             ids=np.where(fixed < 0, best.ids, fixed),
@@ -196,7 +197,8 @@ class DecodeState:
         before, words, lines = self.totals, self._options.words, self._options.lines
         log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
         going, eos = ~ended, ids == self.line_end
-        num_words = num_words + (going & self.vocabulary.ends_word[ids])
+        in_prompt = np.array([len(self._fixed[row]) > 1 for row in rows], bool)
+        num_words = num_words + (going & self.vocabulary.ends_word[ids] & ~in_prompt)
         num_lines = num_lines + (going & eos)
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
         ended |= ends_example(ids, self.tokens[rows, -1], self.vocabulary.eos, self._break_mode)

@@ -162,7 +162,7 @@ def draw_among(best: TopK, keys: jax.Array, power: jax.Array, top_p: jax.Array) 
 
     keys: random keys `[rows]`.
     top_p: of the best, only the fewest, the most probable first, that hold this share of the
-        probability together. 1: all.
+        probability together. 1: all, up to rounding.
     """
     scores = jax.nn.log_softmax(power * best.log_probs, axis=1)
     before = jnp.cumsum(jnp.exp(scores), axis=1) - jnp.exp(scores)

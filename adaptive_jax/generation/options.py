@@ -13,8 +13,8 @@ class Options(NamedTuple):
     """Options of generation.
 
     Attributes:
-        words: words to write at most; `<eos>`, the end of a line, is one. A text of sub-words ends
-            after 20 times as many, too.
+        words: words to write at most; `<eos>`, the end of a line, is one, and so is each token
+            of a tokenizer. A text of sub-words ends after 20 times as many, too.
         lines: stop after so many ends of lines; 0: do not.
         temperature: words are drawn in proportion to p^(1 / temperature). 0: always the most
             probable word.

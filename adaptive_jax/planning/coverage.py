@@ -63,13 +63,13 @@ def workload(config: Mapping) -> Workload:
 
 def describe(config: Mapping, by_frequency: bool = True) -> str:
     """Lines for a plan: the vocabulary of the config and those of other thresholds; the cutoffs of
-    the config and the cheapest ones. "" for sub-words, ids of a tokenizer, and a corpus that is not
-    prepared on this machine.
+    the config and the cheapest ones. "" for sub-words, ids of a tokenizer, a list of words, and a
+    corpus that is not prepared on this machine.
 
     by_frequency: whether bands follow the frequency of words; clusters do not.
     """
     data = config["data"]
-    splits = {} if data["codes"] else count_prepared(data)
+    splits = {} if data["codes"] or data["words"] else count_prepared(data)
     if not splits:
         return ""
     words = Vocabulary.build({UNKNOWN: 0} | splits["train"])

@@ -1,5 +1,6 @@
 """Scores of tokens: one table, its sums, and its groups."""
 
+import codecs
 import functools
 import math
 from collections.abc import Sequence
@@ -139,9 +140,12 @@ def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int
 
 
 def word_names(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
-    """The words of a text as `score --words` names them; of a tokenizer's ids each token."""
+    """The words of a text as `score --words` names them. Of a tokenizer's ids each token; one that
+    ends within a character is empty, and the one that completes the character has it.
+    """
     if vocabulary.unit == "token":
-        return [vocabulary.utf8[i].decode(errors="replace").strip() for i in ids]
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        return [decode(vocabulary.utf8[i]).strip() for i in ids]
     return list(vocabulary.whole_words(ids))
 
 

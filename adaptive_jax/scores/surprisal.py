@@ -95,7 +95,7 @@ class ScoredLine(NamedTuple):
         numbers = word_numbers(self.text, spans)
         first = np.flatnonzero(np.append(True, (np.diff(numbers) != 0) | (numbers[1:] < 0)))
         ends = spans[np.append(first[1:], len(spans)) - 1, 1]
-        words = (self.text[a:b] or EOS for a, b in zip(spans[first, 0], ends, strict=True))
+        words = (self.text[a:b].rstrip() or EOS for a, b in zip(spans[first, 0], ends, strict=True))
         unseen = None if self.unseen is None else np.logical_or.reduceat(self.unseen, first)
         return self._replace(
             words=tuple(words),

@@ -33,6 +33,19 @@ def test_a_tokeniser_that_changes_characters():
     assert forms == ["Mr", "“", "Smith", "saw", "..", "it", "<unk>", "here", ""]
 
 
+def test_tokens_without_letters():
+    """Blanks, or the first bytes of a character, belong to the character that follows them in the
+    line, or else to the one before: they got places of their own, and words after them wrong ones.
+    """
+    words = ("a", "", "", "😀", "b", "", "<eos>", "", "c", "<eos>")
+    line = ScoredLine("a  😀 b \n c", words, -np.arange(1.0, 11.0), None, None)
+    assert line.places.tolist() == [
+        [0, 1], [3, 4], [3, 4], [3, 4], [5, 6], [6, 7], [7, 7], [9, 10], [9, 10], [10, 10],
+    ]  # fmt: skip
+    assert line.by_word().words == ("a", "😀", "b", "<eos>", "c", "<eos>")
+    assert line.by_word().log_probs.tolist() == [-1, -9, -11, -7, -17, -10]
+
+
 def test_sums_over_white_space_words():
     """Punctuation belongs to the word that it stands beside; the end of the line to none."""
     words = ("noah", ",", "he", "said", "“", "so", "”", ".", "<eos>")

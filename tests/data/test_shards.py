@@ -256,6 +256,14 @@ def test_a_process_that_is_killed():
         submit(os._exit, 3)
 
 
+def test_tokens_of_words():
+    """A word may have none, and another two, so that there are as many tokens as words."""
+    tokens, lengths = np.array([7, 8, 9]), np.array([0, 2, 1])
+    ids = np.array([0, 2, 1, 2])
+    assert shards._tokens_of_words(tokens, lengths, ids).tolist() == [9, 7, 8, 9]
+    assert shards._tokens_of_words(tokens, np.ones(3, int), ids).tolist() == [7, 9, 8, 9]
+
+
 def test_a_script_without_a_guard(text, tmp_path):
     """Its processes run it anew: an error that says so, not a wait without end."""
     script = tmp_path / "script.py"

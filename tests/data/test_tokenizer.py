@@ -8,6 +8,7 @@ import tokenizers
 
 import adaptive_jax
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary import tokenizer
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
@@ -74,11 +75,12 @@ def model_of(config, vocabulary):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])
-def test_text_to_ids_and_back(kind, directory, config, tmp_path, own_cache):
+def test_text_to_ids_and_back(kind, directory, config, tmp_path, own_cache, monkeypatch):
     """The ids of a text are those of the tokenizer, a line at a time, spaces included, in order of
     frequency; it is kept with the run, and a line comes back as it was.
     """
     program = tokenizers.Tokenizer.from_file(str(directory / f"{kind}.json"))
+    monkeypatch.setattr(tokenizer, "BATCH", 2)
     corpus = load(data_of(directory, kind))
     vocabulary = corpus.vocabulary
     expected = [i for line in LINES for i in (*program.encode(line).ids, 0)]
@@ -91,6 +93,7 @@ def test_text_to_ids_and_back(kind, directory, config, tmp_path, own_cache):
     lines = model_of(config, again).lines
     text = "\n".join(LINES) + "\n"
     assert lines.encode(text).tolist() == ids.tolist()
+    assert lines.encode(text.replace("\n", "\r\n")).tolist() == ids.tolist()
     # sentencepiece's puts a space before a line, and takes one away.
     assert lines.decode(ids) == (text if kind == "bytes" else text.replace("\n  ", "\n "))
     spelt = b"".join(b"\n" if i == again.eos else again.utf8[i] for i in ids).decode()
@@ -108,7 +111,9 @@ def test_text_goes_on_within_a_token(kind, directory, config, own_cache):
     model = model_of(config, load(data_of(directory, kind)).vocabulary)
     text = "the wörld 天地"
     [whole] = model.score([text])
-    assert "".join(whole.words[:-1]).replace("�", "") and len(whole.words) == len(whole.log_probs)
+    assert "".join(whole.words[:-1]) == text.replace(" ", "")
+    assert len(whole.words) == len(whole.log_probs)
+    assert whole.by_word().words == (*text.split(), "<eos>")
     assert not whole.unseen.any()
     for cut in range(len(text) + 1):
         [rest] = model.score([text[cut:]], given=text[:cut])
@@ -120,6 +125,8 @@ def test_text_goes_on_within_a_token(kind, directory, config, own_cache):
             assert model.decode(ids) == prompt + one.text
             assert "".join(model.stream(prompt, words=8, **how)) == one.text
         assert model.next_words(prompt, 2)
+    # Tokens of the prompt that are spelt anew are not the words to write.
+    assert all(word for word, _ in model.next_words("the wo", 2))
     with refuses("''", "no vector"):  # it has no token; the vectors of the others were returned
         model.embeddings(["天", ""])
 

@@ -17,7 +17,7 @@ from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.generation import generate
-from adaptive_jax.generation.generate import DecodeState
+from adaptive_jax.generation.generate import DecodeState, ScoredTokens
 from adaptive_jax.generation.next_token import Sample, TopK
 from adaptive_jax.generation.options import Options
 from adaptive_jax.text.load import LoadedModel
@@ -158,6 +158,21 @@ def test_beam_search_with_beams_enough_is_exhaustive():
     np.testing.assert_allclose(
         [one.log_prob for one in continuations], [texts[text] for text in ranked[:10]], atol=1e-4
     )
+
+
+def test_a_beam_that_still_spells_the_prompt_closes_no_tail():
+    """Its next token is fixed, so its predictions are not read; those of the other beam lost words
+    of tails that were less probable than they.
+    """
+    loaded = fresh(**{"output.name": "adaptive", "output.table.name": "tied"})
+    options, prompt = Options(words=9, avoid=(), beams=2, samples=2), np.array([5, 6], np.int32)
+    for word in range(len(WORDS)):
+        state = DecodeState(loaded.decoder, prompt, options, 2)
+        texts = [([3, 4, 4], -0.1), ([word], -8.0)]
+        state.begin([ScoredTokens(np.array(tokens, np.int32), sums) for tokens, sums in texts])
+        state.read(np.array([3, word], np.int32), np.zeros(2))
+        expected = -np.sort(-state.log_probs()[1])[:4]
+        np.testing.assert_allclose(state.top_k(4).log_probs[1], expected, rtol=1e-4)
 
 
 def test_one_beam_is_greedy(model):

@@ -206,6 +206,9 @@ def test_a_table_of_sentences(score, model, tmp_path):
     (tmp_path / "twice.csv").write_text(table.replace("kind", "item"))
     done = score("--text_column=sentence", tmp_path / "twice.csv")  # the last one won in silence
     assert done.returncode == 2 and "['item', 'sentence', 'item']" in done.stderr
+    (tmp_path / "other.csv").write_text("kind,item,sentence\na,3,the\n")
+    done = score(*flags, tmp_path / "other.csv")  # its cells stood under the first one's names
+    assert done.returncode == 2 and "other.csv" in done.stderr and "'kind', 'item'" in done.stderr
     (tmp_path / "items.csv").write_text(table.replace("kind", "end"))
     done = score("--words", *flags)
     assert done.returncode == 2 and "'end'" in done.stderr

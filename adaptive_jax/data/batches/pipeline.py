@@ -73,7 +73,7 @@ class TrainingBatches:
 
     def batch(self, seed: int, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
         """Returns the batch of update `step`, `[microbatches, rows, ...]`. Every epoch reads each
-        token of an example once.
+        token of an example once; layout "streams" leaves out a rest shorter than its rows.
 
         share: (i, n) returns only the rows of host i of n: the i-th of n equal parts of each
             microbatch. `row_ids` number the rows of the whole update. With layout "streams" row r

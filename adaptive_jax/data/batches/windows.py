@@ -69,11 +69,11 @@ class Windows(NamedTuple):
 
 
 class WindowBatch(NamedTuple):
-    """A batch `[rows, time]` to score, and `first` int32 `[rows]`: the column of the first target
-    that counts.
+    """A batch `[rows, time]` to score, and `first` int32 `[rows]`: a column at or before the first
+    target that counts.
 
-    The columns that count are within the window − `Windows.context_columns` columns from `first`
-    on, so the output layer can skip others.
+    All columns that count are among the window − `Windows.context_columns` columns from `first` on,
+    so the output layer can skip others.
     """
 
     batch: Batch

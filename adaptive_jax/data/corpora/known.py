@@ -38,7 +38,6 @@ class Published:
     package, write: for text that comes with a Python package, the package, and a function that
         writes train.txt, validation.txt and test.txt to a directory.
     join: how words become running text again where data.tokeniser is "none": "spaces" or "moses".
-    absent: why there is no published copy, and what to give instead.
     """
 
     aliases: tuple[str, ...] = ()
@@ -51,7 +50,6 @@ class Published:
     package: str = ""
     write: Callable[[Path], None] | None = None
     join: str = "spaces"
-    absent: str = "needs data.path=DIR, with train.txt, valid.txt and test.txt"
 
     def version(self) -> str:
         """Changes when the published text does.
@@ -76,7 +74,9 @@ class Published:
             self.write(directory)
             return {split: Text((directory / f"{split}.txt",)) for split in SPLITS}
         if not self.files:
-            raise InputError(f"data.corpus={name} {self.absent}")
+            raise InputError(
+                f"data.corpus={name} needs data.path=DIR, with train.txt, valid.txt and test.txt"
+            )
         files = download(name, self.files, folder / "downloads")
         return self.splits(files, folder / name)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from adaptive_jax.data.corpora.text import LINE, line_fault
 from adaptive_jax.errors import InputError, check_known, one_line
-from adaptive_jax.files import path_of, unpacked
+from adaptive_jax.files import in_bucket, path_of, unpacked
 
 STDIN = "-"
 
@@ -56,6 +56,7 @@ class TextFiles:
         are_files = all(stat.S_ISREG(result.st_mode) for result in stats)
         self.size, self.done = sum(result.st_size for result in stats) if are_files else 0, 0
         self.terminal = any(file.isatty() for _, file in self._files)
+        self._columns: Sequence[str] = ()  # of the first table
 
     def __iter__(self) -> Iterator[str]:
         return (line.removesuffix("\n").removesuffix("\r") for line in self._lines())
@@ -66,8 +67,9 @@ class TextFiles:
 
     def texts(self, column: str = "") -> Iterator[TextLine]:
         """The lines with their sources; or, of tables separated by commas, in files .tsv by tabs,
-        the texts of a column. Raises InputError: a table without it or with two columns of one
-        name, a row of more or fewer cells than the header, or one with stray quotes or line ends.
+        the texts of a column. Raises InputError: a table without it, with two columns of one name
+        or with other columns than the first one, a row of more or fewer cells than the header, or
+        one with stray quotes or line ends.
         """
         for name, file in self._files:
             if column:
@@ -88,6 +90,12 @@ class TextFiles:
             check_known(f"{name}: column {column!r}", column, names)
             if len(set(names)) < len(names):
                 raise InputError(f"{name}: columns must have names of their own, got {[*names]}")
+            self._columns = self._columns or names
+            if names != self._columns:
+                raise InputError(
+                    f"{name}: columns must be those of the first table, {[*self._columns]}, got"
+                    f" {[*names]}: score each table by itself"
+                )
             for number, row in enumerate(table, start=1):
                 if None in row or None in row.values():
                     raise InputError(
@@ -121,6 +129,8 @@ def _open(name):
         if sys.stdin is None:
             raise InputError("standard input is closed: use a file, or text through a pipe")
         return sys.stdin.buffer
+    if in_bucket(name):
+        raise InputError(f"{name} must be a file on a disk: copy it there")
     try:
         return path_of(name).open("rb")
     except OSError as error:

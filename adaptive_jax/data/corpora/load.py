@@ -119,7 +119,8 @@ def load(
 
 
 def count_words(data: Mapping, split: str) -> dict[str, int]:
-    """Counts of the words of a split, whether or not a vocabulary has them; `<eos>` once a line.
+    """Counts of the words of a split, whether or not a vocabulary has them; `<eos>` once a
+    line. With a tokenizer, counts of its lines.
 
     data: as of `load`.
 
@@ -214,7 +215,7 @@ class PreparedText:
 
     def __init__(self, settings: Settings, splits: Collection[str]):
         self.settings, self.cache = settings, cache.directory()
-        self._texts: Mapping[str, Text] = {}  # of a published copy, which may not be here yet
+        self._texts: Mapping[str, Text] = {}  # empty: of a published copy
         if settings.path:
             place = local_directory(settings.path, "data.path")
             self._texts = local_texts(place, splits, CORPORA[settings.corpus].patterns)

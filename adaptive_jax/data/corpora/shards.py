@@ -85,11 +85,12 @@ def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> N
     if tokeniser_name not in ("", "none") or lower or BYTE_ORDER_MARK in text:
         split = tokeniser(tokeniser_name or "none", lower)
         text = "\n".join(map(split, text.split("\n")))
-    lines = text.replace("\n", f" {EOS}\n").split("\n")
     # Numbers words in the order of their first appearance
     numbering: dict[str, int] = collections.defaultdict(itertools.count().__next__)
-    words = itertools.chain.from_iterable(map(str.split, lines))
-    if not tokeniser_name:
+    if tokeniser_name:
+        lines = text.replace("\n", f" {EOS}\n").split("\n")
+        words = itertools.chain.from_iterable(map(str.split, lines))
+    else:
         parts = re.findall(r"[^\n]+|\n", text.replace("\r\n", "\n"))
         words = (EOS if part == "\n" else part for part in parts)
     ids = np.fromiter(map(numbering.__getitem__, words), np.int32)
@@ -216,7 +217,7 @@ def _tokens_of_words(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -
     """The tokens of the words `ids`. Word 0 has the first `lengths[0]` of `tokens`, word 1 the
     next `lengths[1]`, …
     """
-    if len(tokens) == len(lengths):  # one token a word
+    if (lengths == 1).all():
         return tokens[ids]
     return tokens[ranges((np.cumsum(lengths) - lengths)[ids], lengths[ids])]
 

@@ -63,7 +63,8 @@ class Lines(NamedTuple):
             raise InputError(f"text must be a string, got {text!r:.40}")
         if NOT_TEXT.search(text):
             raise InputError(f"text must be UTF-8 without NUL bytes, got {text[:40]!r}")
-        first, *rest = (self.vocabulary.split(self.split(line)) for line in text.split("\n"))
+        lines = text.replace("\r\n", "\n").split("\n")  # as in a corpus
+        first, *rest = (self.vocabulary.split(self.split(line)) for line in lines)
         words, end = first, [EOS] * (EOS in self.vocabulary.index)
         for line in rest:
             words += end + line

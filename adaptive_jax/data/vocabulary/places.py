@@ -15,15 +15,22 @@ def places(text: str, words: Sequence[str]) -> np.ndarray:
     """The first character of each word in its text, and the one after its last: int64 `[words, 2]`.
 
     A tokeniser may change the case of letters, drop characters or replace one by another. `<eos>`
-    is the line feed, or nothing at the end of the text.
+    is the line feed, or nothing at the end of the text. A token of blanks or of the first bytes of
+    a character has no letters, "": it stands with the character that follows it in its line, or
+    else with the one before.
     """
     lowered = [letter.lower() for letter in text]  # of one letter or two
     letters, lengths = "".join(lowered), [*map(len, lowered)]
     spans, place = np.zeros((len(words), 2), np.int64), 0
     for number, word in enumerate(words):
         place = BLANKS_OF_LINE.match(letters, place).end()
-        if word == EOS and letters[place : place + 1] in ("", "\n"):
+        ends_line = letters[place : place + 1] in ("", "\n")
+        if word == EOS and ends_line:
             spans[number], place = place, min(place + 1, len(letters))
+            continue
+        if not word:
+            start = max(0, place - 1) if ends_line else place
+            spans[number] = start, min(start + 1, len(letters))
             continue
         place, start = BLANKS.match(letters, place).end(), -1
         for letter in "".join(letter.lower() for letter in word):

@@ -20,6 +20,7 @@ from adaptive_jax.errors import InputError, of_extra, one_line
 from adaptive_jax.files import path_of
 
 FILE = "tokenizer.json"
+BATCH = 1024  # lines encoded together: the library holds some 200 bytes for each of their tokens
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 # Characters that stand for bytes in byte-level tokenizers: those that print stand for themselves,
 # as in Latin-1, the others follow from 256 on (Radford et al. 2019).
@@ -51,9 +52,12 @@ class Tokenizer(TokenIds):
         """
         size = max(size, _size(model))
         draft = cls.of(TokenIds.of_counts(np.zeros(size, np.int64), eos), model)
-        tokens, lengths = draft.encode_words([*counts])
-        times = np.repeat(np.fromiter(counts.values(), np.int64), lengths)
-        totals = np.bincount(draft.ids[tokens], times, size).astype(np.int64)
+        totals, lines = np.zeros(size, np.int64), [*counts]
+        for begin in range(0, len(lines), BATCH):
+            batch = lines[begin : begin + BATCH]
+            tokens, lengths = draft.encode_words(batch)
+            times = np.repeat([counts[line] for line in batch], lengths)
+            np.add.at(totals, draft.ids[tokens], times)
         return cls.of(TokenIds.of_counts(totals, eos), model)
 
     @classmethod
