@@ -71,14 +71,19 @@ def with_gradients(layer):
     return jax.value_and_grad(both, argnums=(0, 1, 2), has_aux=True)
 
 
+@functools.cache
+def computed(segmented):
+    """Results and gradients of the layer."""
+    starts = STARTS if segmented else None
+    return jax.jit(with_gradients(functools.partial(lstm, starts=starts)))(*a_layer())
+
+
 @pytest.mark.parametrize("starts", [None, STARTS], ids=["whole", "segments"])
 def test_the_layer_equals_plain_differentiation(starts):
     """Hidden states, last state and the gradients of everything are those of the loop in
     float64.
     """
-    (_, ours), gradients = jax.jit(with_gradients(functools.partial(lstm, starts=starts)))(
-        *a_layer()
-    )
+    (_, ours), gradients = computed(starts is not None)
     with jax.enable_x64(True):
         slow = with_gradients(functools.partial(plain, starts=starts))
         (_, expected), exact = jax.jit(slow)(*a_layer(np.float64))
@@ -105,7 +110,7 @@ def test_matrices_in_other_layouts_give_the_same_numbers(monkeypatch, changes, e
     step, or its columns are cut into blocks and those over all steps are transposed.
     """
     arguments = a_layer()
-    (_, whole), exact = jax.jit(with_gradients(functools.partial(lstm, starts=STARTS)))(*arguments)
+    (_, whole), exact = computed(segmented=True)
     for name, value in changes.items():
         monkeypatch.setattr(step_products, name, value)
     other = jax.jit(with_gradients(functools.partial(lstm, starts=STARTS))).lower(*arguments)

@@ -151,6 +151,15 @@ def test_chunks_are_even():
     assert [letters.Chunks(3, ()).size(words) for words in (2, 3, 4, 10)] == [2, 3, 3, 3]
 
 
+@jax.jit
+def in_runs(tokens):
+    """Tokens by their distinct words, and the runs over these, of 40 words of which 8 are long."""
+    known = {"letters": jnp.zeros((40, 30)), "lengths": jnp.where(jnp.arange(40) < 32, 4, 20)}
+    reader = letters.Reader((1,), "relu", jnp.float32, 8, (8, 16))
+    words, index = letters.distinct(tokens, 40, 8)
+    return words[index], list(letters.runs(reader, words, known))
+
+
 @pytest.mark.parametrize(
     "tokens, short, long",
     [
@@ -165,15 +174,7 @@ def test_work_is_that_of_the_distinct_words(tokens, short, long):
     """A batch of 64 times one word runs one chunk of 8, not 8 of them; and the last 8 of 40
     words are long.
     """
-    known = {"letters": jnp.zeros((40, 30)), "lengths": jnp.where(jnp.arange(40) < 32, 4, 20)}
-    reader = letters.Reader((1,), "relu", jnp.float32, 8, (8, 16))
-
-    @jax.jit
-    def found(tokens):
-        words, index = letters.distinct(tokens, 40, 8)
-        return words[index], list(letters.runs(reader, words, known))
-
-    same, runs = found(tokens)
+    same, runs = in_runs(tokens)
     np.testing.assert_array_equal(same, tokens)
     assert [int(most) for most, _, _ in runs] == [8, 16, 30]
     assert [int(end) - int(begin) for _, begin, end in runs] == [short, 0, long]

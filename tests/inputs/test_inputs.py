@@ -85,6 +85,23 @@ def accumulated(model, params, tokens, pull):
     return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (tokens, pull))[::-1]
 
 
+@functools.cache
+def setting(dtype, cutoffs):
+    """A model, its parameters, tokens, a cotangent, and the results of the slow twin."""
+    model = AdaptiveInput(40, 8, cutoffs, factor=2, dtype=jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 40, (3, 24)) // rng.integers(1, 9, (3, 24))
+    tokens[1] = np.arange(24) % 6
+    tokens[2, 3:6] = -1, 40, -(2**31)
+    every = np.arange(24), np.arange(16, 40)  # so that the last band's last chunk ends behind all
+    tokens = np.asarray([*tokens, *every], np.int32)
+    params = jax.jit(model.init)(jax.random.key(0), tokens[:1])
+    pull = jnp.asarray(rng.standard_normal((5, 24, 8)), dtype)
+    slow = functools.partial(dense, dtype=dtype)
+    expected = jax.jit(lambda *a: alone(slow, *a))(params, tokens, pull)
+    return model, params, tokens, pull, expected
+
+
 @pytest.mark.parametrize(
     "way, dtype, cutoffs",
     [(way, "float32", (4, 9)) for way in (alone, rematerialised, mapped, accumulated)]
@@ -96,25 +113,15 @@ def test_each_word_once_is_every_token_in_every_band(way, dtype, cutoffs, monkey
     replace each other, or a chunk that ends behind all words would clear the gradient of one.
     """
     monkeypatch.setattr(distinct, "CHUNK", 4)
-    model = AdaptiveInput(40, 8, cutoffs, factor=2, dtype=jnp.dtype(dtype))
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 40, (3, 24)) // rng.integers(1, 9, (3, 24))
-    tokens[1] = np.arange(24) % 6
-    tokens[2, 3:6] = -1, 40, -(2**31)
-    every = np.arange(24), np.arange(16, 40)  # so that the last band's last chunk ends behind all
-    tokens = np.asarray([*tokens, *every], np.int32)
-    params = jax.jit(model.init)(jax.random.key(0), tokens[:1])
-    pull = jnp.asarray(rng.standard_normal((5, 24, 8)), dtype)
+    model, params, tokens, pull, expected = setting(dtype, cutoffs)
     results = jax.jit(lambda *a: way(model.apply, *a))(params, tokens, pull)
-    slow = functools.partial(dense, dtype=dtype)
-    want = jax.jit(lambda *a: alone(slow, *a))(params, tokens, pull)
     far = 1e-5 if dtype == "float32" else 0.05
 
     def check(a, b):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         np.testing.assert_allclose(a, b, atol=far * np.nanmax(abs(b)), rtol=0)
 
-    jax.tree.map(check, results, want)
+    jax.tree.map(check, results, expected)
 
 
 def test_a_word_that_fills_the_batch():
@@ -176,3 +183,14 @@ def test_biases_of_few_bits():
 
     of_bias = jax.jit(jax.grad(total))(params)["projection_bias"]
     np.testing.assert_allclose(of_bias, np.sum(pulls, axis=0), rtol=1e-5)
+
+
+def test_scaled_vectors():
+    """By sqrt(features), as GroC's rows may be trained; the table that an output shares is not."""
+    plain, scaled = (AdaptiveInput(9, 16, (4,), scaled=flag) for flag in (False, True))
+    tokens = jnp.arange(9)
+    params = jax.jit(plain.init)(jax.random.key(0), tokens)
+    vectors = [jax.jit(model.apply)(params, tokens) for model in (plain, scaled)]
+    np.testing.assert_allclose(vectors[1], 4 * vectors[0], rtol=1e-6)
+    bands = [model.apply(params, method="bands") for model in (plain, scaled)]
+    jax.tree.map(np.testing.assert_array_equal, *bands)

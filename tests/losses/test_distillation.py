@@ -97,6 +97,22 @@ def test_reduced_dtypes():
     np.testing.assert_allclose(gradients[1], right[1][1], atol=2e-2)
 
 
+def test_ignored_targets_and_weights():
+    """An ignored target counts as weight 0; the loss has the gradient of its weights."""
+    live = np.arange(TOKENS) != 1
+
+    @jax.jit
+    @jax.value_and_grad
+    def run(weights, targets):
+        options = {"hard_weight": 0.3, "weights": weights, "words": WORDS, "reduction": "sum"}
+        return linear_distillation(STUDENT, TEACHER, targets, **options)
+
+    value, slope = run(WEIGHTS, np.where(live, TARGETS, -100))
+    check(value, run(WEIGHTS * live, TARGETS)[0])
+    losses = dense(STUDENT, TEACHER, 0, 1.0, 0.3, 1.0)
+    check(slope, losses * live * (WEIGHTS != 0))
+
+
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_long_tables_need_little_memory(reduction):
     """All 300,000 words of a chunk are computed at once, so its tokens are few: with the chunk of a

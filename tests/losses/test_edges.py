@@ -229,23 +229,16 @@ def test_numbers_that_the_program_knows():
         names = dict(zip(("logit_scale", "z_loss", "soft_cap"), numbers, strict=True))
         return adaptive_cross_entropy(hidden, bands, clusters, targets, weights=weights, **names)
 
-    run = jax.value_and_grad(loss)
-    numbers = 0.7, 0.05, 1.5
-    check(jax.jit(run)(hidden, numbers), jax.jit(lambda h: run(h, numbers))(hidden))
-    scaled_by_hand = [band._replace(bias=0.7 * band.bias) for band in (*bands, clusters)]
-    how = {"weights": weights, "z_loss": 0.05, "soft_cap": 1.5}
-    by_hand = lambda h: adaptive_cross_entropy(
-        0.7 * h, scaled_by_hand[:-1], scaled_by_hand[-1], targets, **how
-    )
-    check(jax.jit(run)(hidden, numbers), jax.jit(jax.value_and_grad(by_hand))(hidden))
+    def by_hand(hidden, scale):
+        *scaled, last = (band._replace(bias=scale * band.bias) for band in (*bands, clusters))
+        how = {"weights": weights, "z_loss": 0.05, "soft_cap": 1.5}
+        return adaptive_cross_entropy(scale * hidden, scaled, last, targets, **how)
 
-    def scaled(scale):
-        return loss(hidden, (scale, *numbers[1:]))
-
-    step = 1e-2
-    of_scale = jax.jit(scaled)
-    slope = (of_scale(0.7 + step) - of_scale(0.7 - step)) / (2 * step)
-    np.testing.assert_allclose(jax.jit(jax.grad(scaled))(0.7), slope, rtol=1e-3)
+    of_arrays = jax.value_and_grad(lambda h, scale, others: loss(h, (scale, *others)), (0, 1))
+    results = value, (slope, _) = jax.jit(of_arrays)(hidden, 0.7, (0.05, 1.5))
+    check(results, jax.jit(jax.value_and_grad(by_hand, (0, 1)))(hidden, 0.7))
+    of_numbers = jax.jit(lambda h: jax.value_and_grad(loss)(h, (0.7, 0.05, 1.5)))
+    check((value, slope), of_numbers(hidden))
     with refuses("soft_cap", "gradient"):
         jax.eval_shape(jax.grad(lambda z: loss(hidden, (0.7, z, 1.5))), 0.05)
     with refuses("soft_cap"):
@@ -284,10 +277,11 @@ for axis, cut, reductions in (None, P(), ["mean"]), ("words", P("words"), ["mean
         }
         for name, each in found.items():
             pairs = zip(jax.tree.leaves(each), jax.tree.leaves(wanted), strict=True)
-            apart[f"{name} {reduction} {axis}"] = max(  # a sum of losses is far above 1
-                float(np.abs(np.asarray(a) - np.asarray(b)).max() / max(1, np.abs(b).max()))
+            far = [  # a sum of losses is far above 1
+                np.abs(np.asarray(a) - np.asarray(b)).max() / max(1, np.abs(b).max())
                 for a, b in pairs
-            )
+            ]
+            apart[f"{name} {reduction} {axis}"] = float(np.max(far))  # `max` would drop NaN
 def reported(h, t, y):
     names = ("predicted", "correct", "entropy", "logsumexp", "top_k")
     return linear_cross_entropy(
@@ -303,7 +297,8 @@ whole = linear_cross_entropy(
     reports=("predicted", "correct", "entropy", "logsumexp", "top_k"),
 )[1]
 pairs = zip(jax.tree.leaves(jax.jit(cut)(hidden, table, hits)), jax.tree.leaves(whole), strict=True)
-apart["reports"] = max(float(np.abs(1.0 * np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+far = [np.abs(1.0 * np.asarray(a) - np.asarray(b)).max() for a, b in pairs]
+apart["reports"] = float(np.max(far))
 half = jnp.full((8, 2000, 2), 40, jnp.float16), jnp.zeros((3, 2), jnp.float16)
 def mean(h, t):
     return linear_cross_entropy(h, t, jnp.zeros(h.shape[:-1], int), token_axes="data")
@@ -325,7 +320,7 @@ def test_a_mean_over_devices(eight):
     done = eight(PROGRAM)
     assert done.returncode == 0, done.stderr
     apart = json.loads(done.stdout)
-    assert len(apart) == 9 and max(apart.values()) < 2e-6, apart
+    assert len(apart) == 9 and all(far < 2e-6 for far in apart.values()), apart
     assert apart["right"] == -11
 
 
@@ -347,17 +342,15 @@ def test_the_scale_of_logits_ignores_what_counts_for_nothing():
         how = {"weights": weights, "logit_scale": scale}
         return adaptive_cross_entropy(hidden, bands, clusters, targets, **how)
 
-    plain = {"weights": weights, "bias": 1.5 * table[:, 0]}
-    np.testing.assert_allclose(
-        of_full(1.5, hidden),
-        linear_cross_entropy(1.5 * hidden, table, targets % 31, **plain),
-        rtol=1e-5,
-    )
+    def by_hand(scale):
+        plain = {"weights": weights, "bias": scale * table[:, 0]}
+        return linear_cross_entropy(scale * hidden, table, targets % 31, **plain)
+
+    run = jax.value_and_grad
+    check(jax.jit(run(of_full))(1.5, hidden), jax.jit(run(by_hand))(1.5))
     for loss in of_full, of_bands:
         slope = jax.jit(jax.grad(loss))
         np.testing.assert_allclose(slope(1.5, broken), slope(1.5, hidden), rtol=1e-5)
-        low, high = (jax.jit(loss)(1.5 + step, hidden) for step in (-1e-2, 1e-2))
-        np.testing.assert_allclose(slope(1.5, hidden), (high - low) / 2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("scale", [1, 60])
@@ -442,19 +435,29 @@ def test_a_second_derivative_by_weights_is_refused():
 
 def test_a_head_of_tails_alone():
     """It has reports, and log-probabilities in float64."""
-    hidden, targets, width = normal(6, 4), np.random.default_rng(1).integers(0, 45, 6), 4
+    hidden, width = normal(6, 4), 4
     bands = [Band(jnp.zeros((0, width)))] + [Band(jnp.asarray(normal(5, width)))] * 9
     clusters = Band(jnp.asarray(normal(9, width)))
     how = {"reports": ("correct",)}
+    best = jax.jit(predict)(hidden, bands, clusters)
+    targets = np.where(np.arange(6) % 2 == 0, best, (best + 1) % 45)
     _, report = jax.jit(lambda *a: adaptive_cross_entropy(*a, **how))(
         hidden, bands, clusters, targets
     )
-    best = jax.jit(predict)(hidden, bands, clusters)
-    np.testing.assert_array_equal(report.correct, best == targets)
+    assert report.correct.tolist() == [True, False] * 3
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), (hidden, bands, clusters))
         shape = jax.eval_shape(log_probs, *wide)
         assert (shape.shape, shape.dtype) == ((len(hidden), 45), jnp.float64)
+
+
+def test_a_token_of_nan_gets_word_0():
+    """And changes no other: it visits no tail."""
+    (hidden, bands, clusters, _), _ = adaptive_arrays((5, 9, 30))
+    words, broken = jax.jit(predict), hidden.copy()
+    broken[2] = np.nan
+    expected = np.where(np.arange(len(hidden)) == 2, 0, words(hidden, bands, clusters))
+    np.testing.assert_array_equal(words(broken, bands, clusters), expected)
 
 
 def test_ids_of_unsigned_64_bits():

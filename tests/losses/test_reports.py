@@ -233,3 +233,12 @@ def test_refused_options_of_an_adaptive_softmax(bands, clusters, options, names)
     """Reports that it does not know, and bands that are none."""
     with refuses(*names):
         adaptive_cross_entropy(HIDDEN, bands, clusters, TARGETS, **options)
+
+
+def test_targets_of_probability_0_may_be_any_number():
+    """A teacher's list that is filled up: NaN under jit, an error before it."""
+    probs, filled = (PROBS * [[1, 1, 0]]).astype("f"), TEACHER.copy()
+    filled[:, 2] = [-1, 99, -100, 5, 23, 2**30, -7]
+    run = lambda targets: linear_cross_entropy(HIDDEN, TABLE, targets, target_probs=probs)
+    for loss in run, jax.jit(run):
+        np.testing.assert_allclose(loss(filled), run(TEACHER), rtol=1e-6)

@@ -47,3 +47,10 @@ def test_float32_is_float32(config, monkeypatch, dtype):
         assert not others and len(exact) == len(full)
     else:
         assert not exact and len(others) > len(full)
+
+
+def test_a_precision_that_the_user_chose_stays(config, monkeypatch):
+    """Else nobody could trade digits for speed."""
+    with jax.default_matmul_precision("high"):
+        full, others = lowered_products(config(dtype="float32"), monkeypatch)
+    assert full and not [line for line in full + others if "HIGHEST" in line]

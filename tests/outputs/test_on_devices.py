@@ -93,10 +93,10 @@ print(
             name: {
                 "loss": [float(alone[name][2].loss), float(eight[name][2].loss)],
                 "nll": [float(alone[name][2].nll), float(eight[name][2].nll)],
-                "apart": max(
-                    float(np.abs(a - b).max())
+                "apart": float(np.max([  # `max` would drop NaN
+                    np.abs(a - b).max()
                     for a, b in zip(*map(jax.tree.leaves, (alone[name][0], eight[name][0])))
-                ),
+                ])),
                 "norm": float(sum(np.sum(a**2) for a in jax.tree.leaves(alone[name][0]))) ** 0.5,
             }
             for name in OUTPUTS

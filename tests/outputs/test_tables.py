@@ -117,27 +117,6 @@ def test_an_input_is_a_table(source):
         )
 
 
-def test_many_bands_are_normalised_and_every_word_is_reached():
-    """Probabilities sum to one, nll agrees with them, and the row of every target is pulled."""
-    model = Softmax(table_of("own, narrow", tuple(range(100, WORDS, 100))))
-    hidden, targets = jax.random.normal(jax.random.key(0), (WORDS, FEATURES)), jnp.arange(WORDS)
-
-    @jax.jit
-    def run(params, hidden):
-        def nll(params):
-            values = model.apply(params, hidden, targets, method="nll")
-            return values.sum(), values
-
-        return jax.grad(nll, has_aux=True)(params), model.apply(params, hidden, method="log_probs")
-
-    params = jax.jit(lambda: model.init(jax.random.key(1), hidden, targets, method="nll"))()
-    (gradient, nll), log_probs = run(params, hidden)
-    np.testing.assert_allclose(jax.nn.logsumexp(log_probs, axis=1), 0.0, atol=2e-6)
-    np.testing.assert_allclose(nll, -jnp.diagonal(log_probs), atol=2e-5)
-    table = gradient["params"]["table"]["table"]
-    assert (jnp.abs(table).sum(axis=1) > 1e-4).all()
-
-
 @pytest.mark.parametrize("cutoffs", [(20,), tuple(range(10, 100, 10))])
 def test_projections_start_as_they_are_told(cutoffs):
     """Those of a few bands, and those of many, which are one array."""
