@@ -14,7 +14,7 @@ class TriggerState(NamedTuple):
     """State that decides when averages begin."""
 
     switched: jax.Array  # whether averages are taken
-    # The last `nonmono` validation losses before the switch; one if that is 0, which is never read
+    # The last `nonmono` validation losses; one if that is 0, which is never read
     recent: jax.Array
     best: jax.Array  # the lowest one before those; infinite if there is none
 
@@ -22,13 +22,9 @@ class TriggerState(NamedTuple):
         """Switches to averages if the loss is higher than the lowest of those that came more than
         `nonmono` evaluations ago.
         """
-        switched = self.switched | (nll > self.best)
         newest = jnp.concatenate([self.recent[1:], jnp.reshape(nll, 1).astype(self.recent.dtype)])
-        return TriggerState(
-            switched,
-            jnp.where(switched, self.recent, newest),
-            jnp.where(switched, self.best, jnp.minimum(self.best, self.recent[0])),
-        )
+        best = jnp.minimum(self.best, self.recent[0])
+        return TriggerState(self.switched | (nll > self.best), newest, best)
 
 
 class AveragedState(NamedTuple):

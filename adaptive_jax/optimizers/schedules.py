@@ -182,17 +182,14 @@ class PlateauState(NamedTuple):
 
     def after_evaluation(self, nll) -> "PlateauState":
         """Divides the rate if it is time to; a loss of the warm-up counts for nothing."""
-        better = nll < self.best * (1 - self.plateau.threshold)
-        waited = jnp.where(better, 0, self.waited + 1)
+        counts = self.step > self.plateau.warmup_steps
+        better = counts & (nll < self.best * (1 - self.plateau.threshold))
+        waited = jnp.where(better, 0, self.waited + counts)
         divide = waited >= self.plateau.patience
-        after = self._replace(
-            best=jnp.where(better, nll, self.best),
+        return self._replace(
+            best=jnp.where(better, nll, self.best).astype(self.best.dtype),
             waited=jnp.where(divide, 0, waited),
             divided=self.divided + divide,
-        )
-        counts = self.step > self.plateau.warmup_steps
-        return jax.tree.map(
-            lambda new, old: jnp.where(counts, new, old).astype(old.dtype), after, self
         )
 
     def ended(self):

@@ -52,7 +52,7 @@ def divide(rows: int, rows_held: int, devices: int, hosts: int = 1, *, pad: bool
             f" sequence_length x {hosts}"
         )
     share = rows // even[-1]
-    held = next(n for n in range(min(share, rows_held), 0, -1) if share % n == 0)
+    held = divisors(share, rows_held)[-1]
     return Division(rows, even[-1], share // held, held)
 
 

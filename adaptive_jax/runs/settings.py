@@ -94,10 +94,11 @@ def _rename_keys(config):
     for key, off in ("tables", ""), ("tables_scale", 1.0):
         optimizer.setdefault(key, off)
     data.pop("cache", None)
+    embedded = (data.get("corpus"), data.get("tokeniser")) == ("embedded", "none")
+    if embedded and "tokenizer" not in data:
+        data |= {"tokeniser": "marks", "lower": True}
     for key in ("tokenizer", "words"):
         data.setdefault(key, "")
-    if (data.get("corpus"), data.get("tokeniser")) == ("embedded", "none"):
-        data |= {"tokeniser": "marks", "lower": True}
     if table.get("name") == "composed" and "cnn" not in table:
         cnn = [key for key in keys_of("output.table.cnn") if key in table]
         table["cnn"] = {key: table.pop(key) for key in cnn}

@@ -79,7 +79,8 @@ def other_scores(job: Evaluation, run: Run) -> tuple[np.ndarray, bool]:
     """The nll of the same text by another run, of tokens if both have one vocabulary, else of
     words, `[those that count]` in nats; and True for tokens.
     """
-    same = run.vocabulary.words == job.run.vocabulary.words
+    one, other = ((v.words, v.model) for v in (run.vocabulary, job.run.vocabulary))
+    same = one == other
     ids = job.ids if same else job.encode(run)
     nll, _ = job.by(run, ids).score()
     tokens = Scores(ids[:], nll).counted()

@@ -36,7 +36,7 @@ from adaptive_jax.training.state import State
 logger = logging.getLogger(__name__)
 
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
-BY_BAND = re.compile(r"(?:table|norm)_(\d+)")  # those with a row for each word of a band
+BY_BAND = re.compile(r"(table|norm)_(\d+)")  # those with a row for each word of a band
 HEAD = "head"  # has one for each word of band 0
 # Parameters of outputs whose clusters may be as many as the words ask for
 BY_CLUSTER = "clusters", "cluster_bias", "projections"
@@ -167,7 +167,8 @@ def finetuned(
     run = Run.open(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)
     ids = {entry: i for i, entry in enumerate(run.vocabulary.names)}
-    if type(run.vocabulary) is not type(vocabulary):  # a sub-word or an id is not a word
+    kinds = {(type(v), v.model if v.unit == "token" else b"") for v in (run.vocabulary, vocabulary)}
+    if len(kinds) > 1:  # a sub-word or an id is not a word, nor an id one of another tokenizer
         ids = {}
     old_ids = np.array([ids.get(entry, -1) for entry in vocabulary.names])
     same_ids = np.array_equal(old_ids[: len(ids)], np.arange(len(ids))) and ids
@@ -175,7 +176,8 @@ def finetuned(
     old_arrays = traverse_util.flatten_dict(sharding.on_host(run.params, run.mesh))
     fresh_arrays = traverse_util.flatten_dict(sharding.on_host(state.params, mesh))
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
-    arrays, carried = _carry_over(old_arrays, fresh_arrays, old_ids, same_ngrams)
+    bands = run.model.word_tables(), model.word_tables()
+    arrays, carried = _carry_over(old_arrays, fresh_arrays, old_ids, bands, same_ngrams)
     line = "all word vectors are composed, so new words start with a vector as others do"
     if any(_by_word(path) and a.ndim for path, a in fresh_arrays.items()):
         new_words = int(np.sum(old_ids < 0))
@@ -193,11 +195,12 @@ def finetuned(
     )
 
 
-def _carry_over(old_arrays, fresh_arrays, old_ids, same_ngrams):
+def _carry_over(old_arrays, fresh_arrays, old_ids, bands, same_ngrams):
     """The arrays to start from, by path, and for each word whether a vector of it was carried over,
     bool `[words]`.
 
-    old_ids: of each word in the other run, int `[words]`; -1 of new words.
+    old_ids: of each word in the other run, int `[words]`; -1 of new words. bands: the words of each
+    band in the old and the new tables, by path, see `LanguageModel.word_tables`.
     """
     arrays, carried = {}, np.zeros(len(old_ids), bool)
     for path, fresh in fresh_arrays.items():
@@ -207,6 +210,9 @@ def _carry_over(old_arrays, fresh_arrays, old_ids, same_ngrams):
             first, old_first = _first_word(fresh_arrays, path), _first_word(old_arrays, path)
             old_rows = old_ids[first : first + len(fresh)] - old_first
             shared = (old_rows >= 0) & (old_rows < len(array))
+            if path[-1] == "table" and len(bands[1].get(path, ())) > 1:
+                old_band, band = (np.repeat(np.arange(len(b[path])), b[path]) for b in bands)
+                shared &= band == old_band[np.where(shared, old_rows, 0)]
             fresh[shared] = array[old_rows[shared]]
             if path[-1] != "bias":
                 carried[first : first + len(fresh)] |= shared
@@ -220,8 +226,8 @@ def _carry_over(old_arrays, fresh_arrays, old_ids, same_ngrams):
 def _first_word(arrays, path):
     """The id of the word of a parameter's first row."""
     band = BY_BAND.fullmatch(path[-1])
-    before = range(int(band[1])) if band else ()
-    return sum(len(arrays[*path[:-1], f"table_{k}"]) for k in before)
+    before = range(int(band[2])) if band else ()
+    return sum(len(arrays[*path[:-1], f"{band[1]}_{k}"]) for k in before)
 
 
 def _check_same_model(origin, old, new):

@@ -96,12 +96,7 @@ def make_update(
             # The carry is that of the text before the next window, wherever it is finite; tables
             # are of the parameters before.
             carry = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), carry)
-            after = jax.tree.map(
-                lambda new, old: new if _is_schedule(new) else jnp.where(keep, new, old),
-                after,
-                state,
-                is_leaf=_is_schedule,
-            )
+            after = _unless_skipped(keep, after, state)
             after = after._replace(step=state.step + 1, carry=carry, tables=tables)
             metrics["skipped"] = ~keep
         return after, metrics
@@ -116,6 +111,15 @@ def make_update(
     )
 
 
-def _is_schedule(state):
-    """True for the state of a schedule, which counts updates that are left out, too."""
-    return isinstance(state, ScheduleState | PlateauState)
+def _unless_skipped(keep, after, before):
+    """The state after an update that is kept; otherwise the one before, but for its schedules,
+    which count updates that are skipped, too.
+    """
+
+    def is_schedule(state):
+        return isinstance(state, ScheduleState | PlateauState)
+
+    def either(new, old):
+        return new if is_schedule(new) else jnp.where(keep, new, old)
+
+    return jax.tree.map(either, after, before, is_leaf=is_schedule)

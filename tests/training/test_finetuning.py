@@ -17,6 +17,7 @@ from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clu
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.ngrams import count, read
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop.export import export
@@ -31,6 +32,7 @@ from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state
 from tests import refuses
+from tests.data import test_tokenizer
 
 OLD = Vocabulary.build({f"w{n}": 100 - n for n in range(19)} | {"<eos>": 200})
 NEW = Vocabulary.build(
@@ -56,6 +58,13 @@ MODELS = {
     "tied": TIED | SOFTMAX | {"output.table.bias": True},
     "bands": ADAPTIVE | {"output.table.name": "tied"},
     "weight norm": OWN | CUT | {"output.table.weight_norm": True},
+    "many bands": OWN
+    | {
+        "output.name": "adaptive",
+        "output.table.cutoffs": (2, 4, 6, 8, 10, 12, 14),
+        "output.table.factor": 1,
+        "output.table.weight_norm": True,
+    },
     "own head": TIED | {"output.table.cutoffs": (18,), "output.table.own_head": True},
     "clusters": OWN | {"output.name": "adaptive", "output.table.factor": 2},
     "composed": (
@@ -66,7 +75,7 @@ MODELS = {
     ),
     "groc": GATED | CNN | GROC | MAPPED | SOFTMAX,
 }
-BANDED = "bands", "weight norm", "clusters"  # whose vectors depend on the band
+BANDED = "bands", "weight norm", "many bands", "clusters"  # whose vectors depend on the band
 
 
 def config_of(name, clusters="", **changes):
@@ -153,6 +162,18 @@ def test_ids_keep_their_vectors(tmp_path):
         expected = run.params if old is ids else fresh | {"body": run.params["body"]}
         for name in ("table_0", "table_1"):
             np.testing.assert_array_equal(params["input"][name], expected["input"][name])
+
+
+def test_another_tokenizer_has_other_ids(tmp_path):
+    """Id 7 of two tokenizers is not one token: all rows were carried over by their numbers."""
+    config = config_of("tied")
+    models = (json.dumps(test_tokenizer.made(kind)).encode() for kind in ("bytes", "spaces"))
+    old, new = (Tokenizer.build({"<eos>": 1}, model, 0, 600) for model in models)
+    saved_run(tmp_path, config, old)
+    for vocabulary, carried in (old, True), (new, False):
+        _, fresh, params = started(config | {"init_from": str(tmp_path)}, vocabulary)
+        same = np.array_equal(params["input"]["table"], fresh["input"]["table"])
+        assert same != carried
 
 
 def clusters_for(tmp_path, vocabulary, seed):

@@ -75,11 +75,8 @@ class Single:
         """Returns batches of all rows in order: numbers of the rows that hold something, rows
         of the batch, their length.
         """
-        begins = range(0, self.count, self.rows)
-        return [
-            (range(i, min(i + self.rows, self.count)), self.rows, self.row_lengths[0])
-            for i in begins
-        ]
+        rows, time = self.rows, self.row_lengths[0]
+        return [(range(self.count)[i : i + rows], rows, time) for i in range(0, self.count, rows)]
 
 
 class Packed(Single):
