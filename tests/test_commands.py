@@ -13,11 +13,11 @@ import jax
 import pytest
 
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.runs.checkpoints import steps_in
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
+from tests import refuses
 
 
 def files(directory):
@@ -30,14 +30,6 @@ def the_error(done):
     assert re.fullmatch(r"error: .+\n", done.stderr), done.stderr
     assert "Traceback" not in done.stdout
     return done.stderr.removeprefix("error: ").rstrip("\n")
-
-
-def refusal(function, *arguments):
-    """The line that the commands print for the InputError of a call."""
-    with pytest.raises(InputError) as error:
-        function(*arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
@@ -63,7 +55,6 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     [
         ({"input.cutoffs": (20, 122)}, ["122", "cutoff", "leave at least one word"]),
         ({"tokens_per_update": 500}, ["tokens_per_update=500", "sequence_length=16", "take 496"]),
-        ({"tokens_per_update": -32}, ["tokens_per_update", "got -32"]),
         ({"tokens_per_device": 8}, ["tokens_per_device=8", "take 16 or more"]),
         ({"data.corpus": "WikiText-103"}, ['Did you mean "wikitext103"']),
         ({"seed": 2**40}, ["seed", "got 1099511627776"]),
@@ -82,8 +73,8 @@ def test_a_wrong_setting(config, tmp_path, changes, says):
     """An InputError, which the commands print as above, before anything is written."""
     run = tmp_path / "run"
     for command in dry_run, train:
-        line = refusal(lambda command=command: command(config(**changes), run))
-        assert all(part in line for part in says), line
+        with refuses(*says):
+            command(config(**changes), run)
     assert not run.exists()
 
 
@@ -116,9 +107,10 @@ def test_the_workdir_of_another_config(config, trained):
     """
     before = files(trained)
     other = config(**{"body.layers": 2, "seed": 7, "steps": 500, "log_every": 1})
-    for line in refusal(train, other, trained), refusal(dry_run, other, trained):
-        assert "body.layers was 1 and is now 2; seed was 0 and is now 7." in line
-        assert "steps" not in line
+    for command in train, dry_run:
+        with refuses("body.layers was 1 and is now 2; seed was 0 and is now 7.") as error:
+            command(other, trained)
+        assert "steps" not in str(error.value)
     assert files(trained) == before
 
 

@@ -102,11 +102,13 @@ def test_our_loss_passes():
 
 ON_DEVICES = """
 import json
+from unittest import mock
 from adaptive_jax import linear_cross_entropy
 from adaptive_jax.testing import cross_entropy
 
-cross_entropy.CASES = {name: case for name, case in cross_entropy.CASES.items() if case.specs}
-results = cross_entropy.check_cross_entropy(linear_cross_entropy)
+cases = {name: case for name, case in cross_entropy.CASES.items() if case.specs}
+with mock.patch.object(cross_entropy, "CASES", cases):
+    results = cross_entropy.check_cross_entropy(linear_cross_entropy)
 print(json.dumps([result.passed for result in results]))
 """
 

@@ -240,9 +240,9 @@ def test_the_command(method, tmp_path, quick_command):
         ),
     ],
 )
-def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
+def test_commands_that_lack_something(flags, says, in_process):
     """One line, status 2."""
-    done = quick_command("-m", "adaptive_jax", "clusters", *flags)
+    done = in_process("-m", "adaptive_jax", "clusters", *flags)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and says in done.stderr
 
 

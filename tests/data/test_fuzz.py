@@ -236,17 +236,16 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
-    "name",
+    "name, damage",
     [
-        "words/vocabulary.txt",
-        "subwords-*/vocabulary.txt",
-        FILE,
-        "train.npy",
-        "test.json",
-        "train/000000.npz",
-        f"train/{COMPLETE}",
+        (name, damage)
+        for name in (
+            *("words/vocabulary.txt", "subwords-*/vocabulary.txt", FILE, "train.npy", "test.json"),
+            *("train/000000.npz", f"train/{COMPLETE}"),
+        )
+        for damage in DAMAGES
+        if (name, damage) != ("test.json", "a byte")  # which is short, and read as a whole
     ],
 )
 def test_a_damaged_cache(cached, own_cache, name, damage):
@@ -263,8 +262,6 @@ def test_a_damaged_cache(cached, own_cache, name, damage):
     if name.startswith("train/"):
         shutil.rmtree(next(cache.rglob("words")))
     path = next(cache.rglob(name))
-    if name.endswith(".json") and damage == "a byte":
-        return  # which is short, and read as a whole
     DAMAGES[damage](path)
     if name == "test.json" and damage == "half":
         path.write_text('{"words": 12}')

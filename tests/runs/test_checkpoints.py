@@ -103,13 +103,6 @@ def test_a_checkpoint_without_a_validation_loss(tmp_path):
     checkpoints.close()
 
 
-def test_a_config_is_read_as_it_was_written(tmp_path):
-    """JSON has no tuples."""
-    config = resolve(quickstart.get_config())
-    (tmp_path / "config.json").write_text(to_json(config))
-    assert read_config(tmp_path) == config
-
-
 def test_a_run_of_an_earlier_version_is_told_in_one_line(tmp_path):
     """By its keys: some are missing, others are not known any more. Read with defaults, it would
     be another model than the one that was trained.

@@ -215,7 +215,7 @@ def test_evaluations_that_change_updates_are_told(tmp_path):
         assert json.loads((tmp_path / "published.json").read_text())["changed"] == changed
 
 
-def test_published_numbers(quick_command, flags, tmp_path):
+def test_published_numbers(in_process, flags, tmp_path):
     """train.py keeps what the paper prints of its row, and which keys differ; a result shows
     it, of its own split.
     """
@@ -223,7 +223,7 @@ def test_published_numbers(quick_command, flags, tmp_path):
     workdir = tmp_path / "run"
     _, *rest = flags(workdir, steps=1, evaluate_every=1, checkpoint_every=1)
     rest.append("--config.seed=0")  # as in the row
-    done = quick_command("train.py", f"--config={tmp_path / 'mine.py'}", *rest)
+    done = in_process("train.py", f"--config={tmp_path / 'mine.py'}", *rest)
     assert done.returncode == 0, done.stderr
     changed = json.loads((workdir / "published.json").read_text())["changed"]
     assert {"steps", "body.layers", "optimizer.learning_rate"} <= set(changed)

@@ -168,6 +168,13 @@ def test_statistics_on_eight_devices(eight, capsys):
     np.testing.assert_allclose(*statistics, rtol=1e-4)
 
 
+def test_statistics_come_from_all_over_the_train_split():
+    """The first pages of a text alone would give other rates."""
+    sample = dynamic_module._sample(np.arange(4_000), SETTINGS, 25).reshape(20, 10)
+    assert sample[:, 0].tolist() == [*range(0, 4_000, 210)] and (np.diff(sample) == 1).all()
+    assert len(dynamic_module._sample(np.arange(199), SETTINGS, 25)) == 199
+
+
 @pytest.mark.parametrize("break_mode", ["eos", "complete_doc"])
 def test_parameters_follow_the_text(run, break_mode):
     """Also of examples that see nothing else, whose rows are otherwise sorted by length."""

@@ -323,3 +323,12 @@ def test_an_interrupted_conversion(start, tmp_path):
     )
     assert [path.name for path in tmp_path.iterdir()] == ["dict.txt"]
     os.close(pipes[0])
+
+
+def test_a_result_that_cannot_be_written(trained, in_process, tmp_path):
+    """It is printed first: scoring may have taken hours."""
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+    (run / "eval").touch()
+    done = in_process("evaluate.py", f"--workdir={run}", "--checkpoint=latest")
+    assert done.returncode == 2 and done.stdout.startswith("test: perplexity ")
+    assert re.fullmatch(r"error: cannot use .*run/eval: File exists; .*\n", done.stderr)

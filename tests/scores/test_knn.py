@@ -7,10 +7,12 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.scores import knn
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.knn import Datastore, Neighbours, log_probs
@@ -186,3 +188,37 @@ def test_the_text_to_be_scored(asked):
     """Is refused as datastore, in which it would find itself."""
     with refuses("datastore"):
         asked("train")
+
+
+def test_a_datastore_of_other_windows(tmp_path, monkeypatch):
+    """In another window or context words have other states."""
+
+    def scored(run, ids, windows, *_, **_options):
+        computed.append((windows.window, windows.context))
+        yield Scored(ids, ids, np.ones((len(ids), 2), np.float32))
+
+    computed, run = [], SimpleNamespace(step=1, identity=b"", vocabulary=None, lexicon={})
+    monkeypatch.setattr(knn, "scores", scored)
+    monkeypatch.setattr(knn, "of_scores", lambda *_: "")
+    for window, context in (8, 0), (8, 0), (8, 4), (16, 4):
+        settings = Windows(window, context, "none", "packed", 1)
+        knn.open_datastore(tmp_path, "datastore", run, np.arange(3), settings, None)
+    assert computed == [(8, 0), (8, 4), (16, 4)]
+
+
+@pytest.mark.parametrize("tokens, expected", [(10_000, (8, 5)), (900, (3, 5)), (200, (1, 0))])
+def test_rows_of_a_datastore_on_streams(tokens, expected, monkeypatch):
+    """As in training: in one row a text takes a step a window; one row needs no context."""
+    settings = []
+    monkeypatch.setattr(knn, "open_datastore", lambda *given: settings.append(given[4]) or 1 / 0)
+    config = {"tokens_per_update": 480, "batches": {"sequence_length": 60}}
+    job = SimpleNamespace(
+        run=SimpleNamespace(workdir=None, config=config),
+        ids=np.arange(1, 6),
+        windows=Windows(60, 5, "none", "streams", 2),
+        train=lambda _: np.arange(tokens),
+        progress=lambda _: None,
+    )
+    with pytest.raises(ZeroDivisionError):
+        next(knn.score(job, Neighbours()))
+    assert (settings[0].rows, settings[0].context) == expected

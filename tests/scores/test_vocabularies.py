@@ -78,12 +78,6 @@ def composed(config, tmp_path_factory):
     return directory / "run"
 
 
-@pytest.fixture(scope="module")
-def looked_up(trained_copy):
-    """The small run, with an adaptive input and output: to evaluate."""
-    return trained_copy
-
-
 def opened(workdir, other):
     """The run with the words of the other text."""
     saved = dataclasses.replace(Run.of(workdir), checkpoint="latest")
@@ -124,11 +118,11 @@ def test_a_composed_model_over_words_it_never_saw(composed, other):
     np.testing.assert_allclose(less, plain * weights / (plain @ weights), rtol=1e-4)
 
 
-def test_a_model_without_vectors_of_new_words(looked_up, other):
+def test_a_model_without_vectors_of_new_words(trained_copy, other):
     """Its distribution is over its own words; mixed with the uniform one, it adds up to 1 over
     all.
     """
-    _, run = opened(looked_up, other)
+    _, run = opened(trained_copy, other)
     assert not run.predicts_new_words
     plain, mixed = chances(run), chances(run, uniform=0.01)
     np.testing.assert_allclose([plain.sum(), mixed.sum()], 1.0, rtol=1e-5)
@@ -169,10 +163,10 @@ def test_models_that_fit_any_vocabulary(config, changes, fits):
     assert fits_any_vocabulary(config() | layers(changes), 122) == fits
 
 
-def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, capsys):
+def test_an_evaluation_of_seen_and_unseen_words(composed, trained_copy, other, capsys):
     """Shares and perplexities apart, in the line and the JSON; both models over the same words."""
     results = {}
-    for workdir in composed, looked_up:
+    for workdir in composed, trained_copy:
         request = Request(
             checkpoint="latest", data_path=str(other), vocabulary="union", window=1, rows=64
         )
@@ -191,7 +185,7 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
         assert read_result(Path(path)) == json.loads(
             json.dumps(result | {"unigram_perplexity": None})
         )
-    assert results[looked_up]["open"]["unseen"]["perplexity"] == pytest.approx(124 / 0.01)
+    assert results[trained_copy]["open"]["unseen"]["perplexity"] == pytest.approx(124 / 0.01)
     assert results[composed]["open"]["unseen"]["perplexity"] < 1_000
     cached = evaluate(
         composed, request._replace(method="cache", options={"cache": "unigram"}, down_weight=0.1)
@@ -204,13 +198,14 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
     [
         ({"down_weight": 0.1}, "--down_weight=0.1"),
         ({"method": "dynamic"}, "--method=dynamic with --vocabulary=union"),
+        ({"method": "mix", "options": {"other": "a"}}, "--method=mix with --vocabulary=union"),
     ],
 )
-def test_options_that_need_vectors_of_new_words(looked_up, other, changes, flag):
+def test_options_that_need_vectors_of_new_words(trained_copy, other, changes, flag):
     """They are refused in one line where the model has none."""
     request = Request(checkpoint="latest", data_path=str(other), vocabulary="union")
     with refuses(flag, "new words"):
-        evaluate(looked_up, request._replace(**changes))
+        evaluate(trained_copy, request._replace(**changes))
 
 
 def test_the_words_of_a_file(tmp_path, config):

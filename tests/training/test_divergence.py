@@ -172,20 +172,6 @@ def test_patience(losses, stops):
     assert reason(config, 5, losses, False, False) == ("stopped early" if stops else None)
 
 
-def test_patience_over_starts_of_limited_hours():
-    """The evaluation at the end of such a start is not one of the run: it would end sooner than a
-    run in one start.
-    """
-    config = {"steps": 900, "early_stopping": 4, "evaluate_every": 100, "checkpoint_every": 0}
-    losses = {100: 5.0, 200: 4.9, 300: 4.95, 400: 4.94, 437: 4.93, 500: 4.92}
-    run = SimpleNamespace(
-        job=SimpleNamespace(config=config),
-        metrics=SimpleNamespace(losses=losses, extra={437}),
-        state=SimpleNamespace(optimizer=()),
-    )
-    assert Training._reason(run, 500, False) is None
-
-
 def test_patience_after_evaluations_became_rarer(tmp_path):
     """Better losses of evaluations that `evaluate_every` no longer asks for still count; that of a
     start that its hours limited does not, over any number of starts.

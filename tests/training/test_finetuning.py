@@ -203,6 +203,9 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
     model, fresh, params = started(new_config | {"init_from": str(tmp_path / "run")}, new_words)
     printed = capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, params["body"], run.params["body"])
+    if "clusters" in params["output"]:
+        kept = (tree["output"]["clusters"] for tree in (params, run.params))
+        np.testing.assert_array_equal(*kept)
     if name == "groc":
         assert "all word vectors are composed" in printed
         jax.tree.map(np.testing.assert_array_equal, params, run.params)

@@ -191,7 +191,7 @@ def test_own_text_in_one_line(text, tmp_path, capsys, own_cache):
     asked |= {"tokens_per_update": 512, "schedule.warmup_steps": 1}
     dry_run(request(**asked), workdir)
     said = capsys.readouterr().out
-    for line in "text  ", "words  ", "bands  ", "parameters  ", "state  ":
+    for line in "text  ", "words  ", "bands        none", "parameters  ", "state  ":
         assert f"\n{line}" in f"\n{said}", line
     assert "book.txt is split: its first 372 lines train, the next 20 validate, the last 20" in said
 

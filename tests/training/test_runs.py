@@ -298,7 +298,7 @@ def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path
     assert (float(heard.evaluations), len(losses)) == (2, 2)
     assert float(heard.last) == pytest.approx(losses[-1], rel=1e-6)
     evaluation = evaluate(tmp_path / "run", Request("validation", checkpoint="latest"))
-    assert evaluation["nll"] == pytest.approx(losses[-1], rel=1e-3)
+    assert evaluation["nll"] == pytest.approx(losses[-1], rel=1e-6)
     raw = state_of(tmp_path / "run", settings).params
     chosen = Run.open(tmp_path / "run", "latest").params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 0.5 * b, rtol=1e-6), chosen, raw)
