@@ -162,7 +162,7 @@ def adaptive_cross_entropy(
             every device.
         words: words of each band, where its rows on all devices are more.
         reports: of several bands "nll", "z_loss" and "correct"; the others need softmaxes that a
-            token does not visit.
+            token does not visit. Of one band all but "top_k".
         chunk: tokens of a chunk, in the head and in tails.
 
     Raises:

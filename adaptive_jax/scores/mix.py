@@ -1,8 +1,8 @@
 """Two models together: the interpolation of their probabilities, λ p_model + (1 − λ) p_other.
 
 The other is a run, or a table of surprisals that any program can write, such as that of an n-gram
-model: `score --words` writes one. Runs of one vocabulary are interpolated token by token; any
-others, which must read the same text, word by word.
+model: `score --words` writes one. Runs of one vocabulary are interpolated token by token; others,
+of words or sub-words, which must read the same text, word by word.
 """
 
 import csv
@@ -42,11 +42,17 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
     """Scores of all weights; each model scores the split once.
 
     Raises:
-        InputError: neither of --other and --scores, or both; another text.
+        InputError: neither of --other and --scores, or both; another text or tokenizer.
     """
     if bool(options.other) == bool(options.scores):
         raise InputError("--method=mix needs one of --other=RUN and --scores=FILE")
     other = Run.open(path_of(options.other)) if options.other else None
+    units = {run.vocabulary.unit for run in (job.run, other) if run}
+    if other and "token" in units and not _same_entries(other.vocabulary, job.run.vocabulary):
+        raise InputError(
+            f"--other={options.other} must be a run of the same tokenizer: its tokens are no words,"
+            " which models of other units share"
+        )
     table = None if other else read_surprisals(path_of(options.scores))
     nll, _ = job.score()
     counts = ~np.isnan(nll)
@@ -79,12 +85,16 @@ def other_scores(job: Evaluation, run: Run) -> tuple[np.ndarray, bool]:
     """The nll of the same text by another run, of tokens if both have one vocabulary, else of
     words, `[those that count]` in nats; and True for tokens.
     """
-    one, other = ((v.words, v.model) for v in (run.vocabulary, job.run.vocabulary))
-    same = one == other
+    same = _same_entries(run.vocabulary, job.run.vocabulary)
     ids = job.ids if same else job.encode(run)
     nll, _ = job.by(run, ids).score()
     tokens = Scores(ids[:], nll).counted()
     return (tokens.nll, True) if same else (tokens.words(run.vocabulary).nll, False)
+
+
+def _same_entries(one, other):
+    """True if ids of one vocabulary are those of the other."""
+    return (one.words, one.model) == (other.words, other.model)
 
 
 class Surprisals(NamedTuple):

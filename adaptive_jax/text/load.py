@@ -83,8 +83,9 @@ class LoadedModel:
     def perplexity(
         self, lines: Iterable[str], context_from: str = "previous", **options: object
     ) -> float:
-        """Perplexity per word of lines of text, `<eos>` included. With context_from="previous"
-        and the `window` and `context` of an evaluation, it equals that of evaluate.py.
+        """Perplexity per word of lines of text, `<eos>` included; of a tokenizer's ids, per token.
+        With context_from="previous" and the `window` and `context` of an evaluation, it equals that
+        of evaluate.py.
 
         Arguments, and raises InputError: as `score`; no word to score.
         """

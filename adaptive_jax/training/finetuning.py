@@ -168,7 +168,7 @@ def finetuned(
     _check_same_model(config["init_from"], run.params, state.params)
     ids = {entry: i for i, entry in enumerate(run.vocabulary.names)}
     kinds = {(type(v), v.model if v.unit == "token" else b"") for v in (run.vocabulary, vocabulary)}
-    if len(kinds) > 1:  # a sub-word or an id is not a word, nor an id one of another tokenizer
+    if len(kinds) > 1:  # a sub-word or an id is not a word; ids differ by tokenizer
         ids = {}
     old_ids = np.array([ids.get(entry, -1) for entry in vocabulary.names])
     same_ids = np.array_equal(old_ids[: len(ids)], np.arange(len(ids))) and ids

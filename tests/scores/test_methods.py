@@ -8,8 +8,11 @@ import pytest
 from adaptive_jax.config.options import Option
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.scores import evaluate_command as command
+from adaptive_jax.scores import mix
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.methods import METHODS, Method, prepared
 from adaptive_jax.scores.mix import Mix, Run
@@ -145,6 +148,18 @@ def test_the_context_of_the_other_model(config, break_mode, context):
     job = Evaluation(**nothing | {"windows": Windows(64, 8, "none", "similar", 1)})
     windows = job.by(other, np.zeros(3, np.int32)).windows
     assert (windows.window, windows.context, windows.break_mode) == (16, context, break_mode)
+
+
+def test_a_model_of_another_tokenizer(config, monkeypatch):
+    """Its tokens are no words: two numbers of one token each were mixed if there were as many."""
+    changes = {"input.cutoffs": (), "batches.sequence_length": 16}
+    ids = TokenIds.of_counts(np.ones(9, np.int64), 0)
+    models = (b"one", b"other")
+    runs = [random_run(config(**changes), Tokenizer(ids.words, ids.counts, m)) for m in models]
+    monkeypatch.setattr(Run, "open", lambda *_: runs[1])
+    job = Evaluation(**dict.fromkeys(Evaluation._fields) | {"run": runs[0]})
+    with refuses("--other", "tokenizer"):
+        next(mix.score(job, Mix(other="o")))
 
 
 def test_two_models_of_one_text(trained_copy, text, config, monkeypatch):
