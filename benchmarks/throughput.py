@@ -253,10 +253,8 @@ def main(settings) -> None:
             raise InputError("--of=generate needs --workdir=RUN, a run that train.py made")
         peers, words, runs = generate_peers(settings.workdir, settings.words), settings.words, 1
     else:
-        config, rows = (
-            config_flags.config()[0] if config_flags.has_config() else laptop(),
-            settings.rows,
-        )
+        config = config_flags.config()[0] if config_flags.has_config() else laptop()
+        rows = settings.rows
         length = config["batches"]["sequence_length"]
         if settings.of == "evaluate":
             words, runs = settings.tokens, 1

@@ -363,8 +363,8 @@ class Forgetful(LSTM):
     @nn.compact
     def __call__(self, vectors, carry=(), batch=None, *, train=False):
         """See `LSTM`."""
-        hidden, after = super().__call__(vectors, (), batch, train=train)
-        return hidden, self.initial_carry(len(vectors)) if self.always else carry and after
+        hidden, _ = super().__call__(vectors, (), batch, train=train)
+        return hidden, self.initial_carry(len(vectors)) if self.always or len(carry) else ()
 
 
 def test_check_body_and_check_input_find_faults():

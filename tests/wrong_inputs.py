@@ -284,10 +284,10 @@ OTHERS = [
 ]
 
 
-def damaged(line, file, *cases, by_process=False):
+def damaged(line, file, *cases):
     """Rows of one file of a run or a text: what stands in its place, and what the command says."""
     return [
-        Row(f"{line}, {file} {number}", line, says, (file, content), by_process)
+        Row(f"{line}, {file} {number}", line, says, (file, content))
         for number, (content, *says) in enumerate(cases)
     ]
 

@@ -135,16 +135,20 @@ class Rows(NamedTuple):
 
 
 def continued(carry, start, rows: Rows):
-    """A carry in the structure and dtypes of `start`, that of rows that begin; zeros in rows that
-    are reset.
+    """The arrays of a carry in the structure and dtypes of `start`, that of rows that begin; zeros
+    in rows that are reset.
 
     Raises:
         InputError: arrays of other shapes.
     """
     arrays, (zeros, structure) = jax.tree.leaves(carry), jax.tree.flatten(start)
-    if list(map(jnp.shape, arrays)) != list(map(jnp.shape, zeros)):
-        raise InputError(f"carry must be () or made by body.initial_carry for {len(rows.ids)} rows")
-    arrays = [jnp.asarray(a, zero.dtype) for a, zero in zip(arrays, zeros, strict=True)]
+    shapes, expected = ([list(jnp.shape(a)) for a in leaves] for leaves in (arrays, zeros))
+    if shapes != expected:
+        raise InputError(
+            f"carry must be () or made by body.initial_carry for {len(rows.ids)} rows, of shapes"
+            f" {expected}, got {shapes}"
+        )
+    arrays = [floats("carry", a, ...).astype(b.dtype) for a, b in zip(arrays, zeros, strict=True)]
     if rows.reset is not None:
         arrays = [jnp.where(rows.reset.reshape(-1, *[1] * (a.ndim - 1)), 0, a) for a in arrays]
     return jax.tree.unflatten(structure, arrays)

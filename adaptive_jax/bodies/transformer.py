@@ -235,7 +235,7 @@ class Transformer(nn.Module):
 
         Args:
             carry: `()`, where every row stands alone, and `()` is returned; or a `Cache`, which the
-                rows continue and which drops no attention weights, even if `train`.
+                rows continue; attention then has no dropout, even if `train`.
             batch: its `row_ids` (for dropout) and `segment_ids` are read. Tokens see those of their
                 own segment only, and positions count from 0 in each. None: rows 0, 1, 2 … of one
                 segment each.

@@ -128,7 +128,8 @@ def parse(argv: Sequence[str]) -> list[str]:
         name, equals, value = argument.partition("=")
         if match := OVERRIDE.fullmatch(argument):
             off, switch, key, text = match.groups()
-            _check_group(key := key or switch)
+            key = switch if key is None else key
+            _check_group(key)
             _overrides[key] = not off if text is None else text
         elif name in ("--config", "-config"):
             place = value if equals else next(arguments, None)

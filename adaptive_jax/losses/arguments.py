@@ -80,6 +80,11 @@ class Settings(NamedTuple):
             name: _python_number(getattr(self, name)) for name in (*rates, "z_loss", "soft_cap")
         }
         settings = self._replace(**numbers_by_name)
+        for name in rates:
+            if isinstance(rate := getattr(settings, name), jax.Array):
+                raise InputError(
+                    f"{name} must be a Python number in [0, 1), got {type(rate).__name__}"
+                )
         check_rates(settings, *rates)
         z_loss, cap = settings.z_loss, settings.soft_cap
         if not is_finite(z_loss) or (isinstance(z_loss, numbers.Real) and z_loss < 0):
@@ -236,8 +241,8 @@ def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=No
     refused = [name for name in settings.reports if name not in ADAPTIVE_REPORTS]
     if clusters is not None and refused:
         raise InputError(
-            f"reports={refused[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits"
-            " one tail; log_probs gives the log-probabilities of all words"
+            f"reports must be among {', '.join(ADAPTIVE_REPORTS)} with several bands, got"
+            f" {refused[0]!r}: a token visits one tail; log_probs gives those of all words"
         )
     products, dtype = hidden.dtype, sum_dtype(hidden.dtype)
     # Gradients are first averaged over many tokens or scaled, and rounded to float16 last.

@@ -105,8 +105,8 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
 
 
 def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN):
-    """`weights · regularised nll` `[...]` of every token in nats, in the order given;
-    arguments as `loss`, without tail dropout.
+    """`weights · regularised nll` `[...]` of every token in nats, in the order given; arguments as
+    `loss`, settings without tail dropout.
 
     Differentiable for any cotangent, by a second pass: where their sum is all that is needed, use
     `loss`.
@@ -149,8 +149,8 @@ def reduced(
     if reduction == "none":
         if settings.tail_dropout:
             raise InputError(
-                f"reduction='none' draws no tail_dropout={settings.tail_dropout}: use 'mean' or"
-                " 'sum', or tail_dropout=0"
+                f"reduction must be 'mean' or 'sum' with tail_dropout={settings.tail_dropout},"
+                " got 'none': use one of them, or tail_dropout=0"
             )
         has_weight = (weights != 0).astype(weights.dtype)
         token_losses, nll, statistics = _each(static, *arguments.varying(has_weight))

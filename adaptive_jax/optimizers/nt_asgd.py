@@ -14,7 +14,7 @@ class TriggerState(NamedTuple):
     """State that decides when averages begin."""
 
     switched: jax.Array  # whether averages are taken
-    # The last `nonmono` validation losses; one if that is 0, which is never read
+    # The last `nonmono` validation losses; of nonmono=0 one, which nothing reads
     recent: jax.Array
     best: jax.Array  # the lowest one before those; infinite if there is none
 

@@ -144,8 +144,12 @@ def word_names(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
     ends within a character is empty, and the one that completes the character has it.
     """
     if vocabulary.unit == "token":
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        return [decode(vocabulary.utf8[i]).strip() for i in ids]
+        decoder, names = codecs.getincrementaldecoder("utf-8")("replace"), []
+        for i in ids:
+            if vocabulary.words[i] == EOS:  # no character goes on in another line
+                decoder.reset()
+            names.append(decoder.decode(vocabulary.utf8[i]).strip())
+        return names
     return list(vocabulary.whole_words(ids))
 
 

@@ -95,7 +95,8 @@ class ScoredLine(NamedTuple):
         numbers = word_numbers(self.text, spans)
         first = np.flatnonzero(np.append(True, (np.diff(numbers) != 0) | (numbers[1:] < 0)))
         ends = spans[np.append(first[1:], len(spans)) - 1, 1]
-        words = (self.text[a:b].rstrip() or EOS for a, b in zip(spans[first, 0], ends, strict=True))
+        ends_of_words = zip(spans[first, 0], ends, strict=True)
+        words = (self.text[a:b].rstrip() if a < b else EOS for a, b in ends_of_words)
         unseen = None if self.unseen is None else np.logical_or.reduceat(self.unseen, first)
         return self._replace(
             words=tuple(words),
@@ -104,6 +105,7 @@ class ScoredLine(NamedTuple):
             frequencies=None,
             ranks=None,
             entropies=None,
+            before="",
         )
 
     @property
@@ -211,6 +213,10 @@ class LineScorer:
         if not before:
             return Line(source, words, ids)
         read = self.lines.units_within(ids, before)
+        if read and self.lines.vocabulary.unit == "token":
+            # A token without letters stands with a character that a later one has.
+            spans = places(before, words[:read])
+            before = before[spans[-1, int(words[read - 1] != "")] :]
         words = words[self.lines.vocabulary.ends_word[ids[:read]].sum() :]
         return Line(source, words, ids, read, before)
 

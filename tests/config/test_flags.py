@@ -92,9 +92,7 @@ def test_a_flag_sets_a_value(parsed, argv, key, value):
     ],
 )
 def test_flags_come_in_any_order(parsed, argv):
-    """The last --config counts, wherever it stands. ml_collections refuses a flag --config.KEY
-    before it, and a second --config after one.
-    """
+    """The last --config counts, before or after flags --config.KEY."""
     config, _ = parsed(*argv, place=None)
     assert (config["steps"], config["body"]["positions"]) == (5, "alibi")
     assert flags.published(config) == (None, [])
@@ -110,6 +108,8 @@ def test_flags_come_in_any_order(parsed, argv):
             ["config.steps of --config.steps.more", "is not one of metrics"],
         ),
         (["--config.body=5"], ["--config.body is a group"]),
+        (["--config.=5"], ["--config. is not a key"]),
+        (["--config."], ["--config. is not a key"]),
         (["--config.output.table.cnn.length=9"], ["config.output.table.cnn is not one of name"]),
         (["--config.steps"], ["config.steps=True", "a whole number"]),
         (["--config.steps=1.5"], ["config.steps=1.5", "a whole number"]),

@@ -46,6 +46,16 @@ def test_tokens_without_letters():
     assert line.by_word().log_probs.tolist() == [-1, -9, -11, -7, -17, -10]
 
 
+def test_a_line_of_blanks():
+    """It has one end, and no place of another line."""
+    words = ("a", "<eos>", "", "<eos>", "b", "<eos>")
+    spans = [[0, 1], [1, 1], [3, 4], [4, 4], [5, 6], [6, 6]]
+    assert places("a\n  \nb", words).tolist() == spans
+    assert places("a\n\nb", words)[2].tolist() == [2, 2]
+    line = ScoredLine("   ", ("", "<eos>"), -np.ones(2), None, None).by_word()
+    assert line.words == ("", "<eos>")
+
+
 def test_sums_over_white_space_words():
     """Punctuation belongs to the word that it stands beside; the end of the line to none."""
     words = ("noah", ",", "he", "said", "“", "so", "”", ".", "<eos>")

@@ -118,6 +118,7 @@ def test_text_goes_on_within_a_token(kind, directory, config, own_cache):
     for cut in range(len(text) + 1):
         [rest] = model.score([text[cut:]], given=text[:cut])
         assert rest.log_prob >= whole.log_prob - 1e-4
+        assert rest.by_word().words == (*text[cut:].split(), "<eos>")
     for prompt in "", "the wo", "the ", "天":
         for how in {"seed": 1}, {"beams": 2}, {"temperature": 0}:
             [one] = model.continuations(prompt, words=8, **how)

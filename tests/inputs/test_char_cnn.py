@@ -154,10 +154,10 @@ def test_chunks_are_even():
 @jax.jit
 def in_runs(tokens):
     """Tokens by their distinct words, and the runs over these, of 40 words of which 8 are long."""
-    known = {"letters": jnp.zeros((40, 30)), "lengths": jnp.where(jnp.arange(40) < 32, 4, 20)}
+    spelling = {"letters": jnp.zeros((40, 30)), "lengths": jnp.where(jnp.arange(40) < 32, 4, 20)}
     reader = letters.Reader((1,), "relu", jnp.float32, 8, (8, 16))
     words, index = letters.distinct(tokens, 40, 8)
-    return words[index], list(letters.runs(reader, words, known))
+    return words[index], list(letters.runs(reader, words, spelling))
 
 
 @pytest.mark.parametrize(

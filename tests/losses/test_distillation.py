@@ -115,17 +115,17 @@ def test_ignored_targets_and_weights():
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_long_tables_need_little_memory(reduction):
-    """All 300,000 words of a chunk are computed at once, so its tokens are few: with the chunk of a
-    loss that visits tiles of words, 512 tokens took 1.1 GB.
+    """All words of a chunk are computed at once, so its tokens are few: with the chunk of a loss
+    that visits tiles of words, 512 tokens and a million words took 3.8 GiB, now 0.3.
     """
-    hidden, table = (jax.ShapeDtypeStruct((n, 128), jnp.float32) for n in (512, 300_000))
+    hidden, table = (jax.ShapeDtypeStruct((n, 64), jnp.float32) for n in (512, 1_000_000))
 
     def loss(hidden, table):
         teacher = jax.lax.stop_gradient((hidden, table))
         return jnp.sum(linear_distillation((hidden, table), teacher, reduction=reduction))
 
     program = hasty_jit(jax.grad(loss, (0, 1))).lower(hidden, table).compile()
-    assert program.memory_analysis().temp_size_in_bytes < 2**29
+    assert program.memory_analysis().temp_size_in_bytes < 2**30
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_mean_draws_the_dropout_of_the_sum():
         lambda h, y: (one(h[0], y[0]), one(h, y))  # a hidden state [features] is one token
     )(HIDDEN[0, :1], TARGETS[0, :1])
     np.testing.assert_array_equal(alone, row)
-    with refuses("reduction='none'"):
+    with refuses("'none'"):
         run(rngs=rngs, reduction="none")
 
 

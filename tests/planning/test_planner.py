@@ -230,7 +230,7 @@ def test_a_dry_run_covers_a_prepared_corpus(dry_run_lines, text):
         )
 
 
-def test_lines_that_a_dry_run_leaves_out(dry_run_lines, config, text):
+def test_lines_that_a_dry_run_leaves_out(dry_run_lines, config, text, tmp_path):
     """Coverage of sub-words, which spell every word, and of a list of words; cutoffs where bands
     are clusters, and more bands than the width of the first allows, which may be less than the
     body's.
@@ -238,10 +238,10 @@ def test_lines_that_a_dry_run_leaves_out(dry_run_lines, config, text):
     lines = dry_run_lines(**{"input.width": 8, "input.cutoffs": (20,)})
     assert re.findall(r"cheapest of (\d) bands", "".join(lines)) == ["2"]
     assert dry_run_lines(**{"data.codes": 30}) == []
-    words = {"data.words": str(text / "words.txt")}
-    (text / "words.txt").write_text("the\n")
+    words = {"data.words": str(tmp_path / "words.txt")}
+    (tmp_path / "words.txt").write_text("the\n")
     [line] = dry_run_lines(**words, **{"input.cutoffs": (1,)})
-    assert line == f"words        1 of data.words={text / 'words.txt'}"
+    assert line == f"words        1 of data.words={tmp_path / 'words.txt'}"
     dry_run_lines()
     places = {"data.path": str(text)}
     lines = coverage.describe(resolve(config(**places)), by_frequency=False).splitlines()

@@ -147,7 +147,6 @@ def test_words_of_units(tmp_path, caplog):
     whole = words_of(vocabulary.encode_words(line)[0], vocabulary, {}, {})
     np.testing.assert_array_equal(words.hashes, whole.hashes)
     assert whole.counts is None  # of a list without counts
-    caplog.clear()
     scored = {"path": str(tmp_path / "train.txt")}  # a file is the split to be scored
     for elsewhere in absent, absent | scored:
         caplog.clear()

@@ -138,14 +138,16 @@ def test_sub_words_with_the_scores_of_another_program(config, tmp_path):
         list(METHODS["mix"].score(job, Mix(scores=str(path))))
 
 
-@pytest.mark.parametrize("break_mode, context", [("none", 8), ("eos", 0)])
-def test_the_context_of_the_other_model(config, break_mode, context):
+@pytest.mark.parametrize(
+    "break_mode, first, context", [("none", 8, 8), ("none", 32, 0), ("eos", 8, 0)]
+)
+def test_the_context_of_the_other_model(config, break_mode, first, context):
     """It is that of the first where it fits; examples that see nothing before them have none."""
     changes = {"input.cutoffs": (), "batches.sequence_length": 16}
     changes["batches.break_mode"] = break_mode
     other = random_run(config(**changes), Vocabulary.build({"<eos>": 2, "a": 1}))
     nothing = dict.fromkeys(Evaluation._fields)
-    job = Evaluation(**nothing | {"windows": Windows(64, 8, "none", "similar", 1)})
+    job = Evaluation(**nothing | {"windows": Windows(64, first, "none", "similar", 1)})
     windows = job.by(other, np.zeros(3, np.int32)).windows
     assert (windows.window, windows.context, windows.break_mode) == (16, context, break_mode)
 

@@ -32,7 +32,6 @@ from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state
 from tests import refuses
-from tests.data import test_tokenizer
 
 OLD = Vocabulary.build({f"w{n}": 100 - n for n in range(19)} | {"<eos>": 200})
 NEW = Vocabulary.build(
@@ -166,6 +165,8 @@ def test_ids_keep_their_vectors(tmp_path):
 
 def test_another_tokenizer_has_other_ids(tmp_path):
     """Id 7 of two tokenizers is not one token: all rows were carried over by their numbers."""
+    from tests.data import test_tokenizer
+
     config = config_of("tied")
     models = (json.dumps(test_tokenizer.made(kind)).encode() for kind in ("bytes", "spaces"))
     old, new = (Tokenizer.build({"<eos>": 1}, model, 0, 600) for model in models)

@@ -29,8 +29,9 @@ def places(text: str, words: Sequence[str]) -> np.ndarray:
             spans[number], place = place, min(place + 1, len(letters))
             continue
         if not word:
-            start = max(0, place - 1) if ends_line else place
-            spans[number] = start, min(start + 1, len(letters))
+            spans[number] = place, place + 1
+            if ends_line:  # with the last character of the line, if it has one
+                spans[number] = place - (letters[place - 1 : place] not in ("", "\n")), place
             continue
         place, start = BLANKS.match(letters, place).end(), -1
         for letter in "".join(letter.lower() for letter in word):
