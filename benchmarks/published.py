@@ -196,6 +196,7 @@ def keep(target: Target) -> dict:
     shown = sorted(thinned + evaluations, key=lambda line: line["step"])
     (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in shown))
     places = [flag.partition("=")[2] for flag in FLAGS.value if flag != without_path(flag)]
+    places += [str(absolute(path_of(DATA.value)))] if DATA.value else []
     for name in "config.json", "plan.json":
         text = (target.workdir / name).read_text().replace(str(target.home), "HOME")
         for place in places:
