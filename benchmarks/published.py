@@ -222,6 +222,8 @@ def keep(target: Target) -> dict:
         "command": " ".join((*target.command, *map(without_path, FLAGS.value))),
         "ended": target.ended(),
     }
+    if result["updates"] > target.result().get("updates", 0):
+        result.pop("test_perplexity", None)  # of an earlier checkpoint
     if target.ended() and "test_perplexity" not in result:
         result["test_perplexity"] = evaluate(target)
     (directory / "result.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -247,11 +249,14 @@ def say(result: dict) -> None:
 
 
 def advance(home: Path) -> None:
-    """Keeps and says what there is, and starts or resumes the first row that has not ended."""
+    """Keeps and says what there is, and starts or resumes the first row that has not ended. One
+    that was stopped and evaluated is left as it is, unless --only names it.
+    """
     home.mkdir(parents=True, exist_ok=True)
     busy = running(home)
     for target in (Target(row, home) for row in ([ONLY.value] if ONLY.value else ROWS)):
-        if "test_perplexity" not in target.result():
+        result = target.result()
+        if not result.get("ended") and (ONLY.value or "test_perplexity" not in result):
             say(keep(target))
             if not target.ended():
                 return print(f"process {busy} trains") if busy else start(target)
