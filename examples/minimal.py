@@ -4,7 +4,8 @@
     python examples/minimal.py train.txt valid.txt    # your text, a sentence a line
 
 It counts words, trains a small transformer, and prints its perplexity for text that it has not
-seen. Copy it and change what you like: it needs jax, flax, optax and adaptive_jax.
+seen. Copy it and change what you like: it needs jax, flax, optax, adaptive_jax and, for
+the Bible, pythonbible.
 """
 
 import argparse

@@ -7,6 +7,7 @@ their flags, in tests/test_readme.py.
 """
 
 import ast
+import functools
 import gzip
 import importlib
 import importlib.util
@@ -269,6 +270,14 @@ def test_layers_around_a_body_of_ones_own():
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(names["gradients"]))
 
 
+class EndsInDense(linen.Module):
+    """A model whose logits are those of a layer that its parameters call lm_head."""
+
+    @linen.compact
+    def __call__(self, tokens):
+        return linen.Dense(211, name="lm_head")(linen.Embed(211, 8)(tokens))
+
+
 def test_the_loss_for_models_of_any_kind():
     """The examples give the loss and the gradients of a dense softmax, over any number of
     devices.
@@ -299,6 +308,8 @@ def test_the_loss_for_models_of_any_kind():
         equinox.nn.Embedding(211, 8, key=key), equinox.nn.Linear(8, 211, key=key)
     )
     theirs_params = jax.jit(names["Theirs"]().init)(key, tokens)["params"]
+    dense_model = EndsInDense()
+    dense_params = jax.jit(dense_model.init)(key, tokens)["params"]
     haiku_init, haiku_loss = haiku.without_apply_rng(
         haiku.transform(lambda *given: names["haiku_model"](*given))
     )
@@ -324,6 +335,9 @@ def test_the_loss_for_models_of_any_kind():
             jax.jit(lambda *a: names["loss_and_accuracy"](*a))(hidden, table[:211], targets[0]),
             jax.jit(lambda *a: names["loss_and_gradients"](*a))(hidden, table[:211], targets[0]),
             jax.jit(jax.value_and_grad(names["theirs_loss"]))(theirs_params, tokens, targets),
+            jax.jit(
+                jax.value_and_grad(lambda p: names["dense_loss"](dense_model, p, tokens, targets))
+            )(dense_params),
             jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0]),
         ]
 
@@ -337,19 +351,32 @@ def test_the_loss_for_models_of_any_kind():
 
     ours = results()
 
-    def logits(params):
-        return names["Theirs"]().apply({"params": params}, tokens)
+    def optax_loss(model, params):
+        logits = model.apply({"params": params}, tokens)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
-    def optax_loss(params):
-        each = optax.softmax_cross_entropy_with_integer_labels(logits(params), targets)
-        return each.mean()
-
-    expected = jax.jit(jax.value_and_grad(optax_loss))(theirs_params)
-    for one, other in zip(jax.tree.leaves(ours[-2]), jax.tree.leaves(expected), strict=True):
+    expected = [
+        jax.jit(jax.value_and_grad(lambda p, model=model: optax_loss(model, p)))(params)
+        for model, params in ((names["Theirs"](), theirs_params), (dense_model, dense_params))
+    ]
+    for one, other in zip(jax.tree.leaves(ours[-3:-1]), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     names["linear_cross_entropy"] = dense
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(results()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_best_items_for_a_user():
+    """They are those of all logits, the best one first."""
+    [code] = [code for code in python_blocks(PAGES["docs/large_tables.md"]) if "recommend" in code]
+    names = {"functools": functools, "jax": jax, "jnp": jnp, "rows": 31, "width": 4}
+    exec(code, names)
+    rng = np.random.default_rng(0)
+    hidden, items, bias = (jnp.float32(rng.normal(size=shape)) for shape in ((3, 4), (31, 4), 31))
+    ids, log_probs = names["recommend"](hidden, items, 5, bias)
+    expected, order = jax.lax.top_k(jax.nn.log_softmax(hidden @ items.T + bias[None]), 5)
+    np.testing.assert_array_equal(ids, order)
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-5)
 
 
 def small(code):

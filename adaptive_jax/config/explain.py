@@ -68,6 +68,9 @@ def page() -> str:
                 default = " (the default)" * (name == NAMES[group])
                 lines.append(f"### `{group}.name={name}`{default}\n")
             lines += [*_table(group, keys_of(group, name)), ""]
+            if group == "output.table.cnn":
+                lines.append("They mean what those of `input.name=char_cnn` do.\n")
+                continue
             lines += ["```text", *meanings(group, name), "```\n"]
     return "\n".join(lines).rstrip()
 
