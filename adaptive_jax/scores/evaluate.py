@@ -40,7 +40,7 @@ DATA_PATH = "The split as a file, or a directory that has it; default: the run's
 BREAK_MODE = "none, complete, complete_doc or eos; default: that of the run."
 CONTEXT = "Tokens of each window that are given and not scored."
 ROWS = (
-    "Rows of a batch; 0: those of tokens_per_device of the run (of 4,096 tokens where that is 0), or"
+    "Rows of a batch; 0: those of the run's tokens_per_device (of 4,096 tokens where that is 0), or"
     " 1 for layout streams and dynamic evaluation, which one row scores exactly; N rows are faster."
 )
 VOCABULARY = "Words to score over: train, union (and those of the split), or a file's."
