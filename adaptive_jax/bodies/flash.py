@@ -24,6 +24,7 @@ from jax.experimental.pallas import triton
 
 from adaptive_jax.bodies.blocks import save_for_backward
 from adaptive_jax.numerics.dropout import stays
+from adaptive_jax.numerics.meshes import kernel_arguments, vary_alike
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import added
 
@@ -81,7 +82,8 @@ def flash(joint, pairs, bias=None, *, blocks: tuple[Blocks, Blocks] | None = Non
         warps = 4 if joint.shape[-1] <= 64 else 8
         blocks = Blocks(128 if joint.shape[1] % 128 == 0 else 64, 64, warps), Blocks(64, 64, warps)
     settings = _Settings(pairs.dropout, pairs.slopes, *blocks)
-    return _flash(settings, joint, bias, pairs.segment_ids, pairs.seeds if pairs.dropout else None)
+    seeds = pairs.seeds if pairs.dropout else None
+    return _flash(settings, *vary_alike((joint, bias, pairs.segment_ids, seeds)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -161,6 +163,7 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
         of_axes.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0))
         for a in arrays
     ]
+    arrays, shapes = kernel_arguments(arrays, shapes)
     call = pl.pallas_call(
         kernel,
         grid=(time // blocks.program, heads, rows),

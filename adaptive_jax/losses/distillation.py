@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.errors import InputError, check_at_least, check_within
-from adaptive_jax.losses import partitioned
+from adaptive_jax.losses import fused, partitioned
 from adaptive_jax.losses.arguments import Table, not_differentiable, token_targets, validate_bands
-from adaptive_jax.losses.banded import ONCE, reduced_weights, scaled
+from adaptive_jax.losses.banded import reduced_weights
 from adaptive_jax.losses.chunks import lifted
+from adaptive_jax.losses.fused import FusedLoss
 from adaptive_jax.losses.plans import chunk_size, plan
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.arrays import in_chunks
@@ -102,9 +103,10 @@ def linear_distillation(
     )
     tokens = hidden, *by_token
     tokens, tables = partitioned.aligned(tokens, tuple(tables), _by_words(tables))
+    loss = FusedLoss(_pass, settings, _by_words(tables), _by_words(tables))
     if reduction == "none":
-        return weights * _losses(settings, tokens, tables)
-    total = _total(settings, tokens, tables)
+        return weights * fused.each(loss, tokens, tables)
+    total, _ = fused.total(loss, tokens, tables)
     return lax.psum(total, axes) if axes else total
 
 
@@ -134,45 +136,6 @@ def _by_words(tables):
     return (True,) * sum(table is not None for table in tables)
 
 
-def _run(settings, tokens, tables, gradients: bool):
-    by_words = _by_words(tables)
-    flags = partitioned.Gradients(True, by_words) if gradients else None
-    return partitioned.run(_pass, (settings, gradients), tokens, tables, by_words, flags)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _total(settings, tokens, tables):
-    return jnp.sum(tokens[3] * _run(settings, tokens, tables, False)[0])
-
-
-def _total_forward(settings, tokens, tables):
-    tokens, tables = not_differentiable(tokens, ONCE), not_differentiable(tables, ONCE)
-    losses, d_hidden, d_tables = _run(settings, tokens, tables, True)
-    return jnp.sum(tokens[3] * losses), (d_hidden, losses, d_tables)
-
-
-def _total_backward(settings, saved, scale):
-    d_hidden, d_weights, d_tables = jax.tree.map(lambda a: scaled(scale, a, False), saved)
-    return (d_hidden, None, None, d_weights), d_tables
-
-
-_total.defvjp(_total_forward, _total_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _losses(settings, tokens, tables):
-    return _run(settings, tokens, tables, False)[0]
-
-
-def _losses_backward(settings, saved, cotangent):
-    (*tokens, unit), tables = not_differentiable(saved, ONCE)
-    _, d_hidden, d_tables = _run(settings, (*tokens, unit * cotangent), tables, True)
-    return (d_hidden, None, None, None), d_tables
-
-
-_losses.defvjp(lambda settings, *arrays: (_losses(settings, *arrays), arrays), _losses_backward)
-
-
 def _pass(call, axis_name, tokens, tables):
     """The losses `[...]` of the tokens of one device, and the student's gradients."""
     (settings, gradients), shape = call, tokens[3].shape
@@ -193,13 +156,13 @@ def _pass(call, axis_name, tokens, tables):
     sums, (losses, d_hidden) = lax.scan(visit, zeros, chunks)
     losses = jnp.where(live[:, 0], losses.reshape(-1)[:count], 0).reshape(shape)
     if not gradients:
-        return losses, None, None
+        return (losses,), None, None
     d_tables = [
         None if a is None else d.astype(a.dtype) for a, d in zip(tables, sums, strict=False)
     ]
     rest = [None if a is None else jnp.zeros_like(a) for a in tables[2:]]
     d_hidden = d_hidden.reshape(-1, d_hidden.shape[-1])[:count].reshape(tokens[0].shape)
-    return losses, d_hidden.astype(tokens[0].dtype), (*d_tables, *rest)
+    return (losses,), d_hidden.astype(tokens[0].dtype), (*d_tables, *rest)
 
 
 def _visit(settings, tables, gradients, sums, part):

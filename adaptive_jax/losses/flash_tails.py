@@ -19,6 +19,7 @@ from jax import lax
 from adaptive_jax.losses.arguments import Settings, used
 from adaptive_jax.losses.chunks import Results, Tokens, states, through_projection
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.meshes import kernel_arguments
 from adaptive_jax.numerics.platforms import LARGE_SHARED_MEMORY, capability, platform
 
 WORDS = 128  # of a block
@@ -99,6 +100,7 @@ def _call(kernel, grid, specs, out_specs, out_shape, arrays, warps=4):
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
+    arrays, out_shape = kernel_arguments(arrays, out_shape)
     call = pl.pallas_call(
         functools.partial(kernel, pl),
         grid=grid,

@@ -45,6 +45,17 @@ def vary_alike(tree):
     return pvary(tree, axes_of(tree))
 
 
+def kernel_arguments(arrays, shapes):
+    """The arrays and the shapes of results of a kernel of Pallas, all of which vary over the same
+    axes, as `check_vma` of `shard_map` asks for.
+    """
+    arrays = vary_alike(arrays)
+    axes = jax.typeof(arrays[0]).manual_axis_type
+    return arrays, [
+        jax.ShapeDtypeStruct(shape.shape, shape.dtype, manual_axis_type=axes) for shape in shapes
+    ]
+
+
 def compiled_once(function: Callable, static: tuple, *arrays):
     """`function(*static, *arrays)`. Outside `jax.jit` it is compiled at the first call alone, where
     JAX by itself compiles a loop anew at each.

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import check_rates
+from adaptive_jax.errors import InputError, check_rates
 from adaptive_jax.numerics.arrays import exists, floats, ids, whole_numbers
 from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.products import sum_dtype
-from adaptive_jax.outputs.tables import check_bands, one_band
+from adaptive_jax.outputs.tables import check_bands
 
 
 class Loss(NamedTuple):
@@ -57,7 +57,13 @@ class Output(nn.Module):
     def bands(self, *, train: bool = False) -> list[Band]:
         """The bands of the table, frequent words first; `train` draws the table's dropout."""
         bands = self.table.bands(train=train)
-        return bands if self.many_bands else one_band(bands)
+        if len(bands) > 1 and not self.many_bands:
+            raise InputError(
+                f"this output takes a table of one band, and its table has {len(bands)}: use"
+                " config.output.name='adaptive', config.output.table.name='own' without cutoffs, or"
+                " 'assembled'"
+            )
+        return bands
 
     def flops(self, bands: Sequence[Band]) -> float:
         """FLOPs per token of the loss's forward pass over `bands`, arrays or shapes."""

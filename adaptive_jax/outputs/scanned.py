@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.losses import partitioned
+from adaptive_jax.losses import fused, partitioned
 from adaptive_jax.losses.arguments import token_targets
-from adaptive_jax.losses.banded import scaled
 from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.losses.plans import even_rows
 from adaptive_jax.numerics.arrays import in_chunks
@@ -58,9 +57,9 @@ def total_and_nll(chunked: ChunkedLoss, hidden, targets, weights, bands, constan
     Raises:
         InputError: as `adaptive_jax.losses.banded.loss`.
     """
-    arrays = _arguments(chunked, hidden, targets, weights, bands, constants)
-    _, _, weights, *_ = arrays
-    total, nll = _total(chunked, *arrays)
+    arguments = _arguments(chunked, hidden, targets, weights, bands, constants)
+    _, (*_, weights), _ = arguments
+    total, [nll] = fused.total(*arguments)
     return total, lax.stop_gradient(jnp.where(weights == 0, 0.0, nll + 0 * weights))
 
 
@@ -68,13 +67,13 @@ def losses_of(chunked: ChunkedLoss, hidden, targets, bands):
     """The loss `[...]` of every token; gradients for any cotangent need a second pass. Arguments
     and errors as those of `total_and_nll`.
     """
-    arrays = _arguments(chunked, hidden, targets, None, bands, ())
-    _, _, weights, *_ = arrays
-    return _each(chunked, *arrays) + 0 * weights
+    arguments = _arguments(chunked, hidden, targets, None, bands, ())
+    _, (*_, weights), _ = arguments
+    return fused.each(*arguments) + 0 * weights
 
 
 def _arguments(chunked, hidden, targets, weights, bands, constants):
-    """Checked arguments of `_total` and `_each`, on Explicit axes sharded alike."""
+    """Checked arguments of `fused.total` and `fused.each`, on Explicit axes sharded alike."""
     dtype = sum_dtype(hidden.dtype)
     targets = token_targets(
         targets, weights, None, hidden.shape[:-1], chunked.words, ignored=None, dtype=dtype
@@ -83,62 +82,14 @@ def _arguments(chunked, hidden, targets, weights, bands, constants):
     bands = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, bands)
     tokens = hidden, targets.ids, targets.weights
     tokens, shared = vary_alike((tokens, (bands, constants)))
-    tokens, shared = partitioned.aligned(tokens, shared, (False,) * len(jax.tree.leaves(shared)))
-    return *tokens, *shared
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _total(chunked, hidden, targets, weights, bands, constants):
-    (loss, nll), *_ = _run(chunked, hidden, targets, weights, bands, constants, gradients=False)
-    return jnp.sum(weights * loss), nll
-
-
-def _total_forward(chunked, *arrays):
-    (loss, nll), d_hidden, d_bands = _run(chunked, *arrays, gradients=True)
-    weights = arrays[2]
-    return (jnp.sum(weights * loss), nll), (d_hidden, d_bands, loss)
-
-
-def _total_backward(chunked, residuals, cotangents):
-    times = functools.partial(scaled, cotangents[0], in_place=False)
-    d_hidden, d_bands, d_weights = jax.tree.map(times, residuals)
-    return d_hidden, None, d_weights, d_bands, None
-
-
-_total.defvjp(_total_forward, _total_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _each(chunked, *arrays):
-    return _run(chunked, *arrays, gradients=False)[0][0]
-
-
-def _each_backward(chunked, arrays, cotangent):
-    hidden, targets, weights, bands, constants = arrays
-    arrays = hidden, targets, cotangent, bands, constants
-    _, d_hidden, d_bands = _run(chunked, *arrays, gradients=True)
-    return d_hidden, None, jnp.zeros_like(weights), d_bands, None
-
-
-_each.defvjp(lambda chunked, *arrays: (_each(chunked, *arrays), arrays), _each_backward)
-
-
-def _run(chunked, hidden, targets, weights, bands, constants, gradients):
-    """`((loss, nll), d_hidden, d_bands)`, each device computing its own tokens. Gradients are those
-    of the sum of `weights · loss`; a token of weight 0 costs time, and changes nothing.
-    """
-    tokens, shared = (hidden, targets, weights), (bands, constants)
     flags = [True] * len(jax.tree.leaves(bands)) + [False] * len(jax.tree.leaves(constants))
-    perturbed = partitioned.Gradients(True, tuple(flags)) if gradients else None
-    by_words, static = (False,) * len(flags), (chunked, gradients)
-    results, d_hidden, d_shared = partitioned.run(
-        _local, static, tokens, shared, by_words, perturbed
-    )
-    return results, d_hidden, d_shared[0] if gradients else None
+    by_words = (False,) * len(flags)
+    loss = fused.FusedLoss(_local, chunked, by_words, tuple(flags))
+    return loss, *partitioned.aligned(tokens, shared, by_words)
 
 
 def _local(static, _, tokens, shared):
-    """The tokens of one device, for `partitioned.run`."""
+    """The tokens of one device, for `FusedLoss`. One of weight 0 costs time, and changes nothing."""
     (chunked, gradients), (bands, constants), shape = static, shared, tokens[1].shape
     hidden, targets, weights = (a.reshape(math.prod(shape), *a.shape[len(shape) :]) for a in tokens)
     live = weights != 0  # 0 · NaN is NaN

@@ -54,21 +54,6 @@ def check_bands(name: str, module, cuts_words: bool = False) -> None:
         raise InputError(f"word_axes={axes} of {name} must be (): this layer needs all words")
 
 
-def one_band(bands: list[Band]) -> list[Band]:
-    """The bands, which must be one.
-
-    Raises:
-        InputError: there are several.
-    """
-    if len(bands) > 1:
-        raise InputError(
-            f"this output takes a table of one band, and its table has {len(bands)}: use"
-            " config.output.name='adaptive', config.output.table.name='own' without cutoffs, or"
-            " 'assembled'"
-        )
-    return bands
-
-
 class OwnTable(nn.Module):
     """A table that belongs to the output alone.
 

@@ -251,3 +251,21 @@ def test_work_is_that_of_the_candidates():
     model = Sampled(OwnTable(1_000, 8, width=4), 9)
     bands = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), method="bands")[0])
     assert model.flops(bands) == 2 * 4 * (9 + 1 + 8)
+
+
+def test_there_is_no_second_derivative():
+    """Differentiating the written gradient again gave numbers on one device, and a traceback of
+    JAX on a mesh.
+    """
+    model, variables, hidden, targets, weights = setting("sampled, 7 words")
+
+    def gradient(hidden):
+        def total(hidden):
+            return model.apply(
+                variables, hidden, targets, weights, train=True, rngs=RNGS, method="loss"
+            ).total
+
+        return jnp.sum(jax.grad(total)(hidden) ** 2)
+
+    with refuses("second derivative"):
+        jax.eval_shape(jax.grad(gradient), hidden)
