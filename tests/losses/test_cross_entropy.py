@@ -20,7 +20,9 @@ from tests.losses.test_banded import check, in_float64, slow_losses
 TOKENS, WIDTH = 6, 4
 ALL = {"bias": True, "weights": True, "soft_cap": 2.0, "label_smoothing": 0.2, "z_loss": 0.03}
 SIZES = {"narrowing": (5, 9, 30), "alike": (7, *[9, 10] * 4, 11)}  # words of each band
+SIGNED = np.array([0.5, -0.25, 0, 0.125, 0, 0.25], np.float32)  # whose sum is 0.625
 CASES = [
+    (103, {"weights": SIGNED}, ("mean", "sum")),
     (4_100, {}, ("mean", "none")),
     (4_100, ALL, ("mean", "none", "sum")),
     (1, ALL, ("mean", "none")),
@@ -36,7 +38,8 @@ def arrays(words, options, width=WIDTH):
 
     targets = np.concatenate([[0, words - 1], rng.integers(0, words, TOKENS - 2)]).astype(np.int32)
     bias = normal(words) if options.get("bias") else None
-    weights = np.array([1, 2, 0, 1, 0, 0.5], np.float32) if options.get("weights") else None
+    weights = options.get("weights")
+    weights = np.array([1, 2, 0, 1, 0, 0.5], np.float32) if weights is True else weights
     return (normal(TOKENS, width), normal(words, width), bias, weights), targets
 
 
@@ -111,8 +114,8 @@ PULL = np.array([0.7, -1.3, 0.4, 2.0, 1.1, -0.2], np.float32)
 
 @pytest.mark.parametrize("words, options, reductions", CASES)
 def test_against_the_dense_twin(words, options, reductions):
-    """Values and gradients of all arrays, weights among them; "none" under a cotangent of any
-    signs.
+    """Values and gradients of all arrays, weights of any signs among them; "none" under a cotangent
+    of any signs.
     """
     values, targets = arrays(words, options)
     options = settings(options) | {"reductions": reductions}
@@ -259,6 +262,17 @@ def test_targets_that_do_not_exist(reduction):
         assert np.isnan(value) and np.isnan(gradient[:4]).all()
     value, gradient = loss(hidden, targets, 0 * mask)
     assert value == 0 and not gradient.any()
+
+
+def test_a_mean_by_weights_whose_sum_is_0():
+    """It is the plain sum: a loss of pairs with weights of 1 and -1 was meant, not NaN."""
+    (hidden, table, *_), targets = arrays(12, {})
+    signs = np.resize([1.0, -1.0], TOKENS)
+    mean, total = (
+        linear_cross_entropy(hidden, table, targets, weights=signs, reduction=reduction)
+        for reduction in ("mean", "sum")
+    )
+    assert mean == total != 0
 
 
 @pytest.mark.parametrize(

@@ -242,3 +242,14 @@ def test_targets_of_probability_0_may_be_any_number():
     run = lambda targets: linear_cross_entropy(HIDDEN, TABLE, targets, target_probs=probs)
     for loss in run, jax.jit(run):
         np.testing.assert_allclose(loss(filled), run(TEACHER), rtol=1e-6)
+
+
+def test_reports_of_one_band():
+    """An adaptive softmax without tails reports what a full one does, but for `top_k`."""
+    names = [name for name in REPORTS if name != "top_k"]
+    options = {"weights": WEIGHTS, "z_loss": 0.1, "reduction": "none", "reports": names}
+    bands = [Band(TABLE, None, BIAS)]
+    check(
+        adaptive_cross_entropy(HIDDEN, bands, None, TARGETS, **options),
+        linear_cross_entropy(HIDDEN, TABLE, TARGETS, bias=BIAS, **options),
+    )

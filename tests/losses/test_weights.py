@@ -126,6 +126,7 @@ def test_kernels_of_a_tail(monkeypatch):
         run = lambda h, b: banded.loss(h, targets, weights, b, clusters)
         return jax.value_and_grad(run, (0, 1), has_aux=True)(hidden, bands)
 
+    assert "pallas_call" in str(jax.make_jaxpr(loss)(bad, bands))
     found = loss(bad, bands)
     jax.tree.map(np.testing.assert_array_equal, found, loss(hidden, bands))
 
