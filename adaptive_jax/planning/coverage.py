@@ -10,6 +10,7 @@ import numpy as np
 from adaptive_jax.config.keys import at, word_group
 from adaptive_jax.data.corpora.load import count_prepared
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.model.language_model import LanguageModel, band_shapes
 from adaptive_jax.planning.cutoffs import Workload, band_shares, cost, propose, smallest_band
 
 THRESHOLDS = (1, 2, 3, 5, 10)
@@ -50,22 +51,27 @@ def fold(
     return Folded(np.sort(counts)[::-1], shares)
 
 
-def workload(config: Mapping) -> Workload:
-    """The softmax of a config, to divide it into bands."""
-    table, source = config["output"]["table"], at(config, word_group(config))
-    table = table if table.get("cutoffs") or "factor" in table else source
+def workload(config: Mapping, model: LanguageModel) -> Workload:
+    """The softmax of a config, to divide it into bands.
+
+    model: of the config, with a vocabulary of any size.
+    """
+    table = config["output"]["table"]
+    of_table = table.get("cutoffs") or "factor" in table
+    bands = table if of_table else at(config, word_group(config))
     return Workload(
-        features=config["body"].get("features", Workload().features),
-        factor=table.get("factor", 1),
-        width=table.get("width", 0),
+        features=model.output.table.features,
+        factor=bands.get("factor", 1),
+        width=band_shapes(model)[0].table.shape[1],
     )
 
 
-def describe(config: Mapping, by_frequency: bool = True) -> str:
+def describe(config: Mapping, model: LanguageModel, by_frequency: bool = True) -> str:
     """Lines for a plan: the vocabulary of the config and those of other thresholds; the cutoffs of
     the config and the cheapest ones. "" for sub-words, ids of a tokenizer, a list of words, and a
     corpus that is not prepared on this machine.
 
+    model: as that of `workload`.
     by_frequency: whether bands follow the frequency of words; clusters do not.
     """
     data = config["data"]
@@ -88,18 +94,17 @@ def describe(config: Mapping, by_frequency: bool = True) -> str:
     lines = [f"{'words' if i == 0 else '':13}{line}" for i, line in enumerate(lines)]
     if by_frequency:
         counts = fold(words, counts, *chosen).counts
-        lines += _cutoffs(config, counts)
+        lines += _cutoffs(config, model, counts)
     return "\n".join(lines)
 
 
-def _cutoffs(config, counts):
+def _cutoffs(config, model, counts):
     """A line for the cutoffs of the config, and for the cheapest ones of each number of bands."""
-    size, load = len(counts), workload(config)
+    size, load = len(counts), workload(config, model)
     source = at(config, word_group(config))
     configured = config["output"]["table"].get("cutoffs") or source.get("cutoffs", ())
     most = size // smallest_band(size)
-    width = load.width or load.features
-    bands = [n for n in BANDS if n <= most and width >= load.factor ** (n - 1)]
+    bands = [n for n in BANDS if n <= most and load.width >= load.factor ** (n - 1)]
     rows = {"of the config": configured} if configured else {}
     rows |= {f"cheapest of {n} bands": propose(counts, n, load)[0] for n in bands}
     full, lines = cost(counts, (), load), []
