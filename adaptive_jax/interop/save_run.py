@@ -64,7 +64,7 @@ def save_run(
 
 
 def new_workdir(place: str | os.PathLike, key: str) -> Path:
-    """The absolute path of a workdir to be made.
+    """The absolute path of a workdir, or of an exported model, to be made.
 
     key: its name in messages.
 

@@ -63,8 +63,7 @@ def check_name(workdir: Path) -> None:
     name = str(absolute(workdir))
     if re.search(r"[\\\[\udc80-\udcff]", name):  # the last are bytes that Python could not decode
         raise InputError(
-            f"--workdir={name} must be UTF-8 without \\ and [: use another name, or set"
-            " LANG=C.UTF-8"
+            f"{name} must be UTF-8 without \\ and [: use another name, or set LANG=C.UTF-8"
         )
 
 
