@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_jax.data.corpora.load import load
@@ -139,7 +139,6 @@ def plainly_cut(counts, threshold, limit):
     return sorted(left.items(), key=lambda item: (-item[1], item[0]))
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
 @given(
     counts=st.dictionaries(st.sampled_from("abcdefgé日"), st.integers(0, 6)),
     eos=st.integers(1, 6),

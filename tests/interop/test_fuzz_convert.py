@@ -24,7 +24,7 @@ from tests.interop.torch_writer import STORAGE, Module, as_stream, as_zip, refer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ZIP, STREAM = FIXTURES / "torch_zip.pt", FIXTURES / "torch_stream.pt"
-fuzz = settings(deadline=None, derandomize=True, max_examples=50)
+fuzz = settings(max_examples=50)
 MEMORY, SECONDS = 16 << 20, 5
 
 
