@@ -11,7 +11,6 @@ import pytest
 
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.losses import plans
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning import coverage
@@ -155,33 +154,6 @@ def test_impossible_plans(call, names):
     """A wrong count or cutoff is an error that names it, not a plan of something else."""
     with refuses(*names.split()):
         call()
-
-
-TRAIN = ["a a a a b b b c c d", "a b c e", "f"]
-OTHER = ["a z d", "b <unk> f f", "zz"]
-
-
-@pytest.mark.parametrize("lines", [TRAIN, [*TRAIN, "a <unk> <unk>"]], ids=["open", "with <unk>"])
-def test_a_folded_vocabulary_is_the_one_that_is_built(lines):
-    """Counts, and lost tokens as counted word by word on the vocabulary that is really built."""
-
-    def tokens(content):
-        return " <eos> ".join([*content, ""]).split()
-
-    words = Vocabulary.build({"<unk>": 0} | collections.Counter(tokens(lines)))
-    splits = {
-        split: np.bincount([words.index[word] for word in tokens(content)], minlength=len(words))
-        for split, content in (("train", lines), ("validation", OTHER))
-    }
-    for threshold, limit in (1, 0), (2, 0), (3, 0), (99, 0), (1, 3), (1, 5), (1, 7), (1, 8), (2, 4):
-        built = Vocabulary.build(collections.Counter(tokens(lines)), threshold, limit)
-        known = set(built.words) - {"<unk>"}
-        folded = coverage.fold(words, splits, threshold, limit)
-        assert folded.counts.tolist() == built.counts.tolist()
-        for split, content in ("train", lines), ("validation", OTHER):
-            lost = [word not in known for word in tokens(content)]
-            assert folded.unknown[split] == pytest.approx(np.mean(lost))
-        assert folded.unknown["validation"] >= 3 / 11
 
 
 @pytest.fixture
