@@ -23,6 +23,7 @@ from adaptive_jax.data.corpora.cached import read_ids
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
+from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.subwords import FILE, Subwords, read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -111,7 +112,14 @@ def read_shards(directory):
 
 
 def read_words(directory):
-    vocabulary = read_vocabulary(directory / "vocabulary.txt")
+    check_words(read_vocabulary(directory / "vocabulary.txt"))
+
+
+def read_units(directory):
+    check_words(read_with_checksums(directory / "vocabulary.txt", "restore it"))
+
+
+def check_words(vocabulary):
     assert len(vocabulary.digest) == 16 and len(vocabulary.unigram_probs) == len(vocabulary)
     vocabulary.encode("the cat")
 
@@ -138,7 +146,10 @@ def compressed(name, content, text=b"the cat\n"):
 WORDS = Vocabulary.build({"the": 5, "<eos>": 3, "cat": 2})
 KINDS = {  # functions that write the files of a kind to a directory, and that read them
     "words": (lambda directory: WORDS.write(directory / "vocabulary.txt"), read_words),
-    "sub-words": (lambda directory: UNITS.write(directory / "vocabulary.txt"), read_words),
+    "sub-words": (
+        lambda directory: write_with_checksums(UNITS, directory / "vocabulary.txt"),
+        read_units,
+    ),
     "ids": (
         lambda directory: np.save(directory / "train.npy", np.arange(30, dtype="i4")),
         check_ids,
