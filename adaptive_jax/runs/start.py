@@ -152,14 +152,10 @@ def write_ngrams(workdir: Path, config: Mapping, vocabulary: Vocabulary, ids=())
 
 
 def write_words(workdir: Path, config: dict, vocabulary: Vocabulary) -> None:
-    """Writes the vocabulary of a run, and of a new one the entries of its words in the lexicon, and
-    their n-grams unless they are there.
-    """
+    """Writes the vocabulary of a run, and of a new one the entries of its words in the lexicon."""
     write_with_checksums(vocabulary, workdir / "vocabulary.txt")
     if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
         write_entries(workdir / "lexicon.jsonl", read_entries(vocabulary, lexicon))
-    if not (workdir / NGRAMS).exists():
-        write_ngrams(workdir, config, vocabulary)
 
 
 def _check_shared(workdir):
