@@ -286,6 +286,8 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     model.unlink()
     with refuses("subwords.model", "damaged", "restore"):
         read_with_checksums(path, "restore it")
+    with refuses(str(path), "subwords.model", "No such file", "restore"):
+        read_vocabulary(path)
     another = Subwords.build(COUNTS, 11).model
     flipped = [bytearray(small.model) for _ in range(0, len(small.model), 97)]
     for k, damaged in enumerate(flipped):

@@ -100,9 +100,14 @@ class Subwords(Vocabulary):
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "Subwords":
-        """See `Vocabulary.from_lines`."""
-        plain, model = Vocabulary.from_lines(path, counts), path_of(path).with_name(FILE)
-        return cls(plain.words, plain.counts, model.read_bytes())
+        """See `Vocabulary.from_lines`. Raises InputError if the model is not there, too."""
+        plain, file = Vocabulary.from_lines(path, counts), path_of(path).with_name(FILE)
+        try:
+            return cls(plain.words, plain.counts, file.read_bytes())
+        except OSError as error:
+            raise InputError(
+                f"cannot read {file}, the model of {path}: {error.strerror}; restore it"
+            ) from error
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the units of words, int32 `[units]`, and how many each word has, int32
