@@ -35,8 +35,6 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 UNUSABLE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
 UNUSABLE |= {errno.ENAMETOOLONG, errno.ELOOP}
 STORES = {"gcsfs", "fsspec", "aiohttp", "google"}  # packages whose errors are of a bucket
-# File systems of the kernel, which answer "no such file" to whoever creates one
-NO_FILES = "/proc", "/sys"
 
 
 @contextlib.contextmanager
@@ -147,9 +145,7 @@ def explain(error: BaseException) -> str | None:
             f"cannot write {name}: {os.strerror(number)}; what was saved before is intact. Make"
             " room or choose another place, then run the same command to resume"
         )
-    if number in UNUSABLE or (
-        number == errno.ENOENT and os.path.abspath(name).startswith(NO_FILES)
-    ):
+    if number in UNUSABLE:
         reason = os.strerror(number)
         return f"cannot use {name}: {reason}; choose another place, or change its permissions"
     return None

@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from absl import flags as absl_flags
@@ -31,6 +32,10 @@ from tests.programs import HASTE
 
 # fixtures
 compiled, eight, traced_once = programs.compiled, programs.eight, shared_programs.traced_once
+
+# The same examples in every run, and no limit of time: a machine may be busy.
+hypothesis.settings.register_profile("repeated", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repeated")
 
 # Collecting garbage after every 700 new objects takes a tenth of the time of tracing.
 gc.set_threshold(100_000, 50, 50)

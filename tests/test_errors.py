@@ -20,7 +20,6 @@ FULL = 'RESOURCE_EXHAUSTED: Error writing "/run/2/d/a": [OS error 28: No space l
         (OSError(errno.EROFS, ""), "cannot write a file: Read-only file system"),
         (PermissionError(errno.EACCES, "", "/a"), "cannot use /a: Permission denied; choose"),
         (IsADirectoryError(errno.EISDIR, "", "/a"), "cannot use /a: Is a directory"),
-        (FileNotFoundError(errno.ENOENT, "", "/proc/a"), "cannot use /proc/a: No such file"),
         (FileNotFoundError(errno.ENOENT, "", "/a"), None),
         (Exception("Forbidden: https://b/o\nno access"), "Forbidden: https://b/o no access"),
         (ConnectionResetError(errno.ECONNRESET, ""), None),

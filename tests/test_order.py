@@ -16,7 +16,7 @@ from adaptive_jax.data.vocabulary.clusters import (
     read_clusters,
     write_clusters,
 )
-from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.interop.export import export
 from adaptive_jax.model.language_model import build
@@ -84,7 +84,7 @@ def test_sub_word_units_in_clusters(tmp_path):
     spelled = [[v.words[i] for i in v.encode("lower new")] for v in (units, other)]
     assert spelled[0] == spelled[1] and units.encode("lower") != other.encode("lower")
     other.write(tmp_path / "vocabulary.txt")
-    again = Subwords.read(tmp_path / "vocabulary.txt")
+    again = read_vocabulary(tmp_path / "vocabulary.txt")
     assert again.digest == other.digest != units.digest and again.same_words(units)
 
 

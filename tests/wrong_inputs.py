@@ -151,7 +151,7 @@ SIZES = rows(
 PLACES = rows(  # found before the text is looked for
     "{train} --config.data.path={tmp}/none",
     ("--workdir=", "--workdir is missing"),
-    ("--workdir=/proc/x", "/proc/x", "another place"),
+    ("--workdir=/dev/null/x", "/dev/null/x", "another place"),
     ("--workdir={text}/train.txt", "train.txt", "another place"),
     ("--init_from={tmp}", "holds no run"),
     ("--workdir=~nosuchuser/x", "~nosuchuser/x", "must be a path"),
@@ -160,7 +160,7 @@ PLACES = rows(  # found before the text is looked for
     ("--workdir='{tmp}/[x]'", "[x]", "another name"),
     ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
     ("--cache_dir=", "--cache_dir=''", "on a local disk"),
-    ("--config.data.path={text} --cache_dir=/proc/x", "/proc/x", "another place"),
+    ("--config.data.path={text} --cache_dir=/dev/null/x", "/dev/null/x", "another place"),
     (
         "--config.data.path={text} --cache_dir={text}/train.txt",
         "cannot use ",
@@ -276,7 +276,7 @@ OTHERS = [
         ("{text} {dict} {run}", "Is a directory"),
         ("{checkpoint} {dict} {text}", "already exists", "use a new directory"),
         ("{checkpoint} {dict} ''", "OUT_WORKDIR=''"),
-        ("{checkpoint} {dict} /proc/x", "/proc/", "another place"),
+        ("{checkpoint} {dict} /dev/null/x", "/dev/null", "another place"),
         ("{checkpoint} {dict} gs://b/x", "gs://b/x", "a local disk"),
         ("{checkpoint} {dict} ~nosuchuser/x", "~nosuchuser/x"),
         ("{checkpoint} {dict} 'a\\b'", "a\\b", "another name"),
@@ -333,9 +333,8 @@ RUNS = [
         "run/metrics.jsonl",
         (b"\xff\n" * 9, "metrics.jsonl is damaged", "move it away"),
         (b"[]\n3\n", "is damaged"),
-        (b'{"step": "x"}\n', "line 1", "move it away"),
-        (b"{}\n", "line 1"),
-        (b'{"step": 1, "a": []}\n', "line 1"),
+        (b'{"step": "x"}\n', "is damaged", "move it away"),
+        (b"{}\n", "is damaged (step)"),
         (DIRECTORY, "metrics.jsonl", "Is a directory"),
     ),
     *damaged(

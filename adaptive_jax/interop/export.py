@@ -9,14 +9,13 @@ import jax
 from flax import traverse_util
 
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
-from adaptive_jax.errors import InputError
-from adaptive_jax.files import names_in, new_directory, path_of, write_bytes
+from adaptive_jax.files import new_directory, write_bytes
+from adaptive_jax.interop.save_run import new_workdir
 from adaptive_jax.interop.stablehlo import Shape, make_scorer
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.runs.parameters import write_tensors
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.settings import EXPORTED, write_json
-from adaptive_jax.runs.start import check_name
 
 __all__ = ["Shape", "export"]
 
@@ -38,7 +37,7 @@ def export(
         InputError: no run or checkpoint, a directory that is there already, a shape out of range,
             or a package is missing.
     """
-    output = _new(output)
+    output = new_workdir(output, "output")
     run = Run.open(workdir, checkpoint)
     params = sharding.on_host(run.params, run.mesh)
     if hosts.first():
@@ -57,15 +56,6 @@ def export(
             f"python -m adaptive_jax evaluate --workdir={shlex.quote(str(output))}{place}"
             " --split=test"
         )
-
-
-def _new(output):
-    """The path of a directory that does not exist yet, or is empty."""
-    path = path_of(output)
-    if names_in(path) or (os.path.lexists(path) and not path.is_dir()):
-        raise InputError(f"--output={output} already exists: use a new directory")
-    check_name(path)
-    return path
 
 
 def _write(run: Run, output: Path, params: Mapping, shape: Shape | None) -> None:

@@ -17,7 +17,7 @@ from adaptive_jax.files import local_directory, new_directory
 from adaptive_jax.interop.converter import Checkpoint, assign, completed
 from adaptive_jax.runs.checkpoints import Checkpoints, quietly
 from adaptive_jax.runs.settings import at_clusters, write_json
-from adaptive_jax.runs.start import check_name, write_words
+from adaptive_jax.runs.start import check_name, write_ngrams, write_words
 
 
 def save_run(
@@ -64,7 +64,7 @@ def save_run(
 
 
 def new_workdir(place: str | os.PathLike, key: str) -> Path:
-    """The absolute path of a workdir to be made.
+    """The absolute path of a workdir, or of an exported model, to be made.
 
     key: its name in messages.
 
@@ -94,6 +94,7 @@ def write_run(
             raise InputError(f"{source} has numbers that are not finite, in {path}")
     with quietly(), new_directory(workdir) as directory:
         write_words(directory, config, vocabulary)
+        write_ngrams(directory, config, vocabulary)
         write_json(directory / "config.json", config)
         if checkpoint.options:
             write_json(directory / "trained.json", checkpoint.options)

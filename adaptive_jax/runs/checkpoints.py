@@ -227,12 +227,7 @@ class Checkpoints:
 
     def hours(self, step: int) -> float:
         """Hours that the run had trained when the checkpoint was saved; 0 if it does not say."""
-        hours = recorded(self.directory / str(step), "hours")
-        if isinstance(hours, int | float):
-            return float(hours)
-        text = "%s does not say how long the run had trained: its hours count from 0"
-        logger.warning(text, self.directory / str(step))
-        return 0.0
+        return float(recorded(self.directory / str(step), "hours") or 0.0)
 
     def recorded_loss(self, step: int) -> float | None:
         """The loss that `record_loss` gave a checkpoint, whose optimizer state does not include it;

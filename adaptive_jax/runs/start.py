@@ -63,8 +63,7 @@ def check_name(workdir: Path) -> None:
     name = str(absolute(workdir))
     if re.search(r"[\\\[\udc80-\udcff]", name):  # the last are bytes that Python could not decode
         raise InputError(
-            f"--workdir={name} must be UTF-8 without \\ and [: use another name, or set"
-            " LANG=C.UTF-8"
+            f"{name} must be UTF-8 without \\ and [: use another name, or set LANG=C.UTF-8"
         )
 
 
@@ -153,14 +152,10 @@ def write_ngrams(workdir: Path, config: Mapping, vocabulary: Vocabulary, ids=())
 
 
 def write_words(workdir: Path, config: dict, vocabulary: Vocabulary) -> None:
-    """Writes the vocabulary of a run, and of a new one the entries of its words in the lexicon, and
-    their n-grams unless they are there.
-    """
+    """Writes the vocabulary of a run, and of a new one the entries of its words in the lexicon."""
     write_with_checksums(vocabulary, workdir / "vocabulary.txt")
     if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
         write_entries(workdir / "lexicon.jsonl", read_entries(vocabulary, lexicon))
-    if not (workdir / NGRAMS).exists():
-        write_ngrams(workdir, config, vocabulary)
 
 
 def _check_shared(workdir):

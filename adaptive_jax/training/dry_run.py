@@ -55,10 +55,10 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
         hosts.log0(f"text         data.path={place} does not exist here: training needs it")
     if path := config["data"]["words"]:
         hosts.log0(f"words        {len(read_words(path)):,} of data.words={path}")
-    elif lines := coverage.describe(
-        config, by_frequency=not checks.saved_config["output"]["clusters"]
-    ):
-        hosts.log0(lines)
+    else:
+        by_frequency = not checks.saved_config["output"]["clusters"]
+        if lines := coverage.describe(config, checks.parts.model, by_frequency):
+            hosts.log0(lines)
     if not words:
         if target is not None:
             raise InputError(
@@ -116,9 +116,9 @@ def checked(config: dict, workdir: Path, devices: int | None) -> Checked:
     begun = begun_config(workdir)
     config = with_origin(config, begun)
     check_origin(config, workdir)
-    if config["own_text"]:  # whose text is prepared next
-        check_config(config, devices)
-    config = at_clusters(with_text(config, begun), begun)
+    if config["own_text"]:
+        config = with_text(config, begun, check_config(config, devices).model)
+    config = at_clusters(config, begun)
     check_resumes(workdir, of_config(config))
     config_of_run = with_own_files(config, workdir)
     parts = check_config(config_of_run, devices)

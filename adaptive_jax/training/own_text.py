@@ -13,6 +13,7 @@ from adaptive_jax.data.corpora.split import one_text, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
@@ -28,20 +29,18 @@ MERGES = 4  # for the square root of a text's bytes: 400 for 10 kB, 4,000 for 1 
 LEAST_MERGES, MOST_MERGES = 200, 32_000  # the most: Baevski & Auli 2019
 
 
-def with_text(config: dict, begun: dict | None) -> dict:
-    """The config with a value for each key that its text decides; a config without `own_text`
-    itself.
+def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
+    """The config, of `own_text`, with a value for each key that its text decides.
 
     A new run reads the text and prints what is chosen; one that has begun takes what it began with.
     All hosts call this.
 
     begun: the config of the run that has begun; None if none has.
+    model: of the config, with a vocabulary of any size.
 
     Raises:
         InputError: no text, and see `split_lines` and `load`.
     """
-    if not config["own_text"]:
-        return config
     config = copy.deepcopy(config)
     data = config["data"]
     lines = _split(data)
@@ -72,7 +71,7 @@ def with_text(config: dict, begun: dict | None) -> dict:
     if open_cutoffs := [key for key in _open_keys(config) if key in CUTOFFS]:
         bands = "none: a full softmax over so few words is cheap"
         if size > FULL_SOFTMAX:
-            cutoffs, _ = propose(vocabulary.counts, BANDS, workload(config))
+            cutoffs, _ = propose(vocabulary.counts, BANDS, workload(config, model))
             rows.put(config, *open_cutoffs, cutoffs)
             bands = (
                 f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {BANDS} bands"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_jax.data.corpora import known
@@ -307,7 +307,6 @@ def test_marks_by_example(line, separated):
     assert tokeniser("marks", lower=True)(line) == separated
 
 
-@settings(deadline=None)
 @given(st.text(), st.booleans())
 def test_marks_of_separated_text_are_the_same(text, lower):
     """Text that was tokenised before, as that of an old cache, keeps its words."""

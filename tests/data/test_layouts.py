@@ -23,7 +23,7 @@ from tests import refuses
 
 EOS, WORDS = 0, 97
 LM1B = Path(__file__).parents[3] / "shared" / "data" / "lm1b-heldout" / "valid.txt.xz"
-thorough = settings(deadline=None, max_examples=50, derandomize=True)
+thorough = settings(max_examples=50)
 
 
 def split(text):

@@ -73,7 +73,7 @@ def test_lines_give_the_ids_that_the_corpus_has(tmp_path, tokeniser, lower):
     assert tokeniser_of(tokeniser, lower)("<EOS> <eos>").split()[-1] == "<eos>"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from([word for word in COUNTS if word != "’s"])))
 def test_words_of_the_quickstart_come_back(words):
     """Punctuation marks stand next to their words in text, and apart in the model."""
@@ -123,7 +123,7 @@ def test_words_are_put_together_from_units():
     assert SUBWORDS.decode([units["low"], units["<eos>"], units["<0xD0>"]]) == "low\n\ufffd"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1)))
 def test_any_words_come_back_from_units(words):
     """No word is lost or changed on its way through units, whatever its characters."""

@@ -35,7 +35,7 @@ from tests import refuses
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real corpora are not here")
-properties = settings(deadline=None, derandomize=True, max_examples=30)
+properties = settings(max_examples=30)
 WORDS = st.sampled_from(["a", "bb", "the", "é", "日本", "x" * 7])
 LINE = st.lists(WORDS, max_size=6).map(" ".join)
 SUBWORDS = Subwords.build({"the": 5, "bb": 3, "<eos>": 1}, 2)
@@ -169,6 +169,9 @@ def test_files_of_a_directory_end_their_last_lines(tmp_path):
         (tmp_path / name / "1.txt~").write_text("as it was")
     texts = local_texts(tmp_path, ("train", "test"))
     assert list(texts["train"].lines()) == [b"train 0\n", b"train 1\n", b"train 2\n"]
+    (tmp_path / "train" / "1.txt").write_text("\ufeff")  # which became a line without words
+    [(piece, _)] = shards.pieces(texts["train"].chunks(), shards.PIECE)
+    assert piece == b"train 0\ntrain 2\n"
     (tmp_path / "train" / "0.txt").rename(tmp_path / "train" / "0.jsonl")
     with refuses("train/0.jsonl", "JSON"):
         next(local_texts(tmp_path, ("train",))["train"].lines())

@@ -11,7 +11,7 @@ from adaptive_jax.numerics.batch import Batch
 from tests import refuses
 
 EOS = 99
-thorough = settings(deadline=None, max_examples=25, derandomize=True)
+thorough = settings(max_examples=25)
 
 
 def batches_of(count, length, rows, microbatches=1):

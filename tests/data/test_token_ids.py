@@ -18,6 +18,7 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
+from adaptive_jax.model.language_model import build
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import with_text
@@ -267,8 +268,9 @@ def test_own_text_chooses_a_model_for_ids(data, tmp_path, capsys):
     """The one config for texts of one's own takes ids, too, and drops no setting in silence."""
     config = own_text.get_config().to_dict()
     config["data"] |= data
-    chosen = with_text(resolve(config), None)["data"]
+    model = build(resolve(config), SIZE)
+    chosen = with_text(resolve(config), None, model)["data"]
     assert (chosen["vocabulary_size"], chosen["threshold"], chosen["codes"]) == (SIZE, 1, 0)
     assert "words        the ids of the tokenizer, the most" in capsys.readouterr().out
     with refuses("data.limit=9", "data.corpus=ids"):
-        with_text(resolve(config | {"data": config["data"] | {"limit": 9}}), None)
+        with_text(resolve(config | {"data": config["data"] | {"limit": 9}}), None, model)

@@ -343,6 +343,9 @@ def test_wrong_requests(trained, exported, config, tmp_path, monkeypatch):
     ):
         with refuses(says):
             call()
+    with refuses("UTF-8 without") as raised:
+        export(trained, tmp_path / "[1")
+    assert str(raised.value).startswith(f"{tmp_path}/[1 must be ")  # not --workdir, as it said
     model = build(config(), 122)
     check_fits(config(init_from=str(exported)), tmp_path, model)
     with refuses("'3'"):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop import torch_files
 from adaptive_jax.interop.convert import convert
@@ -24,7 +24,7 @@ from tests.interop.torch_writer import STORAGE, Module, as_stream, as_zip, refer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ZIP, STREAM = FIXTURES / "torch_zip.pt", FIXTURES / "torch_stream.pt"
-fuzz = settings(deadline=None, derandomize=True, max_examples=50)
+fuzz = settings(max_examples=50)
 MEMORY, SECONDS = 16 << 20, 5
 
 
@@ -94,7 +94,7 @@ def test_word_lists(content, whole, tmp_path_factory):
         state = {"encoder.weight": np.zeros((len(words), 1))}
         vocabulary, _ = awd_lstm_words(path, state)
         vocabulary.write(path.parent / "vocabulary.txt")
-        assert Vocabulary.read(path.parent / "vocabulary.txt").words == vocabulary.words
+        assert read_vocabulary(path.parent / "vocabulary.txt").words == vocabulary.words
 
 
 LAYERS = "[(16, 4)]", "[(8, 1, 0), (16, 4, 2)]", "[(16, 4, 1)]", "[]"

@@ -3,13 +3,12 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_jax.numerics.bands import band_sizes, band_widths
 from tests import refuses
 
-thorough = settings(deadline=None, max_examples=100, derandomize=True)
 CUTS = st.lists(st.integers(-2, 62), max_size=4)
 
 
@@ -19,7 +18,6 @@ def test_the_papers_bands():
     assert band_widths(1024, 4, 4) == [1024, 256, 64, 16]
 
 
-@thorough
 @given(words=st.integers(1, 60), cuts=CUTS | CUTS.map(lambda cuts: sorted({*cuts})))
 def test_bands_are_the_vocabulary_cut(words, cuts):
     """Every word is in one band, band i + 1 begins at cutoff i; cutoffs that leave a band empty
@@ -35,7 +33,6 @@ def test_bands_are_the_vocabulary_cut(words, cuts):
     assert "cutoff" in str(error.value) and any(f"{cut:,}" in str(error.value) for cut in cuts)
 
 
-@thorough
 @given(width=st.integers(1, 300), factor=st.integers(0, 5), bands=st.integers(1, 5))
 def test_bands_narrow_by_the_factor(width, factor, bands):
     """Each by the whole factor; one that leaves the last band nothing is refused, as is none."""

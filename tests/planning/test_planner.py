@@ -11,8 +11,8 @@ import pytest
 
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.losses import plans
+from adaptive_jax.model.language_model import build
 from adaptive_jax.planning import coverage
 from adaptive_jax.planning import cutoffs as planner
 from adaptive_jax.planning.cutoffs import Workload, cost, propose
@@ -156,33 +156,6 @@ def test_impossible_plans(call, names):
         call()
 
 
-TRAIN = ["a a a a b b b c c d", "a b c e", "f"]
-OTHER = ["a z d", "b <unk> f f", "zz"]
-
-
-@pytest.mark.parametrize("lines", [TRAIN, [*TRAIN, "a <unk> <unk>"]], ids=["open", "with <unk>"])
-def test_a_folded_vocabulary_is_the_one_that_is_built(lines):
-    """Counts, and lost tokens as counted word by word on the vocabulary that is really built."""
-
-    def tokens(content):
-        return " <eos> ".join([*content, ""]).split()
-
-    words = Vocabulary.build({"<unk>": 0} | collections.Counter(tokens(lines)))
-    splits = {
-        split: np.bincount([words.index[word] for word in tokens(content)], minlength=len(words))
-        for split, content in (("train", lines), ("validation", OTHER))
-    }
-    for threshold, limit in (1, 0), (2, 0), (3, 0), (99, 0), (1, 3), (1, 5), (1, 7), (1, 8), (2, 4):
-        built = Vocabulary.build(collections.Counter(tokens(lines)), threshold, limit)
-        known = set(built.words) - {"<unk>"}
-        folded = coverage.fold(words, splits, threshold, limit)
-        assert folded.counts.tolist() == built.counts.tolist()
-        for split, content in ("train", lines), ("validation", OTHER):
-            lost = [word not in known for word in tokens(content)]
-            assert folded.unknown[split] == pytest.approx(np.mean(lost))
-        assert folded.unknown["validation"] >= 3 / 11
-
-
 @pytest.fixture
 def dry_run_lines(text, config, tmp_path, capsys, own_cache):
     """`dry_run_lines(**changes)`: words and cutoffs that a dry run of the small model prints."""
@@ -218,16 +191,43 @@ def test_a_dry_run_covers_a_prepared_corpus(dry_run_lines, text):
     lines = [line[13:] for line in dry_run_lines()]
     counts = np.array(sorted(counts.values(), reverse=True))
     first = [line.startswith("of the config: ") for line in lines].index(True)
-    load = Workload(features=32)
-    for line, n in zip(lines[first + 1 :], (2, 3), strict=True):
+    assert lines[first + 1 :] == cheapest(counts, (2, 3), Workload(features=32))
+
+
+def cheapest(counts, bands, load):
+    """The lines of a dry run for the cheapest cutoffs of each number of bands."""
+    lines = []
+    for n in bands:
         cutoffs, flops = propose(counts, n, load)
         ends = itertools.pairwise((0, *cutoffs, len(counts)))
         shares = " ".join(f"{counts[a:b].sum() / counts.sum():.1%}" for a, b in ends)
         work = flops / cost(counts, (), load)
-        assert line == (
+        lines.append(
             f"cheapest of {n} bands: {', '.join(map(str, cutoffs))}; tokens {shares};"
             f" {work:.1%} of the full softmax's work"
         )
+    return lines
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"input.cutoffs": (), "output.table.name": "own"}
+        | {"body.name": "lstm", "body.features": 8, "body.widths": (32,)},
+        {"input.name": "groc", "input.width": 8, "output.table.name": "tied"},
+    ],
+    ids=["lstm", "groc"],
+)
+def test_widths_are_those_of_the_softmax(layers, with_layers, text, tmp_path, capsys, own_cache):
+    """The `features` of an LSTM are those of its input, and GroC's `width` is that of a letter."""
+    tokens = (text / "train.txt").read_text().replace("\n", " <eos> ").split()
+    counts = np.array(sorted(collections.Counter(tokens).values(), reverse=True))
+    small = with_layers(layers | {"data.path": str(text)})
+    load(small["data"])
+    dry_run(small, tmp_path / "run")
+    lines = [line[13:] for line in capsys.readouterr().out.splitlines() if "cheapest of" in line]
+    bands, factor = ((2, 3), 4) if "body.name" in layers else ((2, 3, 4, 5), 1)
+    assert lines == cheapest(counts, bands, Workload(features=32, factor=factor))
 
 
 def test_lines_that_a_dry_run_leaves_out(dry_run_lines, config, text, tmp_path):
@@ -244,5 +244,6 @@ def test_lines_that_a_dry_run_leaves_out(dry_run_lines, config, text, tmp_path):
     assert line == f"words        1 of data.words={tmp_path / 'words.txt'}"
     dry_run_lines()
     places = {"data.path": str(text)}
-    lines = coverage.describe(resolve(config(**places)), by_frequency=False).splitlines()
+    small = config(**places)
+    lines = coverage.describe(small, build(small, 122), by_frequency=False).splitlines()
     assert lines[0].startswith("words") and not any("cheapest" in line for line in lines)

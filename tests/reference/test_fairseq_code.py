@@ -20,6 +20,7 @@ from adaptive_jax.bodies.lstm import State as Memory
 from adaptive_jax.bodies.lstm import Weights, lstm
 from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.data.batches.windows import Windows, windows
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop.convert import convert
@@ -452,7 +453,7 @@ def test_dictionary(case, tmp_path):
     (tmp_path / "dict.txt").write_text(case["dict_txt"])
     vocabulary = read_dictionary(tmp_path / "dict.txt")
     vocabulary.write(tmp_path / "vocabulary.txt")
-    vocabulary = Vocabulary.read(tmp_path / "vocabulary.txt")
+    vocabulary = read_vocabulary(tmp_path / "vocabulary.txt")
     symbols = ["<eos>" if word == "</s>" else word for word in case["symbols"]]
     assert list(vocabulary.words) == symbols
     assert vocabulary.counts[4:].tolist() == case["counts"][4:]

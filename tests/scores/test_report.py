@@ -508,7 +508,7 @@ def test_bad_input(made, tmp_path):
         ([one], {"output": "report.png"}, "must be the name of a page"),
         ([one], {"output": ""}, "must be the name of a page, such as report.html"),
         ([one], {"output": f"{tmp_path}/a.html"}, "a.html"),
-        ([one], {"output": "/proc/report.html"}, "/proc/report_files"),
+        ([one], {"output": "/dev/null/report.html"}, "/dev/null/report_files"),
         ([one], {"bins": (100, 10)}, "bins=100,10 must be growing frequencies"),
         ([one], {"names": ("a", "b")}, "names=a,b must be one name for each of 1 runs"),
         ([one], {"sample_words": -1}, "--sample_words must be in [0, inf), got -1"),

@@ -13,7 +13,7 @@ import pytest
 from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.evaluate import Request, evaluate
@@ -356,7 +356,7 @@ def test_a_local_copy_of_the_corpus(ask, trained_copy, text, tmp_path):
     kept = read_result(trained_copy / "eval" / "test-16-0-240.json")
     assert kept == json.loads(json.dumps(own)) != json.loads(json.dumps(result))
     assert result["settings"]["data_path"] == str(tmp_path)
-    vocabulary = Vocabulary.read(trained_copy / "vocabulary.txt")
+    vocabulary = read_vocabulary(trained_copy / "vocabulary.txt")
     data = {"corpus": "text_files", "path": str(text)}
     ids = load(data).vocabulary.encode("the t0w0")
     assert result["words"] == 3

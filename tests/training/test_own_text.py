@@ -14,6 +14,7 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.split import one_text, split_lines
 from adaptive_jax.data.corpora.text import Text
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.cutoffs import Workload, propose
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.dry_run import check_config, dry_run
@@ -111,11 +112,11 @@ def test_places_without_a_single_text(text, tmp_path):
     (tmp_path / "one.zip").touch()  # `unpacked` reads it
     assert one_text(str(tmp_path / "one.zip")) == Text((tmp_path / "one.zip",))
     with refuses("empty", "split"):
-        with_text(request(**{"data.path": str(tmp_path / "empty")}), None)
+        chosen(**{"data.path": str(tmp_path / "empty")})
     with refuses("data.path", "local disk"):
-        with_text(request(**{"data.path": f"file://{tmp_path}/two"}), None)
+        chosen(**{"data.path": f"file://{tmp_path}/two"})
     with refuses("nowhere", "does not exist"):
-        with_text(request(**{"data.path": str(tmp_path / "nowhere")}), None)
+        chosen(**{"data.path": str(tmp_path / "nowhere")})
     (tmp_path / "a").write_text("one line only\nand another")
     with refuses(str(tmp_path / "a"), "2 line(s)"):
         split_lines(Text((tmp_path / "a",)), tmp_path)
@@ -133,14 +134,14 @@ def test_a_folder_of_files_is_one_text_with_a_document_a_file(tmp_path, capsys, 
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
-    config = with_text(request(**{"data.path": str(folder)}), None)
+    config = chosen(**{"data.path": str(folder)})
     copies = Path(config["data"]["path"])
     joined = "".join((copies / f"{split}.txt").read_text() for split in ("train", "valid", "test"))
     assert joined == "one\ntwo\n\n" + "four\n" * 30 + "\n" + "six\n" * 30
     assert f"{folder}, 3 files, is split" in capsys.readouterr().out
     (folder / "test.txt").touch()  # a split, so the others are none
     with refuses("my papers", "split"):
-        with_text(request(**{"data.path": str(folder)}), None)
+        chosen(**{"data.path": str(folder)})
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,12 @@ def request(**changes):
     for key, value in changes.items():
         put(config, key, value)
     return config
+
+
+def chosen(**changes):
+    """The config with what the text decides."""
+    config = request(**changes)
+    return with_text(config, None, build(config, 2))
 
 
 def test_own_text_in_one_line(text, tmp_path, capsys, own_cache):
@@ -219,9 +226,8 @@ def test_own_text_in_one_line(text, tmp_path, capsys, own_cache):
 def test_cutoffs_are_the_cheapest(text, tmp_path, monkeypatch):
     """Of the vocabulary that the text has, for the width of the model."""
     monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
-    for width in 192, 1_024:
-        changes = {"data.path": str(text), "body.features": width}
-        config = with_text(request(**changes), None)
+    for changes, width in ({}, 192), ({"body.features": 1_024}, 1_024):
+        config = chosen(**{"data.path": str(text)}, **changes)
         counts = load(config["data"]).vocabulary.counts
         cutoffs, _ = propose(counts, 3, Workload(width))
         assert len(counts) > 100 and config["input"]["cutoffs"] == cutoffs

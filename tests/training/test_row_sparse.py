@@ -230,10 +230,11 @@ def test_wrong_arrays():
 
 def test_gradients_of_a_bfloat16_model_are_summed_in_float32():
     """Of 1,024 gradients of 2^-8 for one row, bfloat16 would lose most beside their sum."""
-    optimizer, table = optax.sgd(1.0), jnp.zeros((2, 1))
-    gradient = jnp.full((1024, 1), 2**-8, jnp.bfloat16)
-    after, _ = update_rows(optimizer, table, optimizer.init(table), [1] * 1024, gradient)
-    np.testing.assert_array_equal(after, [[0], [-4]])
+    optimizer, gradient = optax.sgd(1.0), jnp.full((1024, 1), 2**-8, jnp.bfloat16)
+    for dtype in jnp.float32, jnp.bfloat16:
+        table = jnp.zeros((2, 1), dtype)
+        after, _ = update_rows(optimizer, table, optimizer.init(table), [1] * 1024, gradient)
+        np.testing.assert_array_equal(after, [[0], [-4]])
 
 
 def test_memory_goes_by_the_ids():

@@ -327,7 +327,7 @@ class PreparedText:
         if not all(checksums_of(path).exists() for path in (self._units, self._all_words)):
             return None
         same = vocabulary.same_words(subwords.read_vocabulary(self._units))
-        return {*Vocabulary.read(self._all_words).words, UNKNOWN} if same else None
+        return {*self._words().words, UNKNOWN} if same else None
 
     def _ids(self, split, vocabulary):
         """The ids of a split; how many words it has, `<eos>` included; and how many of them the

@@ -118,7 +118,9 @@ class Text(NamedTuple):
                         while data := stream.read(CHUNK):
                             text = data if read > start else data.removeprefix(codecs.BOM_UTF8)
                             read += len(data)
-                            yield Chunk(name, text, min(1.0, (before + raw.tell()) / total))
+                            if text:
+                                done = min(1.0, (before + raw.tell()) / total)
+                                yield Chunk(name, text, done)
             except (InputError, PermissionError):
                 raise
             except Exception as error:  # damaged archives make their readers fail in many ways

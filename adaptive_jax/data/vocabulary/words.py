@@ -98,11 +98,6 @@ class Vocabulary:
         return Vocabulary((*self.words, *new), np.append(self.counts, np.zeros(len(new), np.int64)))
 
     @classmethod
-    def read(cls, path: str | os.PathLike) -> "Vocabulary":
-        """Reads what `write` wrote. Raises InputError with the line number for anything else."""
-        return cls.from_lines(path, read_counts(path))
-
-    @classmethod
     def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "Vocabulary":
         """Reads what `write` wrote, of whose lines `read_counts` has made `counts`. Raises
         InputError for anything else.
