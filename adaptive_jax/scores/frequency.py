@@ -150,9 +150,8 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
         hashes = np.fromiter(map(zlib.crc32, spellings), np.uint32)
         if UNKNOWN in vocabulary.index:
             hashes[vocabulary.index[UNKNOWN]] = 0
-        counts = vocabulary.counts
-        has_counts = len(np.unique(counts[counts > 0])) > 1  # those of a list are all 1
-        return Words(ids, ends, hashes[ids], eos_count, counts[ids] if has_counts else None)
+        counts = vocabulary.counts[ids] if vocabulary.has_counts else None
+        return Words(ids, ends, hashes[ids], eos_count, counts)
     frequencies, mark = _training_counts(data, other), vocabulary.mark
 
     def counts_and_hashes():

@@ -32,6 +32,7 @@ POSITIONAL = ["[FILE...]"]
 PLACES = "start", "end", "text", "file"
 NAMES = "surprisal", "rank", "entropy", "frequency", "unseen", *PLACES
 WITHOUT_WORDS = "surprisal", *PLACES  # of a run of sub-word units
+WITHOUT_COUNTS = tuple(name for name in NAMES if name != "frequency")  # of a list of words
 BY_WORD = "surprisal", "unseen", *PLACES  # of sums over several words of the model
 IN_UNITS = "surprisal", "entropy"
 BIT = math.log(2)  # in nats
@@ -130,6 +131,8 @@ def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
         names, reason = WITHOUT_WORDS, "sub-word units, which this run has"
     elif flags.by == "word":
         names, reason = BY_WORD, "sums over several words, which --by=word prints"
+    elif not vocabulary.has_counts:
+        names, reason = WITHOUT_COUNTS, "a list of words without counts, which this run has"
     for column in flags.columns or ():
         if column in NAMES and column not in names:
             raise InputError(

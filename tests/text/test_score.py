@@ -249,6 +249,15 @@ def test_columns_of_sub_word_units():
         score_command.columns_of(words, score_command.Score(columns=("rank",)))
 
 
+def test_columns_of_a_list_of_words():
+    """Every word of a converted list had frequency 1."""
+    words = Vocabulary(("the", "<eos>"), np.ones(2, np.int64))
+    columns = score_command.columns_of(words, score_command.Score(words=True))
+    assert columns == tuple(name for name in score_command.NAMES if name != "frequency")
+    with refuses("--columns='frequency'", "counts"):
+        score_command.columns_of(words, score_command.Score(columns=("frequency",)))
+
+
 def test_archives_of_one_file(tmp_path):
     """A .zip of several files is refused: all but the first were left out in silence."""
     for name, members in ("one.zip", ["dir/", "dir/a.txt"]), ("two.zip", ["a.txt", "b.txt"]):
