@@ -297,7 +297,7 @@ def _composer(model, mesh):
     return jax.jit(on_devices(model, mesh, compose, (PartitionSpec(),) * 2, PartitionSpec()))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)  # lines of many lengths have as many values of `unscored`
 def make_scorer(
     model: LanguageModel,
     mesh: Mesh,

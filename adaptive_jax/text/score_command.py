@@ -212,13 +212,15 @@ def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iter
     the number of the line, the position of the word in it, the word, … A header names the unit.
     """
     unit, suffix = (BIT, "_bits") if flags.bits else (1.0, "_nats")
-    titles = [f"{name}{suffix}" if name in IN_UNITS else name for name in columns]
+    titles = columns
+    if flags.format == "tsv":
+        titles = [f"{name}{suffix}" if name in IN_UNITS else name for name in columns]
     for count, line in enumerate(scored):
-        names = [*line.columns, "line", "position", "word", *columns]
+        names = [*line.columns, "line", "position", "word", *titles]
         if count == 0:
             _check_distinct(names)
             if flags.format == "tsv":
-                yield "\t".join([*names[: -len(columns)], *titles])
+                yield "\t".join(names)
         line = line.by_word() if flags.by == "word" else line
         values = {
             "surprisal": -line.log_probs / unit,

@@ -209,6 +209,16 @@ def test_a_table_of_sentences(score, model, tmp_path):
         (tmp_path / "items.csv").write_text(table.replace("kind", column))
         done = score(f"--format={form}", *flags)
         assert (done.returncode, done.stdout) == (2, "") and repr(column) in done.stderr
+    # Names are compared as they are printed, with the unit in a header.
+    for column, form, status in (
+        ("surprisal_bits", "tsv", 2),
+        ("surprisal", "tsv", 0),
+        ("surprisal", "jsonl", 2),
+        ("surprisal_bits", "jsonl", 0),
+    ):
+        (tmp_path / "items.csv").write_text(table.replace("kind", column))
+        done = score("--bits", "--columns=surprisal", f"--format={form}", *flags)
+        assert done.returncode == status and (repr(column) in done.stderr) == (status == 2)
 
 
 def test_after_the_text_of_a_file(score, model, tmp_path):
