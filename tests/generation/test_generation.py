@@ -22,6 +22,7 @@ from adaptive_jax.generation.next_token import Sample, TopK
 from adaptive_jax.generation.options import Options
 from adaptive_jax.text.load import LoadedModel
 from tests import refuses
+from tests.generation.test_next_token import chances, check_frequencies
 from tests.random_runs import log_probs_of, random_run
 
 WORDS = Vocabulary.build({"<eos>": 30, "<unk>": 20} | {f"w{n}": 19 - n for n in range(17)})
@@ -228,6 +229,19 @@ def test_seeds_make_texts(model):
     assert model.generate("the t2w0", **how | {"window": 8}).startswith(" ")
     likeliest = model.generate("the t2w0", words=12, temperature=0)
     assert model.generate("the t2w0", words=12, top_p=1e-6) == likeliest
+
+
+def test_draws_at_a_temperature():
+    """Words have the frequencies of p^(1 / temperature), among the best words, too."""
+    loaded = fresh(**BODIES["lstm"])
+    values = log_probs_of(loaded.run)([WORDS.eos, *loaded.encode("w3")])
+    best = np.where(np.argsort(np.argsort(-values)) < 6, values, -np.inf)
+    for expected, how in (
+        (chances(values, 2.0), {"temperature": 0.5}),
+        (chances(best, 0.5, 0.7), {"temperature": 2.0, "top_k": 6, "top_p": 0.7}),
+    ):
+        texts = loaded.continuations("w3", words=1, samples=2_000, avoid=(), **how)
+        check_frequencies(np.concatenate([text.tokens for text in texts]), expected)
 
 
 def test_text_stops_where_it_is_told_to(model):
