@@ -186,9 +186,10 @@ def test_scores_come_with_positions_and_hidden_states(run, convolution, ids):
     hidden = np.concatenate([batch.hidden for batch in batches])
     streams = Windows(6, 0, "none", "streams", 3)
     of_streams = score_split(convolution, ids, streams, quiet, hidden=True)
-    for each, nll, hidden in (run, nll, hidden), (convolution, *of_streams):
+    for each, expected, states in (run, nll, hidden), (convolution, *of_streams):
         nll_of = jax.jit(functools.partial(each.model.apply, method="nll"))
-        np.testing.assert_allclose(nll_of({"params": each.params}, hidden, ids), nll, rtol=1e-5)
+        again = nll_of({"params": each.params}, states, ids)
+        np.testing.assert_allclose(again, expected, rtol=1e-5)
     assert next(scores(run, ids, Windows(6, 2, "none", "packed", 2))).hidden is None
 
 
