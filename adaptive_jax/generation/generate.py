@@ -122,15 +122,9 @@ class DecodeState:
         self.totals = Totals(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
         self._fixed: list[tuple[int, ...]] = [()]
         self._unwritten = np.zeros(1, int)
-        self._steps = self._clusters_computed = 0
         self._read_window()
         if rows > 1:
             self.take(np.zeros(rows, np.int32))
-
-    @property
-    def tails_computed(self) -> float:
-        """The share of the output's tails that a step computed, on average."""
-        return self._clusters_computed / max(1, self._steps * self._decoder.num_clusters)
 
     def text_of(self, row: int) -> np.ndarray:
         """The tokens of a row after the prompt, int32 `[n]`."""
@@ -164,11 +158,10 @@ class DecodeState:
         """
         self._make_room()
         fixed = self._next_fixed()
-        sample, tails, self._hidden, self._carry = self._decoder.draw(
+        sample, self._hidden, self._carry = self._decoder.draw(
             self._hidden, self._carry, sampling, values, fixed
         )
-        sample, tails = jax.device_get((sample, tails))
-        self._count(tails)
+        sample = jax.device_get(sample)
         if not np.isfinite(sample.log_prob).all():
             raise InputError(NO_NUMBER)
         self._append(sample.id, np.where(fixed < 0, sample.log_prob, 0))
@@ -181,7 +174,6 @@ class DecodeState:
         # A row whose next token is fixed reads no prediction, so it closes no tail of the others.
         scores = np.where(fixed[:, 0] < 0, self.totals.log_probs, -np.inf).astype(np.float32)
         best = jax.device_get(self._decoder.top_k(self._hidden, k, scores, banned))
-        self._count(best.clusters_computed)
         only = np.where(np.arange(best.ids.shape[1]) == 0, np.float32(0), -np.inf)
         return best._replace(
             ids=np.where(fixed < 0, best.ids, fixed),
@@ -220,11 +212,6 @@ class DecodeState:
     def _next_fixed(self):
         """The next token that each row begins with, int32 `[rows]`; -1 where none is left."""
         return np.array([tokens[0] if tokens else -1 for tokens in self._fixed], np.int32)
-
-    def _count(self, tails):
-        """Counts a step that computed so many tails."""
-        self._steps += 1
-        self._clusters_computed += int(tails)
 
     def _append(self, ids, log_probs):
         self.totals = self.totals_with(np.arange(len(ids)), ids, log_probs)
