@@ -98,16 +98,20 @@ class Bin(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Frequencies in the bin: "1-10", "101-1K", then from the edge of the bin before, "1K-10K",
-        "1M+"; "new" for words that training lacks. A number that has more than three digits is
-        whole.
-        """
-        if self.most == 0:
-            return "new"
-        least = _edge(self.least if self.least < 1_000 else self.least - 1)
-        if self.most is None:
-            return f"{least}+"
-        return least if self.least == self.most else f"{least}-{_edge(self.most)}"
+        """See `bin_label`."""
+        return bin_label(self.least, self.most)
+
+
+def bin_label(least: int, most: int | None) -> str:
+    """Frequencies in a bin: "1-10", "101-1K", then from the edge of the bin before, "1K-10K",
+    "1M+"; "new" for words that training lacks. A number that has more than three digits is whole.
+    """
+    if most == 0:
+        return "new"
+    first = _edge(least if least < 1_000 else least - 1)
+    if most is None:
+        return f"{first}+"
+    return first if least == most else f"{first}-{_edge(most)}"
 
 
 def short(number: int) -> str:
