@@ -64,7 +64,6 @@ class Decoder:
 
     Attributes:
         run: the trained model.
-        num_clusters: tails of the output; 0 where the probability of any word needs all of them.
         limited: whether a cache holds only as many tokens as it was made for, as a transformer's
             does.
     """
@@ -76,7 +75,6 @@ class Decoder:
         self.run, self._tables = run, tables
         self._programs: dict[tuple, Callable] = {}
         self._softmax = self._call(("lay out",), _grouped)
-        self.num_clusters = sum(map(len, self._softmax.sizes[1:])) if self._softmax else 0
         of_two_rows, of_two_tokens, of_three_rows = (
             jax.tree.map(jnp.shape, jax.eval_shape(functools.partial(run.model.cache, *size)))
             for size in ((2, 1), (2, 2), (3, 1))
@@ -114,9 +112,9 @@ class Decoder:
         sampling: Sampling,
         values: Draw,
         fixed: np.ndarray,
-    ) -> tuple[Sample, jax.Array, jax.Array, object]:
-        """Draws the token after `hidden [rows, features]` and reads it: the tokens, how many tails
-        were computed, the next hidden states and carry.
+    ) -> tuple[Sample, jax.Array, object]:
+        """Draws the token after `hidden [rows, features]` and reads it: the tokens, the next hidden
+        states and carry.
 
         fixed: the token of a row that is not drawn, int32 `[rows]`; -1 where it is.
         """
@@ -126,10 +124,9 @@ class Decoder:
             rows = jnp.arange(len(hidden))
             fold_in = jax.random.fold_in
             keys = jax.vmap(lambda row: fold_in(fold_in(key, row), number))(rows)
-            tails = jnp.int32(self.num_clusters)
             if sampling.k:
                 best = top_k(_next_token(apply, softmax, hidden, sampling.banned), sampling.k)
-                sample, tails = draw_among(best, keys, power, top_p), best.clusters_computed
+                sample = draw_among(best, keys, power, top_p)
             else:
                 log_probs = NextToken(_log_probs(apply, hidden), sampling.banned).log_probs
                 if sampling.nucleus:
@@ -139,7 +136,7 @@ class Decoder:
                     sample = draw(log_probs, keys, power)
             sample = sample._replace(id=jnp.where(fixed < 0, sample.id, fixed))
             hidden, carry = apply(sample.id[:, None], carry, method="step")
-            return sample, tails, hidden[:, 0], carry
+            return sample, hidden[:, 0], carry
 
         arguments = self._softmax, hidden, values, fixed
         return self._call(("draw", sampling), draw_and_read, arguments, carry, carries=True)

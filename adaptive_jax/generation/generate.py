@@ -65,10 +65,17 @@ class Totals(NamedTuple):
 
 
 class ScoredTokens(NamedTuple):
-    """Tokens after a prompt, int32 `[n]`, and the sum of their log-probabilities in nats."""
+    """Tokens after a prompt.
+
+    Attributes:
+        tokens: int32 `[n]`.
+        log_prob: the sum of their log-probabilities in nats.
+        unwritten: the number of the first tokens that spell nothing but the prompt.
+    """
 
     tokens: np.ndarray
     log_prob: float
+    unwritten: int = 0
 
 
 NO_TOKENS = ScoredTokens(np.zeros(0, np.int32), 0.0)
@@ -114,15 +121,10 @@ class DecodeState:
         self._begin = self.tokens.shape[1]
         self.totals = Totals(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
         self._fixed: list[tuple[int, ...]] = [()]
-        self._steps = self._clusters_computed = 0
+        self._unwritten = np.zeros(1, int)
         self._read_window()
         if rows > 1:
             self.take(np.zeros(rows, np.int32))
-
-    @property
-    def tails_computed(self) -> float:
-        """The share of the output's tails that a step computed, on average."""
-        return self._clusters_computed / max(1, self._steps * self._decoder.num_clusters)
 
     def text_of(self, row: int) -> np.ndarray:
         """The tokens of a row after the prompt, int32 `[n]`."""
@@ -136,10 +138,11 @@ class DecodeState:
 
     def begin(self, texts: Sequence[ScoredTokens]) -> None:
         """Gives each row a text to begin with, and its log-probability; further rows have -inf."""
-        rows = len(self.tokens)
-        self._fixed = [tuple(text.tokens) for text in texts] + [()] * (rows - len(texts))
-        sums = np.full(rows, -np.inf)
-        sums[: len(texts)] = [text.log_prob for text in texts]
+        rows, used = len(self.tokens), len(texts)
+        self._fixed = [tuple(text.tokens) for text in texts] + [()] * (rows - used)
+        self._unwritten, sums = np.zeros(rows, int), np.full(rows, -np.inf)
+        self._unwritten[:used] = [text.unwritten for text in texts]
+        sums[:used] = [text.log_prob for text in texts]
         self.totals = self.totals._replace(log_probs=sums)
 
     def log_probs(self) -> np.ndarray:
@@ -155,11 +158,10 @@ class DecodeState:
         """
         self._make_room()
         fixed = self._next_fixed()
-        sample, tails, self._hidden, self._carry = self._decoder.draw(
+        sample, self._hidden, self._carry = self._decoder.draw(
             self._hidden, self._carry, sampling, values, fixed
         )
-        sample, tails = jax.device_get((sample, tails))
-        self._count(tails)
+        sample = jax.device_get(sample)
         if not np.isfinite(sample.log_prob).all():
             raise InputError(NO_NUMBER)
         self._append(sample.id, np.where(fixed < 0, sample.log_prob, 0))
@@ -172,7 +174,6 @@ class DecodeState:
         # A row whose next token is fixed reads no prediction, so it closes no tail of the others.
         scores = np.where(fixed[:, 0] < 0, self.totals.log_probs, -np.inf).astype(np.float32)
         best = jax.device_get(self._decoder.top_k(self._hidden, k, scores, banned))
-        self._count(best.clusters_computed)
         only = np.where(np.arange(best.ids.shape[1]) == 0, np.float32(0), -np.inf)
         return best._replace(
             ids=np.where(fixed < 0, best.ids, fixed),
@@ -189,6 +190,7 @@ class DecodeState:
         """Goes on with some rows, int32, in this order; a row may be taken several times."""
         self.tokens = self.tokens[rows]
         self._fixed = [self._fixed[row] for row in rows]
+        self._unwritten = self._unwritten[rows]
         self.totals = Totals(*(column[rows] for column in self.totals))
         self._hidden, self._carry = self._hidden[rows], self._decoder.take(self._carry, rows)
 
@@ -197,8 +199,8 @@ class DecodeState:
         before, words, lines = self.totals, self._options.words, self._options.lines
         log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
         going, eos = ~ended, ids == self.line_end
-        in_prompt = np.array([len(self._fixed[row]) > 1 for row in rows], bool)
-        num_words = num_words + (going & self.vocabulary.ends_word[ids] & ~in_prompt)
+        written = self._unwritten[rows] == 0
+        num_words = num_words + (going & self.vocabulary.ends_word[ids] & written)
         num_lines = num_lines + (going & eos)
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
         ended |= ends_example(ids, self.tokens[rows, -1], self.vocabulary.eos, self._break_mode)
@@ -211,15 +213,11 @@ class DecodeState:
         """The next token that each row begins with, int32 `[rows]`; -1 where none is left."""
         return np.array([tokens[0] if tokens else -1 for tokens in self._fixed], np.int32)
 
-    def _count(self, tails):
-        """Counts a step that computed so many tails."""
-        self._steps += 1
-        self._clusters_computed += int(tails)
-
     def _append(self, ids, log_probs):
         self.totals = self.totals_with(np.arange(len(ids)), ids, log_probs)
         self.tokens = np.concatenate([self.tokens, ids[:, None]], axis=1)
         self._fixed = [tokens[1:] for tokens in self._fixed]
+        self._unwritten = np.maximum(0, self._unwritten - 1)
         self._used += 1
 
     def _make_room(self):
@@ -252,7 +250,10 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
         for row, rest in enumerate(remainders):
             longer, shorter = state.vocabulary.beginning(rest)
             before = state.tokens[row, begin:]
-            complete += [ScoredTokens(np.append(before, i), totals[row, i]) for i in longer]
+            complete += [
+                ScoredTokens(np.append(before, i), totals[row, i], len(before) + (utf8[i] == rest))
+                for i in longer
+            ]
             within += [(totals[row, i], row, i) for i in shorter]
         within = sorted(within, reverse=True)[:rows]
         if not within:
@@ -267,7 +268,7 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
     total = np.logaddexp.reduce([spelling.log_prob for spelling in complete])
     if not np.isfinite(total):
         raise InputError(NO_NUMBER)
-    complete = [ScoredTokens(tokens, float(log_prob - total)) for tokens, log_prob in complete]
+    complete = [one._replace(log_prob=float(one.log_prob - total)) for one in complete]
     return sorted(complete, key=lambda spelling: -spelling.log_prob)
 
 
@@ -435,8 +436,14 @@ class Writer:
 def _banned(lines, words):
     """Ids of words that are never written; `<unk>` may be among them though the run has none."""
     vocabulary = lines.vocabulary
+    of_tokens = vocabulary.unit == "token" and vocabulary.spells
     for word in words:
-        if vocabulary.spells and word not in (EOS, UNKNOWN):
+        if of_tokens and word not in (EOS, UNKNOWN):
+            same = [i for i, text in enumerate(vocabulary.utf8) if text.strip() == word.encode()]
+            if not same:
+                raise InputError(f"avoid={word!r} is no token of this run: leave it out")
+            yield from same
+        elif vocabulary.spells and word not in (EOS, UNKNOWN):
             units = lines.tokens([word])[0]
             if len(units) > 1:
                 raise InputError(
@@ -468,7 +475,9 @@ def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[
         options = Options(words=1, beams=2 * k, samples=2 * k, avoid=())
         probs = {}  # of a word all its spellings in units
         for written in Writer(decoder, lines, text, options).continuations():
-            word = written.text.removeprefix(" ").replace("\n", EOS)
+            word = written.text.replace("\n", EOS)
+            if vocabulary.unit == "word":
+                word = word.removeprefix(" ")
             probs[word] = probs.get(word, 0.0) + math.exp(written.log_prob)
         return sorted(probs.items(), key=lambda pair: -pair[1])[:k]
     best = DecodeState(decoder, lines.encode(text), Options()).top_k(k)

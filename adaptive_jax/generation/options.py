@@ -26,7 +26,8 @@ class Options(NamedTuple):
         seed: of the draws. Sample i is the same however many samples there are.
         window: tokens that a transformer sees at most; 0: as many as it was trained with. See
             `DecodeState`.
-        avoid: words that are never written; `<unk>` may be among them though the run has none.
+        avoid: words that are never written; `<unk>` may be among them though the run has none. Of
+            a tokenizer, every token that is the word, with a space or without.
     """
 
     words: PositiveInt = 100

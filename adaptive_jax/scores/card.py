@@ -14,9 +14,8 @@ import jax
 import numpy as np
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.runs.settings import PUBLISHED
-from adaptive_jax.scores.frequency import Words, in_bins
+from adaptive_jax.scores.frequency import Words, bin_label, in_bins
 from adaptive_jax.scores.scores import Scores, perplexity_text
 
 PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
@@ -74,23 +73,18 @@ def published(workdir: Path, split: str) -> dict | None:
     `table` and the keys `changed`; None if there is none.
     """
     path = workdir / PUBLISHED
-    try:
-        record = json.loads(path.read_text()) if path.exists() else {}
-        if record.get(split) is None:  # papers print none of a train split
-            return None
-        row = {key: record[key] for key in ("row", "table", "changed")}
-    except (ValueError, KeyError, AttributeError) as error:
-        text = f"{path} is damaged ({one_line(error)[:80]}): remove it to go on without the paper's"
-        raise InputError(f"{text} numbers") from error
-    return {"perplexity": record[split]} | row
+    record = json.loads(path.read_text()) if path.exists() else {}
+    if record.get(split) is None:  # papers print none of a train split
+        return None
+    return {"perplexity": record[split]} | {key: record[key] for key in ("row", "table", "changed")}
 
 
 def lines(result: Mapping) -> Iterator[str]:
     """Yields the printed lines of a result after its first one."""
-    bins = [
-        f"{_label(part)} {perplexity_text(part['perplexity'])} ({part['share']:.1%})"
-        for part in result["bins"]
-    ]
+    bins = []
+    for part in result["bins"]:
+        name, share = bin_label(part["least"], part["most"]), f"{part['share']:.1%}"
+        bins.append(f"{name} {perplexity_text(part['perplexity'])} ({share})")
     if bins:
         yield f"perplexity by frequency in training: {', '.join(bins)}"
     if result["bits_per_character"] is not None:
@@ -107,13 +101,6 @@ def lines(result: Mapping) -> Iterator[str]:
             f"{paper['table'] or 'the paper'} prints {paper['perplexity']:g} for"
             f" {paper['row']}{changed}"
         )
-
-
-def _label(part):
-    """Frequencies of a bin: "1-10", "1,001+", "new"."""
-    if part["most"] == 0:
-        return "new"
-    return f"{part['least']:,}" + ("+" if part["most"] is None else f"-{part['most']:,}")
 
 
 def _versions():

@@ -98,16 +98,20 @@ class Bin(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Frequencies in the bin: "1-10", "101-1K", then from the edge of the bin before, "1K-10K",
-        "1M+"; "new" for words that training lacks. A number that has more than three digits is
-        whole.
-        """
-        if self.most == 0:
-            return "new"
-        least = _edge(self.least if self.least < 1_000 else self.least - 1)
-        if self.most is None:
-            return f"{least}+"
-        return least if self.least == self.most else f"{least}-{_edge(self.most)}"
+        """See `bin_label`."""
+        return bin_label(self.least, self.most)
+
+
+def bin_label(least: int, most: int | None) -> str:
+    """Frequencies in a bin: "1-10", "101-1K", then from the edge of the bin before, "1K-10K",
+    "1M+"; "new" for words that training lacks. A number that has more than three digits is whole.
+    """
+    if most == 0:
+        return "new"
+    first = _edge(least if least < 1_000 else least - 1)
+    if most is None:
+        return f"{first}+"
+    return first if least == most else f"{first}-{_edge(most)}"
 
 
 def short(number: int) -> str:
@@ -150,9 +154,8 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
         hashes = np.fromiter(map(zlib.crc32, spellings), np.uint32)
         if UNKNOWN in vocabulary.index:
             hashes[vocabulary.index[UNKNOWN]] = 0
-        counts = vocabulary.counts
-        has_counts = len(np.unique(counts[counts > 0])) > 1  # those of a list are all 1
-        return Words(ids, ends, hashes[ids], eos_count, counts[ids] if has_counts else None)
+        counts = vocabulary.counts[ids] if vocabulary.has_counts else None
+        return Words(ids, ends, hashes[ids], eos_count, counts)
     frequencies, mark = _training_counts(data, other), vocabulary.mark
 
     def counts_and_hashes():

@@ -271,7 +271,10 @@ def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
     so many words.
     """
     nll = nll.astype(np.float64)
-    return -np.logaddexp(np.log1p(-uniform) - nll, np.log(uniform / words)) if uniform else nll
+    if not uniform:
+        return nll
+    with np.errstate(invalid="ignore"):  # of tokens that do not count
+        return -np.logaddexp(np.log1p(-uniform) - nll, np.log(uniform / words))
 
 
 def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
@@ -297,7 +300,7 @@ def _composer(model, mesh):
     return jax.jit(on_devices(model, mesh, compose, (PartitionSpec(),) * 2, PartitionSpec()))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)  # lines of many lengths have as many values of `unscored`
 def make_scorer(
     model: LanguageModel,
     mesh: Mesh,

@@ -56,7 +56,7 @@ class ScoredLine(NamedTuple):
         unseen: bool, whether the run does not know the word and `<unk>` is scored in its place.
             None for sub-words.
         frequencies: int64, occurrences in the training text, 0 of unseen words. None for sub-words,
-            which were counted as units.
+            which were counted as units, and for words of a list without counts.
         ranks: int64, 1 for the most probable word; None if not asked for.
         entropies: float64, in nats, of the distribution of each word; None if not asked for.
         number: of the line in its file, or of the row in its table, from 1.
@@ -316,7 +316,8 @@ class LineScorer:
         if not vocabulary.mark:
             by_name = vocabulary.unit == "word"  # tokens are all known
             unseen = np.array([by_name and word not in vocabulary.index for word in words], bool)
-            frequencies = np.where(unseen, 0, vocabulary.counts[ids])
+            if vocabulary.has_counts:
+                frequencies = np.where(unseen, 0, vocabulary.counts[ids])
         text, *source = line.source
         return ScoredLine(
             text, words, -nll, unseen, frequencies, ranks, entropies, *source, line.before

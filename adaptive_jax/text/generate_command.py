@@ -99,7 +99,6 @@ def show(writer, prompt: str, samples: int, form: str) -> None:
                 "text": continuation.text,
                 "log_prob": continuation.log_prob,
                 "tokens": len(continuation.tokens),
-                "tails_computed": writer.state.tails_computed,
             }
             print(json.dumps(columns, ensure_ascii=False), flush=True)
     elif samples == 1:

@@ -149,8 +149,8 @@ class LoadedModel:
 
         They are exact, though tails of the softmax that cannot hold them are not computed. A run of
         sub-word units searches for words with 2 k beams, which may miss some; after a text that
-        does not end in white space, for the rests of its last word, "" where it ends. Raises
-        InputError as `encode`.
+        does not end in white space, for the rests of its last word, "" where it ends. The words of
+        a tokenizer's run are tokens, and keep their space. Raises InputError as `encode`.
         """
         return next_words(self.decoder, self.lines, text, k)
 

@@ -32,6 +32,7 @@ POSITIONAL = ["[FILE...]"]
 PLACES = "start", "end", "text", "file"
 NAMES = "surprisal", "rank", "entropy", "frequency", "unseen", *PLACES
 WITHOUT_WORDS = "surprisal", *PLACES  # of a run of sub-word units
+WITHOUT_COUNTS = tuple(name for name in NAMES if name != "frequency")  # of a list of words
 BY_WORD = "surprisal", "unseen", *PLACES  # of sums over several words of the model
 IN_UNITS = "surprisal", "entropy"
 BIT = math.log(2)  # in nats
@@ -130,6 +131,8 @@ def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
         names, reason = WITHOUT_WORDS, "sub-word units, which this run has"
     elif flags.by == "word":
         names, reason = BY_WORD, "sums over several words, which --by=word prints"
+    elif not vocabulary.has_counts:
+        names, reason = WITHOUT_COUNTS, "a list of words without counts, which this run has"
     for column in flags.columns or ():
         if column in NAMES and column not in names:
             raise InputError(
@@ -209,13 +212,15 @@ def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iter
     the number of the line, the position of the word in it, the word, … A header names the unit.
     """
     unit, suffix = (BIT, "_bits") if flags.bits else (1.0, "_nats")
-    titles = [f"{name}{suffix}" if name in IN_UNITS else name for name in columns]
+    titles = columns
+    if flags.format == "tsv":
+        titles = [f"{name}{suffix}" if name in IN_UNITS else name for name in columns]
     for count, line in enumerate(scored):
-        names = [*line.columns, "line", "position", "word", *columns]
+        names = [*line.columns, "line", "position", "word", *titles]
         if count == 0:
             _check_distinct(names)
             if flags.format == "tsv":
-                yield "\t".join([*names[: -len(columns)], *titles])
+                yield "\t".join(names)
         line = line.by_word() if flags.by == "word" else line
         values = {
             "surprisal": -line.log_probs / unit,

@@ -12,6 +12,7 @@ from adaptive_jax.data.vocabulary import tokenizer
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
+from adaptive_jax.generation import generate
 from adaptive_jax.scores.scores import lengths_of, text_words_of
 from adaptive_jax.text.load import LoadedModel
 from adaptive_jax.training.loop import train
@@ -126,10 +127,35 @@ def test_text_goes_on_within_a_token(kind, directory, config, own_cache):
             assert model.decode(ids) == prompt + one.text
             assert "".join(model.stream(prompt, words=8, **how)) == one.text
         assert model.next_words(prompt, 2)
-    # Tokens of the prompt that are spelt anew are not the words to write.
-    assert all(word for word, _ in model.next_words("the wo", 2))
+    # Tokens that spell the prompt anew are not the words to write.
+    for prompt in "the wo", "In the beginning", LINES[0]:
+        assert all(word for word, _ in model.next_words(prompt, 4))
+        begun = len(model.lines.encode_open(prompt)[1])
+        for words, how in (1, {"temperature": 0}), (3, {"temperature": 0}), (2, {"beams": 2}):
+            [one] = model.continuations(prompt, words=words, avoid=(), **how)
+            ends = np.cumsum([len(model.run.vocabulary.utf8[i]) for i in one.tokens])
+            assert (ends > begun).sum() == words
+    # " day" is another token than "day": their probabilities were added up.
+    texts = model.continuations("In", words=1, beams=40, samples=40, avoid=())
+    texts = {one.text.replace("\n", "<eos>") for one in texts}
+    likeliest = {word for word, _ in model.next_words("In", 20)}
+    assert likeliest <= texts and any(word.startswith(" ") for word in likeliest)
     with refuses("''", "no vector"):  # it has no token; the vectors of the others were returned
         model.embeddings(["天", ""])
+
+
+@pytest.mark.parametrize("kind", ["bytes", "spaces"])
+def test_words_to_avoid(kind, directory, config, own_cache):
+    """Every token that is the word, with a space or without: after a space it was written."""
+    model = model_of(config, load(data_of(directory, kind)).vocabulary)
+    vocabulary = model.run.vocabulary
+    banned = [*generate._banned(model.lines, ["the", "<eos>", "<unk>"])]
+    assert {b" the"} <= {vocabulary.utf8[i] for i in banned} <= {b"the", b" the", b"<eos>"}
+    same = [i for i, spelling in enumerate(vocabulary.utf8) if spelling.strip() == b"the"]
+    assert banned == [*same, vocabulary.eos]
+    for word in "the beginning", "zebra":
+        with refuses(f"avoid={word!r}", "no token"):
+            model.generate(avoid=[word])
 
 
 def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache):

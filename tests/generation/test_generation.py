@@ -22,6 +22,7 @@ from adaptive_jax.generation.next_token import Sample, TopK
 from adaptive_jax.generation.options import Options
 from adaptive_jax.text.load import LoadedModel
 from tests import refuses
+from tests.generation.test_next_token import chances, check_frequencies
 from tests.random_runs import log_probs_of, random_run
 
 WORDS = Vocabulary.build({"<eos>": 30, "<unk>": 20} | {f"w{n}": 19 - n for n in range(17)})
@@ -230,6 +231,19 @@ def test_seeds_make_texts(model):
     assert model.generate("the t2w0", words=12, top_p=1e-6) == likeliest
 
 
+def test_draws_at_a_temperature():
+    """Words have the frequencies of p^(1 / temperature), among the best words, too."""
+    loaded = fresh(**BODIES["lstm"])
+    values = log_probs_of(loaded.run)([WORDS.eos, *loaded.encode("w3")])
+    best = np.where(np.argsort(np.argsort(-values)) < 6, values, -np.inf)
+    for expected, how in (
+        (chances(values, 2.0), {"temperature": 0.5}),
+        (chances(best, 0.5, 0.7), {"temperature": 2.0, "top_k": 6, "top_p": 0.7}),
+    ):
+        texts = loaded.continuations("w3", words=1, samples=2_000, avoid=(), **how)
+        check_frequencies(np.concatenate([text.tokens for text in texts]), expected)
+
+
 def test_text_stops_where_it_is_told_to(model):
     """After lines; a run whose examples are sentences ends with its first, and reads the last
     sentence of a prompt alone.
@@ -321,7 +335,7 @@ CYCLE = "天地玄黃宇宙洪荒日月盈昃辰宿列張寒來暑往秋收冬�
 class Bigrams:
     """A decoder that has learnt which unit follows which in lines of the cycle."""
 
-    limited, num_clusters = False, 0
+    limited = False
 
     def __init__(self, vocabulary, lines):
         batches = {"sequence_length": 64, "break_mode": "none"}
@@ -349,7 +363,7 @@ class Bigrams:
 
     def draw(self, hidden, carry, sampling, values, fixed):
         ids = np.where(fixed < 0, hidden.argmax(axis=1), fixed).astype(np.int32)
-        return Sample(hidden[np.arange(len(ids)), ids], ids), 0, self.table[ids], carry
+        return Sample(hidden[np.arange(len(ids)), ids], ids), self.table[ids], carry
 
 
 def test_text_without_spaces_goes_on():
@@ -420,9 +434,7 @@ def test_options_that_mean_nothing_are_one_line(model):
 
 
 def test_the_command(quick_command, in_process, trained, model, tmp_path):
-    """Prompts from flags, a file and stdin; text and JSON; what it says of tails; bad input in
-    one line.
-    """
+    """Prompts from flags, a file and stdin; text and JSON; bad input in one line."""
     run = "-m", "adaptive_jax", "generate", f"--workdir={trained}", "--words=5"
     done = quick_command(*run, "--prompt=the t1w0", "--seed=2")
     assert done.returncode == 0
@@ -438,7 +450,6 @@ def test_the_command(quick_command, in_process, trained, model, tmp_path):
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["prompt"] for one in lines] == ["the t1w0", "the t1w0", "the", "the"]
-    assert all(0 < one["tails_computed"] <= 1 for one in lines)
     assert (
         lines[0]["text"] == model.generate("the t1w0", words=5, beams=3)
         and lines[0]["log_prob"] >= lines[1]["log_prob"]

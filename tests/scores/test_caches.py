@@ -8,11 +8,15 @@ import jax
 import numpy as np
 import pytest
 
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.scores import cache as caches
 from adaptive_jax.scores import nearest
 from adaptive_jax.scores.cache import Cache, interpolate, log_probs, occurrences
 from adaptive_jax.scores.evaluate import Request, evaluate
-from tests.random_runs import quiet
+from adaptive_jax.scores.methods import METHODS
+from adaptive_jax.scores.scoring import Evaluation, composed, score_split
+from tests.random_runs import quiet, random_run
 
 
 def log_softmax(logits):
@@ -148,6 +152,39 @@ def test_mixing():
     np.testing.assert_array_equal(interpolate(nll, chances, 1.0), nll)
 
 
+@pytest.mark.parametrize("kind", ["local", "unigram"])
+def test_a_cache_of_a_split(config, kind):
+    """Its entries are the words that count, each with the hidden state that predicted it; the
+    uniform distribution is mixed in before the cache.
+    """
+    vocabulary = Vocabulary.build({"<eos>": 30} | {f"w{n}": 20 - n for n in range(WORDS - 1)})
+    run = random_run(config(**{"input.cutoffs": (3, 6), "body.features": 16}), vocabulary)
+    ids = np.random.default_rng(1).integers(0, 4, 90, np.int32)  # many empty lines
+    windows = Windows(16, 0, "complete_doc", "packed", 2)
+    job = Evaluation(
+        run=run,
+        ids=ids,
+        windows=windows,
+        uniform=0.1,
+        down_weight=1.0,
+        train=None,
+        progress=lambda what: quiet,
+        tables=lambda: composed(run, ids),
+        encode=None,
+    )
+    options = Cache(kind, model_weight=(0.7,), theta=(0.1,), cache_size=20)
+    ((_, nll),) = METHODS["cache"].score(job, options)
+    alone, hidden = score_split(run, ids, windows, quiet, hidden=True)
+    counts = ~np.isnan(alone)
+    assert not counts.all()
+    by_model = 0.9 * np.exp(-alone[counts]) + 0.1 / WORDS
+    by_cache = twin(options, hidden[counts], ids[counts], 0.1)
+    by_cache = by_cache[np.arange(counts.sum()), ids[counts]]
+    mixed = np.where(np.isnan(by_cache), by_model, 0.7 * by_model + 0.3 * by_cache)
+    np.testing.assert_array_equal(np.isnan(nll), ~counts)
+    np.testing.assert_allclose(nll[counts], -np.log(mixed), rtol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def asked(trained_copy):
     """`asked(**options)`: the result of a cache on the validation split of the trained run."""
@@ -170,12 +207,9 @@ def test_a_grid(asked):
     assert alone["nll"] == pytest.approx(result["grid"][-1]["nll"], rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["unbounded", "unigram"])
-def test_each_kind_of_an_evaluation(asked, kind, trained_copy):
-    """With hidden states or without: with the model's weight at 1 a cache changes nothing; at 0.9
-    it changes the score.
-    """
-    result = asked(cache=kind, model_weight=(1.0, 0.9))
+def test_an_unbounded_cache_of_an_evaluation(asked, trained_copy):
+    """With the model's weight at 1 a cache changes nothing; at 0.9 it changes the score."""
+    result = asked(cache="unbounded", model_weight=(1.0, 0.9))
     one, less = (line["nll"] for line in result["grid"])
     plain = evaluate(trained_copy, Request("validation", checkpoint="latest"))
     assert one == pytest.approx(plain["nll"], rel=1e-9) and one != less

@@ -64,14 +64,30 @@ def test_a_way_to_score_is_its_function_and_a_line(trained_copy, monkeypatch, ca
 
 
 MIX = Request("validation", checkpoint="latest", method="mix")
+WEIGHT = 0.3  # of the first of two models
 
 
-def test_two_models_of_one_vocabulary(trained_copy):
-    """Mixed with itself a model stays what it is, token by token."""
+def mixed_nll(lines, *models):
+    """The nll a word of two models, the first with that weight."""
+    how = {"context_from": "previous", "window": 16, "context": 8}
+    one, other = (
+        np.concatenate([line.log_probs for line in model.score(lines, **how)]) for model in models
+    )
+    assert np.abs(one - other).max() > 0.1
+    return -np.mean(np.logaddexp(one + np.log(WEIGHT), other + np.log(1 - WEIGHT)))
+
+
+def test_two_models_of_one_vocabulary(trained_copy, text):
+    """Token by token, each with its weight; mixed with itself a model stays what it is."""
     plain = evaluate(trained_copy, MIX._replace(method="plain"))
     options = {"other": str(trained_copy), "model_weight": (0.25, 1.0)}
     result = evaluate(trained_copy, MIX._replace(options=options))
     assert [line["nll"] for line in result["grid"]] == pytest.approx([plain["nll"]] * 2, rel=1e-6)
+    request = MIX._replace(checkpoint="200", window=16, context=8)
+    result = evaluate(trained_copy, request._replace(options=options | {"model_weight": (WEIGHT,)}))
+    models = load(trained_copy, 200), load(trained_copy)
+    expected = mixed_nll((text / "valid.txt").read_text().splitlines(), *models)
+    assert result["nll"] == pytest.approx(expected, rel=1e-5)
     for options in {}, {"other": "a", "scores": "b"}:
         with refuses("--other", "--scores"):
             evaluate(trained_copy, MIX._replace(options=options))
@@ -171,15 +187,8 @@ def test_two_models_of_one_text(trained_copy, text, config, monkeypatch):
     small = {"input.cutoffs": (10, 30), "batches.sequence_length": 16}
     other = random_run(config(**small), Subwords.build(counts, 3))
     monkeypatch.setattr(Run, "open", lambda *_: other)
-    request = MIX._replace(window=16, context=8, options={"other": "o", "model_weight": (0.5,)})
-    result = evaluate(trained_copy, request)
+    options = {"other": "o", "model_weight": (WEIGHT,)}
+    result = evaluate(trained_copy, MIX._replace(window=16, context=8, options=options))
     monkeypatch.undo()
-    both = [
-        np.concatenate([line.log_probs for line in model.score(lines, "previous", **options)])
-        for model, options in (
-            (load(trained_copy, "latest"), {"window": 16, "context": 8}),
-            (LoadedModel(other), {"context": 8}),
-        )
-    ]
-    expected = -np.mean(np.logaddexp(*both) - np.log(2))
+    expected = mixed_nll(lines, load(trained_copy, "latest"), LoadedModel(other))
     assert result["nll"] == pytest.approx(expected, rel=1e-5)

@@ -244,6 +244,10 @@ def test_a_passage_without_distributions(made, monkeypatch):
     before, *others = passage.read_passage(one, 19, 31)
     assert others == tokens and before.rank is None and before.bits > 0
     assert "rank" not in sample([before]) and "in training." in sample([before])
+    # Of a converted list of words each was said to stand in training once.
+    of_list = Vocabulary(read_words(one.workdir).words, np.ones(122, np.int64))
+    monkeypatch.setattr(passage, "read_words", lambda workdir: of_list)
+    assert "in training" not in sample(passage.read_passage(one, 19, 1))
     one = dataclasses.replace(one)
     vars(one)["nll"] = np.full(426, np.nan)
     assert math.isnan(passage.read_passage(one, 20, 1)[0].bits)

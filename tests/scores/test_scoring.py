@@ -2,6 +2,7 @@
 so.
 """
 
+import functools
 import json
 import math
 import shutil
@@ -173,17 +174,22 @@ def test_settings_that_carry_a_state(convolution, run):
     assert as_stream(run.model, settings, 480) == settings
 
 
-def test_scores_come_with_positions_and_hidden_states(run, ids):
-    """Every position once; the hidden states, asked for, give the nll again."""
+def test_scores_come_with_positions_and_hidden_states(run, convolution, ids):
+    """Every position once; the hidden states, asked for, give the nll again, also of streams in
+    several rows, whose batches are not in the order of the text.
+    """
     nll = score(run, ids, 6, 2, 2)
     batches = list(scores(run, ids, Windows(6, 2, "none", "packed", 2), hidden=True))
     at = np.concatenate([batch.at for batch in batches])
     np.testing.assert_array_equal(at, np.arange(len(ids)))
     np.testing.assert_array_equal(np.concatenate([batch.nll for batch in batches]), nll)
     hidden = np.concatenate([batch.hidden for batch in batches])
-    nll_of = jax.jit(lambda *given: run.model.apply(*given, method="nll"))
-    again = nll_of({"params": run.params}, hidden, ids)
-    np.testing.assert_allclose(again, nll, rtol=1e-5)
+    streams = Windows(6, 0, "none", "streams", 3)
+    of_streams = score_split(convolution, ids, streams, quiet, hidden=True)
+    for each, expected, states in (run, nll, hidden), (convolution, *of_streams):
+        nll_of = jax.jit(functools.partial(each.model.apply, method="nll"))
+        again = nll_of({"params": each.params}, states, ids)
+        np.testing.assert_allclose(again, expected, rtol=1e-5)
     assert next(scores(run, ids, Windows(6, 2, "none", "packed", 2))).hidden is None
 
 

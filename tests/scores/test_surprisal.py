@@ -265,6 +265,10 @@ def test_unseen_words_and_frequencies(model):
     assert line.log_probs[1] < 0 and line.log_prob == pytest.approx(line.log_probs.sum())
     assert line.perplexity == pytest.approx(np.exp(-line.log_probs.mean()))
     assert line._replace(log_probs=line.log_probs - np.inf).perplexity == np.inf
+    # Of a converted list of words every frequency was 1.
+    of_list = Vocabulary(WORDS.words, np.ones(60, np.int64))
+    line = next(LoadedModel(model.run.with_parts(vocabulary=of_list)).score(["0 unheard"]))
+    assert line.frequencies is None and line.unseen.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("kind", ["composed", "clusters", "convolution"])

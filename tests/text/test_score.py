@@ -209,6 +209,16 @@ def test_a_table_of_sentences(score, model, tmp_path):
         (tmp_path / "items.csv").write_text(table.replace("kind", column))
         done = score(f"--format={form}", *flags)
         assert (done.returncode, done.stdout) == (2, "") and repr(column) in done.stderr
+    # Names are compared as they are printed, with the unit in a header.
+    for column, form, status in (
+        ("surprisal_bits", "tsv", 2),
+        ("surprisal", "tsv", 0),
+        ("surprisal", "jsonl", 2),
+        ("surprisal_bits", "jsonl", 0),
+    ):
+        (tmp_path / "items.csv").write_text(table.replace("kind", column))
+        done = score("--bits", "--columns=surprisal", f"--format={form}", *flags)
+        assert done.returncode == status and (repr(column) in done.stderr) == (status == 2)
 
 
 def test_after_the_text_of_a_file(score, model, tmp_path):
@@ -247,6 +257,15 @@ def test_columns_of_sub_word_units():
     words = Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, codes=2)
     with refuses("--columns='rank'"):
         score_command.columns_of(words, score_command.Score(columns=("rank",)))
+
+
+def test_columns_of_a_list_of_words():
+    """Every word of a converted list had frequency 1."""
+    words = Vocabulary(("the", "<eos>"), np.ones(2, np.int64))
+    columns = score_command.columns_of(words, score_command.Score(words=True))
+    assert columns == tuple(name for name in score_command.NAMES if name != "frequency")
+    with refuses("--columns='frequency'", "counts"):
+        score_command.columns_of(words, score_command.Score(columns=("frequency",)))
 
 
 def test_archives_of_one_file(tmp_path):

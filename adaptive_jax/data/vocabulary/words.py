@@ -207,6 +207,11 @@ class Vocabulary:
             ranks[order] = np.arange(len(self))
         return ranks
 
+    @functools.cached_property
+    def has_counts(self) -> bool:
+        """True if counts are of a text: False of a list of words, each of which has the count 1."""
+        return len(np.unique(self.counts[self.counts > 0])) > 1
+
     @property
     def counts_by_word(self) -> dict[str, int]:
         """The occurrences of each word."""

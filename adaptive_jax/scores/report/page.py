@@ -198,10 +198,9 @@ def _token(token):
     rank, entropy = "", ""
     if token.rank is not None:
         rank, entropy = f", rank {token.rank:,}", f" Entropy {token.entropy:.1f} bits."
-    description = (
-        f"<b>{text}</b> {token.bits:.1f} bits, probability {2**-token.bits:.2%}{rank};"
-        f" {token.count:,} times in training.{entropy}"
-    )
+    count = "" if token.count is None else f"; {token.count:,} times in training"
+    chance = f"probability {2**-token.bits:.2%}"
+    description = f"<b>{text}</b> {token.bits:.1f} bits, {chance}{rank}{count}.{entropy}"
     tooltip = f'<span class="more">{description}<span class="likely">{likely}</span></span>'
     style = f"--heat-share: {heat:.3f}"
     return f'<span class="token" tabindex="0" style="{style}">{shown}{tooltip}</span>{after}'

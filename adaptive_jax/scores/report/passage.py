@@ -17,7 +17,7 @@ class Token(NamedTuple):
         joined: whether no space follows, because the word goes on.
         line_end: whether it is `<eos>`.
         bits: its surprisal; NaN for one that is not scored.
-        count: how often it occurs in training.
+        count: how often it occurs in training; None if that is unknown.
         rank: 1 for the most probable token; None where the evaluation kept no distribution.
         entropy: of the model's distribution there, in bits.
         expected: the most probable tokens and their probabilities.
@@ -27,7 +27,7 @@ class Token(NamedTuple):
     joined: bool
     line_end: bool
     bits: float = math.nan
-    count: int = 0
+    count: int | None = None
     rank: int | None = None
     entropy: float | None = None
     expected: tuple[tuple[str, float], ...] = ()
@@ -47,7 +47,8 @@ def read_passage(run: RunReport, first: int, words: int) -> list[Token]:
     places = {int(at): number for number, at in enumerate(run.arrays.get("sample_at", ()))}
     tokens = []
     for at, word in enumerate(run.words.ids[begin:end].tolist(), begin):
-        bits, count = float(run.nll[at]) / math.log(2), int(vocabulary.counts[word])
+        bits = float(run.nll[at]) / math.log(2)
+        count = int(vocabulary.counts[word]) if vocabulary.has_counts else None
         token = Token(*spelled(vocabulary, word), word == vocabulary.eos, bits, count)
         if at in places:
             token = token._replace(**_distribution(run.arrays, places[at], vocabulary))
