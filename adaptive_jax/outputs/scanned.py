@@ -89,7 +89,7 @@ def _arguments(chunked, hidden, targets, weights, bands, constants):
 
 
 def _local(static, _, tokens, shared):
-    """The tokens of one device, for `FusedLoss`. One of weight 0 costs time, and changes nothing."""
+    """Computes the tokens of one device, for `FusedLoss`; those of weight 0 change nothing."""
     (chunked, gradients), (bands, constants), shape = static, shared, tokens[1].shape
     hidden, targets, weights = (a.reshape(math.prod(shape), *a.shape[len(shape) :]) for a in tokens)
     live = weights != 0  # 0 · NaN is NaN
