@@ -436,6 +436,8 @@ def _sharding_axes(mesh, sharding, dims):
     may shard several, of which no `PartitionSpec` can tell: 8 devices with 16 rows, which the
     program reshapes to 4 microbatches of 4 rows.
     """
+    if not dims:
+        return []
     parts = sharding.devices_indices_map((mesh.size,) * dims)  # every sharding divides it evenly
     begins = [[part.start or 0 for part in parts[device]] for device in mesh.devices.flat]
     begins = np.reshape(begins, (*mesh.devices.shape, dims))

@@ -142,6 +142,21 @@ for precision in "highest", None:
         lowered = jax.jit(loss).lower(*placed)
     text[precision] = lowered.compile().as_text().count("operand_precision={highest,highest}")
 found["precise"] = text["highest"] > 0 == text[None]
+
+# Arrays without axes: settings, and all tokens where there is one.
+def with_settings(z_loss, soft_cap, *arrays):
+    return loss(*arrays, z_loss=z_loss, soft_cap=soft_cap)
+
+for kind in "Explicit", "Auto":
+    mesh, placed = arrange(kind, "2 x 2", "data", "replicated")
+    settings = jnp.float32(0.1), jnp.float32(3.0)
+    step = jax.jit(jax.value_and_grad(with_settings, (2, 3, 4)))
+    right = jax.tree.map(np.asarray, step(*settings, *arrays()))
+    found[f"{kind}, settings"] = apart(step(*settings, *placed), right)
+    hidden, table, bias, _, targets = arrays()
+    token = hidden[0, 0], table, bias, np.float32(1.5), targets[0, 0]
+    there = [jax.device_put(array, NamedSharding(mesh, P())) for array in token]
+    found[f"{kind}, one token"] = apart(jax.jit(loss)(*there), np.asarray(loss(*token)))
 print(json.dumps(found))
 """
 
@@ -252,7 +267,7 @@ def test_other_calls_of_shardings(eight):
         assert line.startswith("axes of the mesh around this loss must have one type, got data:")
         assert "\n" not in line
     assert found.pop("precise")
-    check(found, 17)
+    check(found, 21)
 
 
 def test_scales_of_each_device(eight):
