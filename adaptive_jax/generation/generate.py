@@ -440,6 +440,7 @@ def _banned(lines, words):
     for word in words:
         if of_tokens and word not in (EOS, UNKNOWN):
             same = [i for i, text in enumerate(vocabulary.utf8) if text.strip() == word.encode()]
+            same += [i for i, text in vocabulary.special.items() if text.strip() == word]
             if not same:
                 raise InputError(f"avoid={word!r} is no token of this run: leave it out")
             yield from same

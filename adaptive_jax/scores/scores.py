@@ -143,12 +143,13 @@ def word_names(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
     """The words of a text as `score --words` names them. Of a tokenizer's ids each token; one that
     ends within a character is empty, and the one that completes the character has it.
     """
-    if vocabulary.unit == "token":
+    if vocabulary.unit == "token" and vocabulary.spells:
         decoder, names = codecs.getincrementaldecoder("utf-8")("replace"), []
         for i in ids:
-            if vocabulary.words[i] == EOS:  # no character goes on in another line
+            if i in vocabulary.special or vocabulary.words[i] == EOS:  # no character goes on
                 decoder.reset()
-            names.append(decoder.decode(vocabulary.utf8[i]).strip())
+            letters = vocabulary.special.get(i) or decoder.decode(vocabulary.utf8[i])
+            names.append(letters.strip())
         return names
     return list(vocabulary.whole_words(ids))
 
@@ -174,7 +175,8 @@ def _lengths(vocabulary):
     characters = [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in spellings]
     lengths = np.array([characters, [len(letters) for letters in spellings]])
     lengths -= np.array([[bool(mark)], [len(mark)]]) * vocabulary.ends_word
-    lengths[:, vocabulary.eos] = 1
+    if EOS in vocabulary.index:
+        lengths[:, vocabulary.eos] = 1
     return lengths
 
 

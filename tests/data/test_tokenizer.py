@@ -19,7 +19,7 @@ from adaptive_jax.training.loop import train
 from tests import refuses
 from tests.random_runs import random_run
 
-END = "<|endoftext|>"
+END, USER = "<|endoftext|>", "<|user|>"
 LINES = [
     "In the beginning was the word.",
     "",
@@ -50,8 +50,10 @@ def made(kind, size=300):
         vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     program.train_from_iterator(LINES * 3, trainer)
+    program.add_special_tokens([USER])
     content = json.loads(program.to_str())
-    content["added_tokens"] = content["added_tokens"][:1]  # bytes are no special tokens
+    added = content["added_tokens"]  # bytes are no special tokens
+    content["added_tokens"] = [entry for entry in added if entry["content"] in (END, USER)]
     return content
 
 
@@ -145,6 +147,55 @@ def test_text_goes_on_within_a_token(kind, directory, config, own_cache):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])
+def test_special_tokens_of_prompts(kind, directory, config, own_cache):
+    """A prompt is continued after its special tokens: the model read the letters `<eos>`, or the
+    token was lost and the prompt printed twice.
+    """
+    model = model_of(config, load(data_of(directory, kind)).vocabulary)
+    vocabulary, lines = model.run.vocabulary, model.lines
+    special = {vocabulary.eos, *vocabulary.special}
+    assert sorted(vocabulary.ids[[*special]]) == [0, len(vocabulary) - 1]
+    for prompt in END + "In", USER + "In", "In" + USER:
+        (ids, begun), whole = lines.encode_open(prompt), lines.encode(prompt)
+        assert special & {*whole} == special & {*ids} != set()
+        assert b"<eos>" not in begun
+        [one] = model.continuations(prompt, words=4, seed=1)
+        assert not one.text.startswith(("<eos>", prompt))
+        assert model.decode([*ids, *one.tokens]).startswith(model.decode(whole))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "spaces"])
+def test_special_tokens_of_scored_text(kind, directory, config, own_cache):
+    """A special token has its letters and is scored: `by_word` gave all that follows to other
+    words, and one after `given` had no score.
+    """
+    model = model_of(config, load(data_of(directory, kind)).vocabulary)
+    text = f"Hi{USER} yo"
+    [line] = model.score([text])
+    assert line.by_word().words == (f"Hi{USER}", "yo", "<eos>")
+    covered = {at for begin, end in line.places for at in range(begin, end)}
+    assert {at for at, letter in enumerate(text) if letter != " "} <= covered
+    [whole] = model.score([f"In{USER}x"])
+    for given in "In", f"In{USER}":
+        [rest] = model.score([f"In{USER}x".removeprefix(given)], given=given)
+        scored = whole.log_probs[len(model.lines.encode(given)) :]
+        np.testing.assert_allclose(rest.log_probs, scored, rtol=1e-4)
+
+
+def test_lengths_where_no_token_ends_a_line(directory):
+    """Without `data.eos` the most frequent token counted as the end of a line, of one character."""
+    model = (directory / "bytes.json").read_bytes()
+    program = tokenizers.Tokenizer.from_str(model.decode())
+    counts = np.zeros(program.get_vocab_size(), np.int64)
+    ids = program.encode(" the the wörld").ids
+    np.add.at(counts, ids, 1)
+    vocabulary = Tokenizer.of(TokenIds.of_counts(counts), model)
+    assert vocabulary.utf8[0] == b" the"
+    tokens = vocabulary.entry_of_id[ids]
+    assert lengths_of(tokens, vocabulary) == (14, 15)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "spaces"])
 def test_words_to_avoid(kind, directory, config, own_cache):
     """Every token that is the word, with a space or without: after a space it was written."""
     model = model_of(config, load(data_of(directory, kind)).vocabulary)
@@ -153,6 +204,7 @@ def test_words_to_avoid(kind, directory, config, own_cache):
     assert {b" the"} <= {vocabulary.utf8[i] for i in banned} <= {b"the", b" the", b"<eos>"}
     same = [i for i, spelling in enumerate(vocabulary.utf8) if spelling.strip() == b"the"]
     assert banned == [*same, vocabulary.eos]
+    assert [*generate._banned(model.lines, [USER])] == [vocabulary.index[str(len(vocabulary) - 1)]]
     for word in "the beginning", "zebra":
         with refuses(f"avoid={word!r}", "no token"):
             model.generate(avoid=[word])

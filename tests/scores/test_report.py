@@ -16,6 +16,7 @@ import pytest
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.runs.settings import read_config, read_words
@@ -248,6 +249,10 @@ def test_a_passage_without_distributions(made, monkeypatch):
     of_list = Vocabulary(read_words(one.workdir).words, np.ones(122, np.int64))
     monkeypatch.setattr(passage, "read_words", lambda workdir: of_list)
     assert "in training" not in sample(passage.read_passage(one, 19, 1))
+    # Of ids none of which ends a line the most frequent one did.
+    of_ids = TokenIds.of_counts(np.ones(122, np.int64))
+    monkeypatch.setattr(passage, "read_words", lambda workdir: of_ids)
+    assert not any(token.line_end for token in passage.read_passage(one, 19, 31))
     one = dataclasses.replace(one)
     vars(one)["nll"] = np.full(426, np.nan)
     assert math.isnan(passage.read_passage(one, 20, 1)[0].bits)

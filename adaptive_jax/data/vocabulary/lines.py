@@ -7,7 +7,6 @@ lines.decode(ids)                        # "and god said,\\n"
 """
 
 import functools
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -115,23 +114,30 @@ class Lines(NamedTuple):
         """`encode` without the last `OPEN` units of a word that has no end, and what these spell,
         UTF-8: together with what follows the text, other units may spell it.
         """
-        words = self.words(text)
-        ids, lengths = self.tokens(words)
-        spells = self.vocabulary.utf8
-        last_unit = self.vocabulary.words[ids[-1]] if len(ids) else EOS
-        if not self.cut_open(text)[1] or last_unit in (EOS, UNKNOWN):
+        ids, lengths = self.tokens(self.words(text))
+        if not len(ids) or not self.cut_open(text)[1]:
             return ids, b""
-        last = min(OPEN, lengths[-1])
-        spelling = b"".join(spells[i] for i in ids[-last:])
-        return ids[:-last], spelling.removesuffix(self.vocabulary.mark)
+        names, spells, end = self.vocabulary.words, self.vocabulary.utf8, len(ids)
+        for i in ids[::-1][: min(OPEN, lengths[-1])]:
+            if names[i] in (EOS, UNKNOWN) or not spells[i]:  # no letters of the text
+                break
+            end -= 1
+        spelling = b"".join(spells[i] for i in ids[end:])
+        return ids[:end], spelling.removesuffix(self.vocabulary.mark)
 
     def units_within(self, ids: np.ndarray, begun: str) -> int:
         """The number of the first tokens that lie in `begun`, with which their text begins."""
         spells, before = self.vocabulary.utf8, self.encode(begun)
         spelling = b"".join(spells[i] for i in before).removesuffix(self.vocabulary.mark)
-        ends = itertools.accumulate((len(spells[i]) for i in ids), initial=0)
-        fits = (spelling.startswith(spells[i], end) for i, end in zip(ids, ends, strict=False))
-        return sum(1 for _ in itertools.takewhile(bool, fits))
+        special = [i for i in before if not spells[i]]  # these have no letters
+        number = end = 0
+        for i in ids:
+            if not spells[i] and special[:1] == [i]:
+                del special[0]
+            elif not spells[i] or not spelling.startswith(spells[i], end):
+                break
+            number, end = number + 1, end + len(spells[i])
+        return number
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, with a line feed for each `<eos>`.

@@ -108,21 +108,32 @@ class Tokenizer(TokenIds):
     @functools.cached_property
     def utf8(self) -> tuple[bytes, ...]:
         """The bytes of each token; none of special ones and of ids that the tokenizer lacks."""
-        settings = json.loads(self._program.to_str())  # older files lack some keys
-        of_bytes = "ByteLevel" in json.dumps(settings["decoder"])
-        added = {entry["id"]: entry for entry in settings["added_tokens"]}
+        of_bytes = "ByteLevel" in json.dumps(self._settings["decoder"])
+        added = {token["id"] for token in self._settings["added_tokens"]}
 
-        def spelling(i):
-            token = self._program.id_to_token(i) or ""
+        def spelling(entry, i):
+            if self.words[entry] == EOS:
+                return EOS.encode()
+            token = "" if entry in self.special else self._program.id_to_token(i) or ""
             if i in added:
-                return b"" if added[i]["special"] else token.encode()
+                return token.encode()
             if of_bytes:
                 return bytes(map(CHARACTERS.__getitem__, token))
             byte = BYTE.fullmatch(token)
             return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
 
-        names = zip(self.words, self.ids.tolist(), strict=True)
-        return tuple(EOS.encode() if word == EOS else spelling(i) for word, i in names)
+        return tuple(itertools.starmap(spelling, enumerate(self.ids.tolist())))
+
+    @functools.cached_property
+    def special(self) -> dict[int, str]:
+        """The entry of each special token but `<eos>`, and its letters, which `utf8` lacks."""
+        tokens = [token for token in self._settings["added_tokens"] if token["special"]]
+        letters = {int(self.entry_of_id[token["id"]]): token["content"] for token in tokens}
+        return {i: text for i, text in letters.items() if self.words[i] != EOS}
+
+    @functools.cached_property
+    def _settings(self):
+        return json.loads(self._program.to_str())  # older files lack some keys
 
     @property
     def _program(self):

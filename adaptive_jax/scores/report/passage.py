@@ -4,7 +4,7 @@ import math
 import unicodedata
 from typing import NamedTuple
 
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.runs.settings import read_words
 from adaptive_jax.scores.report.runs import RunReport
 
@@ -49,7 +49,8 @@ def read_passage(run: RunReport, first: int, words: int) -> list[Token]:
     for at, word in enumerate(run.words.ids[begin:end].tolist(), begin):
         bits = float(run.nll[at]) / math.log(2)
         count = int(vocabulary.counts[word]) if vocabulary.has_counts else None
-        token = Token(*spelled(vocabulary, word), word == vocabulary.eos, bits, count)
+        line_end = vocabulary.words[word] == EOS
+        token = Token(*spelled(vocabulary, word), line_end, bits, count)
         if at in places:
             token = token._replace(**_distribution(run.arrays, places[at], vocabulary))
         tokens.append(token)
