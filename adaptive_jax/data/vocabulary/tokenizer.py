@@ -108,8 +108,9 @@ class Tokenizer(TokenIds):
     @functools.cached_property
     def utf8(self) -> tuple[bytes, ...]:
         """The bytes of each token; none of special ones and of ids that the tokenizer lacks."""
-        of_bytes = "ByteLevel" in json.dumps(self._settings["decoder"])
-        added = {token["id"] for token in self._settings["added_tokens"]}
+        settings = json.loads(self._program.to_str())  # older files lack some keys
+        of_bytes = "ByteLevel" in json.dumps(settings["decoder"])
+        added = self._program.get_added_tokens_decoder()
 
         def spelling(entry, i):
             if self.words[entry] == EOS:
@@ -127,13 +128,9 @@ class Tokenizer(TokenIds):
     @functools.cached_property
     def special(self) -> dict[int, str]:
         """The entry of each special token but `<eos>`, and its letters, which `utf8` lacks."""
-        tokens = [token for token in self._settings["added_tokens"] if token["special"]]
-        letters = {int(self.entry_of_id[token["id"]]): token["content"] for token in tokens}
-        return {i: text for i, text in letters.items() if self.words[i] != EOS}
-
-    @functools.cached_property
-    def _settings(self):
-        return json.loads(self._program.to_str())  # older files lack some keys
+        added = self._program.get_added_tokens_decoder().items()
+        special = {int(self.entry_of_id[i]): token.content for i, token in added if token.special}
+        return {i: text for i, text in special.items() if self.words[i] != EOS}
 
     @property
     def _program(self):
