@@ -12,6 +12,7 @@ from flax import traverse_util
 from jax.sharding import Mesh
 
 from adaptive_jax.config.keys import General
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.clusters import in_order
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.ngrams import counted_settings
@@ -111,8 +112,8 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
 
 
 def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vocabulary:
-    """The vocabulary of a run whose corpus has `vocabulary`: in the order of its clusters,
-    if it has some; with `init_words="both"`, also with the words of `init_from`.
+    """The vocabulary of a run whose corpus has `vocabulary`: in the order of its clusters, if it
+    has some; with `init_words="both"`, also with the words of `init_from`, counted in the corpus.
 
     A run that has begun has these words, or their order, in its own vocabulary, so that it resumes
     without the other run, or the file of clusters.
@@ -141,7 +142,11 @@ def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vo
             "init_words=both is for words, and sub-word units or ids of a tokenizer are complete:"
             " leave it out"
         )
-    return vocabulary.with_words(words.words)
+    if begun and words.same_words(vocabulary.with_words(words.words)):
+        return words  # of an earlier version, which left the counts of added words 0
+    everything = config["data"] | {"threshold": 1, "limit": 0, "words": ""}
+    counts = load(everything, splits=()).vocabulary.counts_by_word
+    return vocabulary.with_words(words.words, counts)
 
 
 def finetuned(
