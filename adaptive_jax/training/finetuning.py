@@ -65,15 +65,17 @@ def check_origin(config: Mapping, workdir: Path) -> None:
         checkpoint_step(path_of(config["init_from"]), config["init_checkpoint"])
 
 
-def config_of_origin(init_from: str, workdir: Path) -> dict:
+def config_of_origin(init_from: str, workdir: Path | None = None) -> dict:
     """The config of a run that starts from another one and states none: that of the other one, but
     for what it logs; of a run that has begun, its own. Either may be anybody's, so that nothing is
     fetched for it: its copy of the lexicon takes the place of one in a bucket.
 
+    workdir: None: of a run that has not begun.
+
     Raises:
         InputError: no run there, or a damaged config.
     """
-    begun = begun_config(workdir)
+    begun = begun_config(workdir) if workdir else None
     config, place = (begun, workdir) if begun else (_config_of(init_from), path_of(init_from))
     config |= {"input": with_own_files(config, place, other_words=True)["input"]}
     for group, key in ("output", "clusters"), ("data", "tokenizer"), ("data", "words"):
@@ -84,6 +86,8 @@ def config_of_origin(init_from: str, workdir: Path) -> dict:
         return config
     if counted_settings(config):
         config["input"]["counts"] = ""  # those of the new text
+    if config["own_text"] and config["data"]["corpus"] != "ids":
+        config["data"]["vocabulary_size"] = 0  # that of the new text
     start = {key: getattr(General, key) for key in ("init_from", "init_checkpoint", "init_words")}
     return config | start | {"metrics": {}}
 

@@ -16,8 +16,10 @@ from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.cutoffs import Workload, propose
+from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.dry_run import check_config, dry_run
+from adaptive_jax.training.finetuning import config_of_origin
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import choose_vocabulary, with_text
 from configs import own_text
@@ -282,6 +284,21 @@ def test_bands_are_those_that_the_output_reads(changes, bands, text, tmp_path, m
     assert with_text(request(**changes), config, build(config, 20)) == config
     assert not all(bands) or cutoffs[0] == cutoffs[1]
     dry_run(request(**changes), tmp_path / "run")
+
+
+def test_a_run_from_another_ones_config_has_its_own_number_of_words(tmp_path, in_process):
+    """A smaller tokenizer got words that do not exist; of ids the user says the number. The config
+    is explained without a workdir, too.
+    """
+    for corpus, size in ("ids", 50), ("text_files", 0):
+        write_json(
+            tmp_path / "config.json",
+            request(**{"data.corpus": corpus, "data.path": "x", "data.vocabulary_size": 50}),
+        )
+        assert config_of_origin(str(tmp_path))["data"]["vocabulary_size"] == size
+    asked = "--explain", f"--init_from={tmp_path}", "--config.body.layers=31"
+    done = in_process("train.py", *asked)
+    assert done.returncode == 0 and re.search(r"layers.*31", done.stdout), done.stderr
 
 
 def test_wrong_settings_are_told_before_the_text_is_prepared(in_process, tmp_path, own_cache):
