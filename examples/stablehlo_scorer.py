@@ -20,7 +20,14 @@ from safetensors.numpy import load_file
 
 # Words, numbers and punctuation marks, as data.tokeniser=marks separates them
 LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
-MARKS = rf"{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
+MARKS = rf"(?<!\S)<(?:unk|eos)>(?!\S)|{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
+
+
+def words_of(line, data):  # of the settings `data`: the words of a line, as training reads them
+    line = line.removeprefix("\ufeff")  # a byte order mark
+    if data["tokeniser"] == "none":
+        return line.split()
+    return [word.lower() for word in re.findall(MARKS, line)]
 
 
 def load(folder):  # the program, its arrays, what is known of it, and the id of each word
@@ -66,9 +73,8 @@ if __name__ == "__main__":
         sys.exit("usage: python examples/stablehlo_scorer.py EXPORTED < text.txt")
     program, arrays, about, ids = load(Path(sys.argv[1]))
     while lines := list(itertools.islice(sys.stdin, about["rows"])):
-        marks = about["config"]["data"]["tokeniser"] == "marks"
-        words = (re.findall(MARKS, line.lower()) if marks else line.split() for line in lines)
-        words = (["<eos>", *line, "<eos>"] for line in words)
+        data = about["config"]["data"]
+        words = (["<eos>", *words_of(line, data), "<eos>"] for line in lines)
         texts = [[ids.get(word, ids.get("<unk>")) for word in line] for line in words]
         for line, text in zip(lines, texts, strict=True):
             if None in text:

@@ -17,7 +17,14 @@ from torch.nn import functional
 
 # Words, numbers and punctuation marks, as data.tokeniser=marks separates them
 LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
-MARKS = rf"{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
+MARKS = rf"(?<!\S)<(?:unk|eos)>(?!\S)|{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
+
+
+def words_of(line, data):  # of the settings `data`: the words of a line, as training reads them
+    line = line.removeprefix("\ufeff")  # a byte order mark
+    if data["tokeniser"] == "none":
+        return line.split()
+    return [word.lower() for word in re.findall(MARKS, line)]
 
 
 def load(folder):  # the parameters by name, the config, and the id of each word
@@ -103,9 +110,8 @@ if __name__ == "__main__":
         sys.exit("usage: python examples/torch_scorer.py EXPORTED < text.txt")
     p, config, ids = load(Path(sys.argv[1]))
     for line in sys.stdin:
-        marks = config["data"]["tokeniser"] == "marks"
-        words = re.findall(MARKS, line.lower()) if marks else line.split()
-        words = [ids.get(word, ids.get("<unk>")) for word in [*words, "<eos>"]]
+        words = [*words_of(line, config["data"]), "<eos>"]
+        words = [ids.get(word, ids.get("<unk>")) for word in words]
         if None in words:
             sys.exit(f"the model has no <unk>, and a word of this line is not its own: {line}")
         scores = log_probs(p, config, [ids["<eos>"], *words[:-1]])[range(len(words)), words]

@@ -5,8 +5,8 @@
         --config=configs/quickstart.py
 
 Every trial is a run of train.py of `trial_hours`, with what stands after `--` and two settings that
-are drawn; the best one has the lowest validation perplexity. The same command resumes
-the search. Apostoae 2019, section 4, tunes the same two settings so.
+are drawn; the best one has the lowest validation loss, in nats. The same command resumes the
+search. Apostoae 2019, section 4, tunes the same two settings so.
 """
 
 import argparse
@@ -29,10 +29,10 @@ def main():
     flags.add_argument("train", nargs="+", help="arguments of train.py, after --")
     given = flags.parse_args()
 
-    def perplexity(trial: optuna.Trial) -> float:
+    def loss(trial: optuna.Trial) -> float:
         rate = trial.suggest_float("config.optimizer.learning_rate", *given.rates, log=True)
         tokens = trial.suggest_categorical("config.tokens_per_update", given.tokens)
-        run = given.workdir / str(trial.number)
+        run = given.workdir / f"trial_{trial.number}"
         train = [*given.train, f"--workdir={run}", f"--hours={given.trial_hours}"]
         train += [
             f"--config.optimizer.learning_rate={rate}",
@@ -45,22 +45,21 @@ def main():
                 raise SystemExit(f"all {trial.number + 1} trials failed, the last one as above")
             raise optuna.TrialPruned  # it diverged, or did not fit
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return min(x["validation/perplexity"] for x in lines if "validation/perplexity" in x)
+        return min(x["validation/nll"] for x in lines if x.get("validation/nll") is not None)
 
     given.workdir.mkdir(parents=True, exist_ok=True)
     storage = f"sqlite:///{given.workdir / 'trials.db'}"
-    study = optuna.create_study(storage=storage, study_name="tune", load_if_exists=True)
+    study = optuna.create_study(storage=storage, study_name="nll", load_if_exists=True)
     study.sampler = optuna.samplers.RandomSampler(seed=len(study.trials))  # other draws each time
-    study.optimize(perplexity, timeout=3600 * given.hours)
+    study.optimize(loss, timeout=3600 * given.hours)
     for trial in sorted(finished(study), key=lambda trial: trial.value):
         settings = " ".join(f"--{name}={value}" for name, value in trial.params.items())
-        print(
-            f"validation perplexity {trial.value:8.2f}  {given.workdir}/{trial.number}  {settings}"
-        )
+        run = given.workdir / f"trial_{trial.number}"
+        print(f"validation loss {trial.value:8.4f}  {run}  {settings}")
 
 
 def finished(study: optuna.Study) -> list:
-    """Trials that have a perplexity."""
+    """Trials that have a loss."""
     return [trial for trial in study.trials if trial.value is not None]
 
 

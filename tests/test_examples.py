@@ -62,7 +62,7 @@ def test_the_minimal_example_is_one_short_file():
 
 
 def test_tuning_draws_trains_and_resumes(in_process, flags, tmp_path, monkeypatch, capsys):
-    """The same command adds trials of other draws; each stands with its perplexity, the best one
+    """The same command adds trials of other draws; each stands with its loss, the best one
     first, and with the flags that repeat it. A trial that diverges is left out.
     """
     tune = imported(ROOT / "examples" / "tune.py")
@@ -89,7 +89,7 @@ def test_tuning_draws_trains_and_resumes(in_process, flags, tmp_path, monkeypatc
     monkeypatch.setattr("sys.argv", [*wrong])
     with pytest.raises(SystemExit, match="all 3 trials failed"):
         tune.main()  # it tried for ever
-    line = r"validation perplexity +([\d.]+) .*/\d  --config.optimizer.learning_rate=([\d.]+)"
+    line = r"validation loss +([\d.]+) .*/trial_\d  --config.optimizer.learning_rate=([\d.]+)"
     trials = [re.match(line, each).groups() for each in lines[1]]
     assert float(trials[0][0]) < float(trials[1][0]) and trials[0][1] != trials[1][1]
 

@@ -89,7 +89,7 @@ class General:
         compose_share: share of updates that compose word vectors anew, the first one among them;
             the others use those of the last such update and train the rest of the model.
         own_text: whether the text decides, where they are left at their defaults, data.threshold or
-            data.codes, data.vocabulary_size and input.cutoffs; it may then be a single file. See
+            data.codes, data.vocabulary_size and cutoffs; it may then be a single file. See
             configs/own_text.py.
         init_from: workdir of a run whose parameters this one starts from; empty: fresh parameters.
         init_checkpoint: with init_from: best by validation, latest, or the number of updates.

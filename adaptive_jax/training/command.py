@@ -39,7 +39,7 @@ class Train(NamedTuple):
             --config.init_checkpoint.
         tune_cpu: On a CPU, train with large pages of memory and two devices, which is faster.
         explain: Print every key of the config, its default and its meaning, and stop; without
-            --config the page docs/configuration.md.
+            --config and --init_from the page docs/configuration.md.
     """
 
     dry_run: bool = False
@@ -65,9 +65,13 @@ def main():
     if options.explain:
         from adaptive_jax.config import explain
 
-        if not config_flags.has_config():
+        if not (config_flags.has_config() or options.init_from):
             return print(explain.page())
-        return print(explain.config(config_flags.config()[0] | short))
+        from adaptive_jax.training.finetuning import config_of_origin
+
+        origin = functools.partial(config_of_origin, options.init_from)
+        config, _ = config_flags.config(origin if options.init_from else None)
+        return print(explain.config(config | short))
     workdir = commands.workdir()
     if options.target is not None:
         if not options.dry_run:

@@ -117,7 +117,8 @@ def checked(config: dict, workdir: Path, devices: int | None) -> Checked:
     config = with_origin(config, begun)
     check_origin(config, workdir)
     if config["own_text"]:
-        config = with_text(config, begun, check_config(config, devices).model)
+        model = check_config(with_own_files(config, None), devices).model
+        config = with_text(config, begun, model)
     config = at_clusters(config, begun)
     check_resumes(workdir, of_config(config))
     config_of_run = with_own_files(config, workdir)

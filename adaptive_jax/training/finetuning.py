@@ -12,6 +12,7 @@ from flax import traverse_util
 from jax.sharding import Mesh
 
 from adaptive_jax.config.keys import General
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.clusters import in_order
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.ngrams import counted_settings
@@ -64,15 +65,17 @@ def check_origin(config: Mapping, workdir: Path) -> None:
         checkpoint_step(path_of(config["init_from"]), config["init_checkpoint"])
 
 
-def config_of_origin(init_from: str, workdir: Path) -> dict:
+def config_of_origin(init_from: str, workdir: Path | None = None) -> dict:
     """The config of a run that starts from another one and states none: that of the other one, but
     for what it logs; of a run that has begun, its own. Either may be anybody's, so that nothing is
     fetched for it: its copy of the lexicon takes the place of one in a bucket.
 
+    workdir: None: of a run that has not begun.
+
     Raises:
         InputError: no run there, or a damaged config.
     """
-    begun = begun_config(workdir)
+    begun = begun_config(workdir) if workdir else None
     config, place = (begun, workdir) if begun else (_config_of(init_from), path_of(init_from))
     config |= {"input": with_own_files(config, place, other_words=True)["input"]}
     for group, key in ("output", "clusters"), ("data", "tokenizer"), ("data", "words"):
@@ -83,6 +86,8 @@ def config_of_origin(init_from: str, workdir: Path) -> dict:
         return config
     if counted_settings(config):
         config["input"]["counts"] = ""  # those of the new text
+    if config["own_text"] and config["data"]["corpus"] != "ids":
+        config["data"]["vocabulary_size"] = 0  # that of the new text
     start = {key: getattr(General, key) for key in ("init_from", "init_checkpoint", "init_words")}
     return config | start | {"metrics": {}}
 
@@ -111,8 +116,8 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
 
 
 def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vocabulary:
-    """The vocabulary of a run whose corpus has `vocabulary`: in the order of its clusters,
-    if it has some; with `init_words="both"`, also with the words of `init_from`.
+    """The vocabulary of a run whose corpus has `vocabulary`: in the order of its clusters, if it
+    has some; with `init_words="both"`, also with the words of `init_from`, counted in the corpus.
 
     A run that has begun has these words, or their order, in its own vocabulary, so that it resumes
     without the other run, or the file of clusters.
@@ -141,7 +146,11 @@ def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vo
             "init_words=both is for words, and sub-word units or ids of a tokenizer are complete:"
             " leave it out"
         )
-    return vocabulary.with_words(words.words)
+    if begun and words.same_words(vocabulary.with_words(words.words)):
+        return words  # of an earlier version, which left the counts of added words 0
+    everything = config["data"] | {"threshold": 1, "limit": 0, "words": ""}
+    counts = load(everything, splits=()).vocabulary.counts_by_word
+    return vocabulary.with_words(words.words, counts)
 
 
 def finetuned(

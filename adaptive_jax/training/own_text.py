@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from adaptive_jax.config import cache, rows
-from adaptive_jax.config.keys import at
+from adaptive_jax.config.keys import at, maker, word_group
 from adaptive_jax.data.corpora.load import count_words, load
 from adaptive_jax.data.corpora.split import one_text, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
@@ -18,10 +18,8 @@ from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
 
-CUTOFFS = "input.cutoffs", "input.words.cutoffs"
-# The keys that the text decides, where they have these values.
+# The keys that the text decides where they have these values, beside those of `_open_cutoffs`.
 OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0}
-OPEN |= dict.fromkeys(CUTOFFS, ())
 MOST_UNKNOWN = 0.05  # of the words of the validation text; beyond, sub-words
 FULL_SOFTMAX = 4_000  # words and fewer need no bands
 BANDS = 3  # of more words (Baevski & Auli 2019)
@@ -44,12 +42,15 @@ def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
     config = copy.deepcopy(config)
     data = config["data"]
     lines = _split(data)
+    open_keys, open_cutoffs = _open_keys(config), _open_cutoffs(config)
     if begun:
-        for key in _open_keys(config):
+        if 0 < begun["data"]["codes"] < data["codes"]:  # the text gave no more
+            open_keys.append("data.codes")
+        for key in (*open_keys, *open_cutoffs):
             rows.put(config, key, at(begun, key))
         return config
     fixed = data["limit"] or data["words"]
-    if {"data.threshold", "data.codes"} <= {*_open_keys(config)} and not fixed:
+    if {"data.threshold", "data.codes"} <= {*open_keys} and not fixed:
         if data["corpus"] == "ids" or data["tokenizer"]:
             lines.append("words        the ids of the tokenizer, the most frequent first")
         else:
@@ -68,11 +69,12 @@ def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
         vocabulary = load(data).vocabulary
     size = len(vocabulary)
     data["vocabulary_size"] = data["vocabulary_size"] or size
-    if open_cutoffs := [key for key in _open_keys(config) if key in CUTOFFS]:
+    if open_cutoffs:
         bands = "none: a full softmax over so few words is cheap"
         if size > FULL_SOFTMAX:
             cutoffs, _ = propose(vocabulary.counts, BANDS, workload(config, model))
-            rows.put(config, *open_cutoffs, cutoffs)
+            for key in open_cutoffs:
+                rows.put(config, key, cutoffs)
             bands = (
                 f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {BANDS} bands"
             )
@@ -116,6 +118,22 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
 
 def _open_keys(config: Mapping) -> list[str]:
     return [key for key, value in OPEN.items() if at(config, key) == value]
+
+
+def _open_cutoffs(config: Mapping) -> list[str]:
+    """The keys of cutoffs that the text decides where they are empty: those of the input, unless
+    clusters cut its words or its table serves an output of one band; and those of an adaptive
+    softmax of a table of its own.
+    """
+    output, table = config["output"], config["output"]["table"]["name"]
+    many_bands = getattr(maker("output", output["name"]), "many_bands", True)
+    one_band = not many_bands or output.get("classes")
+    if output["clusters"] or (table == "tied" and one_band):
+        return []
+    keys = [f"{word_group(config)}.cutoffs"]
+    if (output["name"], table) == ("adaptive", "own"):
+        keys.append("output.table.cutoffs")
+    return [key for key in keys if at(config, key) == ()]
 
 
 def _split(data: dict) -> list[str]:

@@ -18,7 +18,7 @@ from flax import traverse_util
 
 import adaptive_jax
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.data.corpora.tokenise import MARKS
+from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.files import write_checksums
 from adaptive_jax.interop.export import Shape, export
@@ -282,7 +282,7 @@ def test_programs_score_as_this_package(untrained, quick_command, tmp_path, name
 
 def test_examples_score_lines(exported):
     """As commands: the sum over the words of a line and its <eos>."""
-    text = "the t1w0 the t1w2\n\nthe t3w1\n"
+    text = "\ufeffthe t1w0 the t1w2\n\nthe t3w1\n"
     asked = [sys.executable, EXAMPLES / "numpy_scorer.py", exported]
     out = subprocess.run(asked, input=text, capture_output=True, text=True, check=True).stdout
     shown = [line.split("\t") for line in out.splitlines()]
@@ -291,11 +291,19 @@ def test_examples_score_lines(exported):
     np.testing.assert_allclose([float(nats) for nats, _ in shown], expected, atol=2e-4)
 
 
+LINES = ("\ufeffThe <unk> said", "Noah’s ark,\ufeff the_end. <eos>", "a <UNK> x<unk> <unk>, İ 12b")
+
+
 @pytest.mark.parametrize("name", ["numpy", "torch", "stablehlo"])
-def test_examples_separate_marks_as_this_package(name):
-    """Raw text has the words that a model like the quickstart's was trained on."""
+@pytest.mark.parametrize("kind, lower", [("marks", True), ("none", False)])
+def test_examples_separate_words_as_this_package(name, kind, lower):
+    """Raw text has the words that a model like the quickstart's was trained on: `<unk>` was three
+    of them, and a byte order mark was one.
+    """
     if name != "torch" or importlib.util.find_spec("torch"):
-        assert example(f"{name}_scorer").MARKS == MARKS
+        words_of, split = example(f"{name}_scorer").words_of, tokeniser(kind, lower)
+        for line in LINES:
+            assert words_of(line, {"tokeniser": kind}) == split(line).split()
 
 
 def test_examples_stand_alone():

@@ -16,9 +16,10 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.ngrams import count, read
+from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop.export import export
 from adaptive_jax.model.language_model import build, parameter_shapes
@@ -28,7 +29,7 @@ from adaptive_jax.runs.checkpoints import Checkpoints
 from adaptive_jax.runs.lock import locked
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.start import begin
-from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned
+from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned, vocabulary_for
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state
 from tests import refuses
@@ -348,6 +349,34 @@ def test_a_run_goes_on_with_another_text(small, tmp_path):
     assert words.words[: len(alone)] == alone.words
     assert set(words.words) == {*alone.words, *first.vocabulary.words} > set(alone.words)
     assert not words.counts[len(alone) :].any()
+
+
+def test_words_of_both_runs_have_the_counts_of_the_new_text(tmp_path):
+    """Words that the new text has too rarely by itself had count 0, and `<unk>` theirs: infinite
+    nats of a word by its count alone. A run that began so resumes.
+    """
+    (tmp_path / "run").mkdir()
+    for split in "train", "valid":
+        (tmp_path / f"{split}.txt").write_text("a a a b b c\n")
+    data = complete({"data": {"corpus": "text_files", "path": str(tmp_path), "threshold": 3}})[
+        "data"
+    ]
+    vocabulary = load(data).vocabulary
+    assert UNKNOWN in vocabulary.words and "b" not in vocabulary.words
+    write_with_checksums(
+        Vocabulary.build({"b": 3, "c": 2, "d": 1, "<eos>": 4}), tmp_path / "vocabulary.txt"
+    )
+    config = {"data": data, "init_words": "both", "init_from": str(tmp_path)}
+    config |= {"output": {"clusters": ""}}
+    both = vocabulary_for(config, tmp_path / "run", vocabulary)
+    ids = load(data, vocabulary=both).ids["train"]
+    np.testing.assert_array_equal(both.counts, np.bincount(ids, minlength=len(both)))
+    assert both.counts_by_word == {"a": 3, EOS: 1, UNKNOWN: 0, "b": 2, "c": 1, "d": 0}
+    (tmp_path / "run" / "config.json").touch()
+    for saved in both, vocabulary.with_words(["b", "c", "d"]):  # the second of an earlier version
+        write_with_checksums(saved, tmp_path / "run" / "vocabulary.txt")
+        resumed = vocabulary_for(config, tmp_path / "run", vocabulary)
+        assert resumed.digest == saved.digest
 
 
 def test_a_run_keeps_the_ngrams_that_it_counts(small, tmp_path):

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from adaptive_jax.config.keys import resolve
-from adaptive_jax.config.rows import put
+from adaptive_jax.config.keys import resolve, switch
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.split import one_text, split_lines
 from adaptive_jax.data.corpora.text import Text
+from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.cutoffs import Workload, propose
+from adaptive_jax.runs.settings import write_json
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.dry_run import check_config, dry_run
+from adaptive_jax.training.finetuning import config_of_origin
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import choose_vocabulary, with_text
 from configs import own_text
@@ -66,8 +68,7 @@ def test_a_hierarchical_softmax_of_own_text_waits_for_its_words():
     """Its classes were compared with a vocabulary of 2 words, and refused."""
     classes = {"output.name": "hierarchical", "output.classes": 50, "input.name": "lookup"}
     config = own_text.get_config("small").to_dict()
-    for key, value in (classes | {"output.table.cutoffs": ()}).items():
-        put(config, key, value)
+    config, _ = switch(config, classes | {"output.table.cutoffs": ()})
     parts = check_config(resolve(config), None)
     assert parts.model.input.vocabulary_size == 50
 
@@ -174,16 +175,13 @@ def test_a_bad_file_is_named_itself(content, says, tmp_path):
 
 def request(**changes):
     """The config as the command line gives it."""
-    config = resolve(own_text.get_config())
-    for key, value in changes.items():
-        put(config, key, value)
-    return config
+    return resolve(switch(own_text.get_config().to_dict(), changes)[0])
 
 
 def chosen(**changes):
     """The config with what the text decides."""
     config = request(**changes)
-    return with_text(config, None, build(config, 2))
+    return with_text(config, None, build(config, 20))
 
 
 def test_own_text_in_one_line(text, tmp_path, capsys, own_cache):
@@ -231,6 +229,76 @@ def test_cutoffs_are_the_cheapest(text, tmp_path, monkeypatch):
         counts = load(config["data"]).vocabulary.counts
         cutoffs, _ = propose(counts, 3, Workload(width))
         assert len(counts) > 100 and config["input"]["cutoffs"] == cutoffs
+
+
+@pytest.mark.parametrize("table", ["tied", "own"])
+def test_clusters_of_words_say_where_they_begin(table, text, tmp_path, monkeypatch):
+    """The text chose cutoffs of its own, and before that the file was refused as one that `build`
+    does not read.
+    """
+    monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
+    vocabulary = load(chosen(**{"data.path": str(text)})["data"]).vocabulary
+    sizes, path = (70, len(vocabulary) - 70), tmp_path / "clusters.txt"
+    header = Header("kmeans", 0, vocabulary.digest, sizes)
+    write_clusters(path, header, vocabulary.words[::-1])
+    changes = {"data.path": str(text), "output.name": "hierarchical", "body.layers": 1}
+    changes |= {"output.clusters": str(path), "output.table.name": table}
+    dry_run(request(**changes), tmp_path / "dry")
+    for steps in 1, 2:  # the second one resumes
+        train(request(**changes, steps=steps, **{"schedule.warmup_steps": 1}), tmp_path / "run")
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+        tied = table == "tied"
+        assert config["input"]["cutoffs"] == [70] * tied
+        assert config["output"]["table"]["cutoffs"] == [70] * (not tied)
+        assert config["data"]["vocabulary_size"] == len(vocabulary)
+
+
+def test_more_merges_than_the_text_gives_resume_with_those_that_it_gave(text, capsys):
+    """The number that was trained with is stored, and the same command was refused for it."""
+    config = request(**{"data.path": str(text), "data.codes": 8_000})
+    begun = with_text(config, None, build(config, 2))
+    assert 0 < begun["data"]["codes"] < 8_000 and "merges       only" in capsys.readouterr().out
+    assert with_text(config, begun, build(config, 2)) == begun
+
+
+@pytest.mark.parametrize(
+    "changes, bands",
+    [
+        ({}, (True, False)),
+        ({"output.table.name": "own"}, (True, True)),
+        ({"output.name": "hierarchical", "output.table.name": "own"}, (True, False)),
+        ({"output.name": "hierarchical", "output.classes": 11}, (False, False)),
+        ({"output.name": "sampled"}, (False, False)),
+        ({"output.name": "softmax", "output.table.name": "own"}, (True, False)),
+    ],
+)
+def test_bands_are_those_that_the_output_reads(changes, bands, text, tmp_path, monkeypatch):
+    """A table of the output's own had one band, under the cutoffs that were chosen for it; an
+    output of one band refused those of the tied table.
+    """
+    monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
+    changes = {"data.path": str(text)} | changes
+    config = chosen(**changes)
+    cutoffs = config["input"]["cutoffs"], config["output"]["table"]["cutoffs"]
+    assert tuple(len(each) == 2 for each in cutoffs) == bands
+    assert with_text(request(**changes), config, build(config, 20)) == config
+    assert not all(bands) or cutoffs[0] == cutoffs[1]
+    dry_run(request(**changes), tmp_path / "run")
+
+
+def test_a_run_from_another_ones_config_has_its_own_number_of_words(tmp_path, in_process):
+    """A smaller tokenizer got words that do not exist; of ids the user says the number. The config
+    is explained without a workdir, too.
+    """
+    for corpus, size in ("ids", 50), ("text_files", 0):
+        write_json(
+            tmp_path / "config.json",
+            request(**{"data.corpus": corpus, "data.path": "x", "data.vocabulary_size": 50}),
+        )
+        assert config_of_origin(str(tmp_path))["data"]["vocabulary_size"] == size
+    asked = "--explain", f"--init_from={tmp_path}", "--config.body.layers=31"
+    done = in_process("train.py", *asked)
+    assert done.returncode == 0 and re.search(r"layers.*31", done.stdout), done.stderr
 
 
 def test_wrong_settings_are_told_before_the_text_is_prepared(in_process, tmp_path, own_cache):

@@ -90,12 +90,17 @@ class Vocabulary:
             counts[word if word in counts else UNKNOWN] += count
         return Vocabulary.build(counts, threshold=0)
 
-    def with_words(self, words: Iterable[str]) -> "Vocabulary":
+    def with_words(self, words: Iterable[str], counts: Mapping[str, int] = {}) -> "Vocabulary":
         """Returns this vocabulary with those of `words` that it lacks behind its own, in their
-        order, each with count 0.
+        order.
+
+        counts: occurrences of words, which `<unk>` includes for those that are new; 0 of others.
         """
-        new = dict.fromkeys(word for word in words if word not in self.index)
-        return Vocabulary((*self.words, *new), np.append(self.counts, np.zeros(len(new), np.int64)))
+        new = {word: counts.get(word, 0) for word in words if word not in self.index}
+        numbers = np.append(self.counts, np.fromiter(new.values(), np.int64))
+        if folded := sum(new.values()):
+            numbers[self.index[UNKNOWN]] -= folded
+        return Vocabulary((*self.words, *new), numbers)
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "Vocabulary":
