@@ -91,7 +91,8 @@ def test_commands_that_train(given, in_process, text, tmp_path):
         arguments = [re.sub(r"(?<=data\.eos)=.*", "=0", word) for word in arguments]
     arguments = [re.sub(r"=DIR$|(?<=data\.path)=.*", f"={text}", word) for word in arguments]
     if not any(word.startswith("--config=") for word in arguments):  # that of another run
-        arguments = [word for word in arguments if not word.startswith("--config.")]
+        of_run = "--config.", "--init_from"
+        arguments = [word for word in arguments if not word.startswith(of_run)]
     planned = "--dry_run" in arguments or "--config=configs/own_text.py" in given
     more = () if "--explain" in arguments else ("--dry_run",) if planned else ("--explain",)
     done = in_process(
