@@ -69,7 +69,9 @@ def each(fused: FusedLoss, tokens, shared):
 
 def _each_backward(fused, saved, cotangent):
     (*tokens, weights), shared = not_differentiable(saved, ONCE)
-    _, d_hidden, d_shared = fused.run((*tokens, weights * cotangent), shared, True)
+    # A target that does not exist has a weight of NaN, and changes nothing where nobody reads it.
+    weights = jnp.where(cotangent == 0, 0, weights * cotangent)
+    _, d_hidden, d_shared = fused.run((*tokens, weights), shared, True)
     return (d_hidden, *[None] * len(tokens)), d_shared
 
 

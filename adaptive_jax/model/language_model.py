@@ -158,7 +158,7 @@ class LanguageModel(nn.Module):
         if reset is not None:
             earlier = jnp.where(reset[:, None], -1, earlier)
         words = self.input.word_ids(tokens) if hasattr(self.input, "word_ids") else tokens
-        after = jnp.concatenate([earlier, words], axis=1)[:, tokens.shape[1] :]
+        after = jnp.concatenate([earlier, words.astype(jnp.int32)], axis=1)[:, tokens.shape[1] :]
         return {"earlier": earlier}, after, carry.body
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:

@@ -19,14 +19,18 @@ def workload(config: Mapping, model: LanguageModel) -> Workload:
 
     model: of the config, with a vocabulary of any size.
     """
-    table = config["output"]["table"]
-    of_table = table.get("cutoffs") or "factor" in table
-    bands = table if of_table else at(config, word_group(config))
     return Workload(
         features=model.output.table.features,
-        factor=bands.get("factor", 1),
+        factor=_banded(config).get("factor", 1),
         width=band_shapes(model)[0].table.shape[1],
     )
+
+
+def _banded(config):
+    """The settings of the layer whose bands the softmax reads."""
+    table = config["output"]["table"]
+    own = table.get("cutoffs") or "factor" in table
+    return table if own else at(config, word_group(config))
 
 
 def describe(config: Mapping, model: LanguageModel, by_frequency: bool = True) -> str:
@@ -65,11 +69,11 @@ def _unknown(vocabulary, counts):
 def _cutoffs(config, model, counts):
     """A line for the cutoffs of the config, and for the cheapest ones of each number of bands."""
     size, load = len(counts), workload(config, model)
-    source = at(config, word_group(config))
-    configured = config["output"]["table"].get("cutoffs") or source.get("cutoffs", ())
+    configured = _banded(config).get("cutoffs", ()) if len(band_shapes(model)) > 1 else ()
     most = size // smallest_band(size)
     bands = [n for n in BANDS if n <= most and load.width >= load.factor ** (n - 1)]
-    rows = {"of the config": configured} if configured else {}
+    added = config["init_words"] == "both"  # words of another run, behind those of the corpus
+    rows = {"of the config": configured} if configured and not added else {}
     rows |= {f"cheapest of {n} bands": propose(counts, n, load)[0] for n in bands}
     full, lines = cost(counts, (), load), []
     for name, cutoffs in rows.items():

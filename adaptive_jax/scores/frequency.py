@@ -108,10 +108,10 @@ def bin_label(least: int, most: int | None) -> str:
     """
     if most == 0:
         return "new"
+    if least == most:
+        return _edge(most)
     first = _edge(least if least < 1_000 else least - 1)
-    if most is None:
-        return f"{first}+"
-    return first if least == most else f"{first}-{_edge(most)}"
+    return f"{first}+" if most is None else f"{first}-{_edge(most)}"
 
 
 def short(number: int) -> str:

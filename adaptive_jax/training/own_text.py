@@ -13,10 +13,12 @@ from adaptive_jax.data.corpora.split import one_text, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import path_of
 from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
+from adaptive_jax.runs.settings import read_words
 
 # The keys that the text decides where they have these values, beside those of `_open_cutoffs`.
 OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0}
@@ -67,8 +69,10 @@ def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
         data["codes"] = error.able
         lines.append(f"merges       only {error.able}: they make every word of this text one unit")
         vocabulary = load(data).vocabulary
-    size = len(vocabulary)
-    data["vocabulary_size"] = data["vocabulary_size"] or size
+    size = total = len(vocabulary)
+    if config["init_from"] and config["init_words"] == "both":
+        total = len(vocabulary.with_words(read_words(path_of(config["init_from"])).words))
+    data["vocabulary_size"] = data["vocabulary_size"] or total
     if open_cutoffs:
         bands = "none: a full softmax over so few words is cheap"
         if size > FULL_SOFTMAX:
@@ -122,12 +126,12 @@ def _open_keys(config: Mapping) -> list[str]:
 
 def _open_cutoffs(config: Mapping) -> list[str]:
     """The keys of cutoffs that the text decides where they are empty: those of the input, unless
-    clusters cut its words or its table serves an output of one band; and those of an adaptive
-    softmax of a table of its own.
+    clusters cut its words, or the output that reads its table needs it in one band; and those of
+    an adaptive softmax of a table of its own.
     """
     output, table = config["output"], config["output"]["table"]["name"]
     many_bands = getattr(maker("output", output["name"]), "many_bands", True)
-    one_band = not many_bands or output.get("classes")
+    one_band = not many_bands or output.get("classes") or output["table"].get("cutoffs")
     if output["clusters"] or (table == "tied" and one_band):
         return []
     keys = [f"{word_group(config)}.cutoffs"]

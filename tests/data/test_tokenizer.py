@@ -236,6 +236,15 @@ def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache
         load(ids | {"vocabulary_size": 200})
 
 
+def test_a_text_is_counted_once(directory, own_cache, monkeypatch):
+    """Own text asks for the tokenizer's number of ids first, then names it."""
+    sizes, build = [], Tokenizer.build
+    monkeypatch.setattr(Tokenizer, "build", lambda *a: sizes.append(a[-1]) or build(*a))
+    for _ in range(2):
+        vocabulary = load(data_of(directory, vocabulary_size=max([0, *sizes]))).vocabulary
+        assert sizes == [len(vocabulary)]
+
+
 def test_wrong_settings(directory, tmp_path):
     """Settings that a tokenizer.json leaves no room for are refused: ignored, ids would be other
     ones than the settings say.

@@ -114,3 +114,15 @@ def test_a_convolution_carries_on_where_the_context_covers_what_the_input_rememb
         nll, _ = score_split(run, ids, settings, quiet)
         same = np.isclose(nll, whole, atol=1e-4)
         assert same.all() if layout == "streams" else same[: 20 - field].all() and not same.all()
+
+
+def test_what_is_remembered_keeps_its_dtype(models):
+    """Tokens of int64, as under x64, made a carry of int64, which `jax.lax.scan` refuses."""
+    run = models["lstm"].run
+    with jax.enable_x64(True):
+        carry = run.model.apply({"params": run.params}, 2, 4, method="cache")
+        step = lambda carry: run.model.apply(
+            {"params": run.params}, jnp.zeros((2, 1), jnp.int64), carry, method="step"
+        )
+        _, after = jax.eval_shape(step, carry)
+    assert after.earlier.dtype == carry.earlier.dtype == jnp.int32

@@ -232,11 +232,13 @@ def test_widths_are_those_of_the_softmax(layers, with_layers, text, tmp_path, ca
 
 def test_lines_that_a_dry_run_leaves_out(dry_run_lines, config, text, tmp_path):
     """Coverage of sub-words, which spell every word, and of a list of words; cutoffs where bands
-    are clusters, and more bands than the width of the first allows, which may be less than the
-    body's.
+    are clusters, those of the input where the output has one band, and more bands than the width of
+    the first allows, which may be less than the body's.
     """
     lines = dry_run_lines(**{"input.width": 8, "input.cutoffs": (20,)})
     assert re.findall(r"cheapest of (\d) bands", "".join(lines)) == ["2"]
+    whole = {"output.name": "softmax", "output.table.name": "own", "input.cutoffs": (20,)}
+    assert "of the config: " not in "".join(dry_run_lines(**whole))
     assert dry_run_lines(**{"data.codes": 30}) == []
     words = {"data.words": str(tmp_path / "words.txt")}
     (tmp_path / "words.txt").write_text("the\n")

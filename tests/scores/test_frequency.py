@@ -9,6 +9,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.scores.frequency import (
     BLOCKS,
     RANKS,
+    bin_label,
     by_frequency,
     check_edges,
     short,
@@ -55,6 +56,7 @@ def test_edges_of_ones_own_and_words_that_do_not_count():
     edges = 1_001, 1_003  # which three digits do not tell apart
     labels = [each.label for each in by_frequency(np.zeros(3), np.array([9, 1_002, 1_004]), edges)]
     assert labels == ["1-1,001", "1,001-1,003", "1,003+"] and short(999_700) == "1M"
+    assert bin_label(1_001, 1_001) == "1,001" and bin_label(7, 7) == "7"
 
 
 @pytest.mark.parametrize("edges", [(), (0, 10), (10, 10), (100, 10)])

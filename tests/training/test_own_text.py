@@ -16,7 +16,7 @@ from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.cutoffs import Workload, propose
-from adaptive_jax.runs.settings import write_json
+from adaptive_jax.runs.settings import read_words, write_json
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.dry_run import check_config, dry_run
 from adaptive_jax.training.finetuning import config_of_origin
@@ -286,6 +286,30 @@ def test_bands_are_those_that_the_output_reads(changes, bands, text, tmp_path, m
     dry_run(request(**changes), tmp_path / "run")
 
 
+def test_a_tied_table_that_is_cut_by_itself(text, tmp_path, monkeypatch):
+    """Its input stays whole: cutoffs were chosen for that, too, and refused with the table's."""
+    monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
+    changes = {"data.path": str(text), "output.table.cutoffs": (3, 9)}
+    assert chosen(**changes)["input"]["cutoffs"] == ()
+    dry_run(request(**changes), tmp_path / "run")
+
+
+def test_words_of_another_run_are_planned(trained, config, tmp_path):
+    """With `init_words=both`: a dry run counted those of the new text alone, and refused cutoffs
+    that only both have.
+    """
+    (tmp_path / "new").mkdir()
+    for split in "train", "valid", "test":
+        (tmp_path / "new" / f"{split}.txt").write_text("one two\none two\n")
+    changes = {"init_from": str(trained), "init_words": "both", "input.cutoffs": (20, 60)}
+    changes |= {"own_text": True, "data.path": str(tmp_path / "new")}
+    changes |= {"data.threshold": 2, "data.vocabulary_size": 0}
+    dry_run(resolve(config(**changes)), tmp_path / "run")
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    words = {"one", "two", *read_words(trained).words}
+    assert plan["vocabulary_size"] == len(words)
+
+
 def test_a_run_from_another_ones_config_has_its_own_number_of_words(tmp_path, in_process):
     """A smaller tokenizer got words that do not exist; of ids the user says the number. The config
     is explained without a workdir, too.
@@ -296,8 +320,8 @@ def test_a_run_from_another_ones_config_has_its_own_number_of_words(tmp_path, in
             request(**{"data.corpus": corpus, "data.path": "x", "data.vocabulary_size": 50}),
         )
         assert config_of_origin(str(tmp_path))["data"]["vocabulary_size"] == size
-    asked = "--explain", f"--init_from={tmp_path}", "--config.body.layers=31"
-    done = in_process("train.py", *asked)
+    flags = "--explain", f"--init_from={tmp_path}", "--config.body.layers=31"
+    done = in_process("train.py", *flags)
     assert done.returncode == 0 and re.search(r"layers.*31", done.stdout), done.stderr
 
 

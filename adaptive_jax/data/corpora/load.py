@@ -32,7 +32,7 @@ from adaptive_jax.data.vocabulary.on_disk import (
     read_with_checksums,
     write_with_checksums,
 )
-from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model, size_of
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut, read_words
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import local_directory, write_bytes
@@ -292,7 +292,7 @@ class PreparedText:
         settings = self.settings
         if settings.tokenizer:
             model = read_model(settings.tokenizer)
-            numbers = settings.eos, settings.vocabulary_size
+            numbers = settings.eos, max(settings.vocabulary_size, size_of(model))
             name = hashlib.sha256(model + repr(numbers).encode()).hexdigest()[:16]
             path = self._all_words.parents[1] / f"tokenizer-{name}" / "vocabulary.txt"
             build = lambda: Tokenizer.build(self.count_words("train"), model, *numbers)

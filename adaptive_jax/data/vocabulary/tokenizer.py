@@ -50,7 +50,7 @@ class Tokenizer(TokenIds):
             eos: the id that ends a line.
             size: of the vocabulary, at least; 0: that of the tokenizer.
         """
-        size = max(size, _size(model))
+        size = max(size, size_of(model))
         draft = cls.of(TokenIds.of_counts(np.zeros(size, np.int64), eos), model)
         totals, lines = np.zeros(size, np.int64), [*counts]
         for begin in range(0, len(lines), BATCH):
@@ -65,7 +65,7 @@ class Tokenizer(TokenIds):
         """Ids with their tokenizer. Raises InputError: it has more of them, or is of
         no kind that keeps spaces.
         """
-        if (size := _size(model)) > len(ids):
+        if (size := size_of(model)) > len(ids):
             raise InputError(
                 f"data.vocabulary_size={len(ids)} must be {size:,} or more, the ids of"
                 " data.tokenizer"
@@ -145,7 +145,8 @@ def read_model(path: str | os.PathLike) -> bytes:
         raise InputError(f"cannot read the tokenizer {path}: {error.strerror}") from error
 
 
-def _size(model):
+def size_of(model: bytes) -> int:
+    """The ids of a tokenizer.json."""
     return 1 + max(_loaded(model).get_vocab().values())
 
 
