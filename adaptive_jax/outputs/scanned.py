@@ -78,8 +78,10 @@ def _arguments(chunked, hidden, targets, weights, bands, constants):
     targets = token_targets(
         targets, weights, None, hidden.shape[:-1], chunked.words, ignored=None, dtype=dtype
     )
-    # A sum over tokens may exceed float16.
-    bands = jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, bands)
+    # A sum over tokens may exceed float16, and gradients are scaled first and rounded last.
+    hidden, bands = jax.tree.map(
+        lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, (hidden, bands)
+    )
     tokens = hidden, targets.ids, targets.weights
     tokens, shared = vary_alike((tokens, (bands, constants)))
     flags = [True] * len(jax.tree.leaves(bands)) + [False] * len(jax.tree.leaves(constants))

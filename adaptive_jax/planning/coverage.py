@@ -29,8 +29,8 @@ def workload(config: Mapping, model: LanguageModel) -> Workload:
 def _banded(config):
     """The settings of the layer whose bands the softmax reads."""
     table = config["output"]["table"]
-    own = table.get("cutoffs") or "factor" in table
-    return table if own else at(config, word_group(config))
+    has_bands = table.get("cutoffs") or "factor" in table
+    return table if has_bands else at(config, word_group(config))
 
 
 def describe(config: Mapping, model: LanguageModel, by_frequency: bool = True) -> str:

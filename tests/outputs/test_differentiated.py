@@ -146,3 +146,19 @@ def test_weights_keep_their_dtype():
 
     half = jnp.asarray(weights, jnp.bfloat16)
     assert jax.eval_shape(jax.grad(total), half).dtype == jnp.bfloat16
+
+
+def test_a_loss_scale_keeps_gradients_in_float16():
+    """Those of hidden states were rounded before the caller's scale, most of a mean to 0."""
+    model, params, hidden, targets, _ = setting("slices, 7 words")
+
+    @jax.jit
+    def slope(hidden, weight, scale):
+        weights = jnp.full(TOKENS, weight)
+        total = lambda h: model.apply({"params": params}, h, targets, weights, method="loss").total
+        return jax.grad(lambda h: scale * total(h))(hidden)
+
+    half = hidden.astype(jnp.float16)
+    expected = slope(half, 1.0, 1.0)
+    assert expected.dtype == jnp.float16
+    np.testing.assert_allclose(slope(half, 2.0**-20, 2.0**20), expected, rtol=2e-3, atol=1e-6)
