@@ -28,7 +28,7 @@ from adaptive_jax.numerics.products import added
 
 
 class Pairs(NamedTuple):
-    """Weights of pairs of tokens besides queries and keys.
+    """Inputs of attention weights besides queries and keys.
 
     Attributes:
         segment_ids: int32 `[rows, time]`: a token sees only tokens of its own segment. None: every
@@ -326,8 +326,8 @@ def _drop(weights, dropout, heads, first):
     in_head = (zero + first + jnp.arange(weights.shape[1]))[:, None] * time + jnp.arange(
         weights.shape[2]
     )[None]
-    in_head, of_one = in_head.astype(jnp.uint32), jnp.uint32(time**2 % 2**32)
-    of_head = jax.vmap(lambda seed, head: keep_mask(seed, head * of_one + in_head, dropout))
+    in_head, per_head = in_head.astype(jnp.uint32), jnp.uint32(time**2 % 2**32)
+    of_head = jax.vmap(lambda seed, head: keep_mask(seed, head * per_head + in_head, dropout))
     return jnp.where(of_head(heads.seeds, heads.head_ids), weights / (1 - dropout), dropped)
 
 

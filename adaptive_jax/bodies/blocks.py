@@ -1,9 +1,9 @@
 """Parts of blocks: affine maps, normalisation, which of their results the backward pass
 reads, and the gathering of their parameters.
 
-A body whose parameters may be cut over devices has a field `gather`, which it calls on those of one
-layer just before it uses them, and says in `parameter_groups` which it calls it on. `gather(name,
-params)` takes what the body stores under `name`, cut, to what it computes with, whole.
+A body whose parameters may be sharded over devices has a field `gather`, which it calls on those of
+one layer just before it uses them, and lists them in `parameter_groups`. `gather(name,
+params)` turns the shards stored under `name` into the arrays the body computes with.
 """
 
 import functools
@@ -22,7 +22,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import is_cpu_bfloat16, product
 
-KEPT = "kept"
+SAVED = "saved_for_backward"
 LayerNorm = functools.partial(nn.LayerNorm, epsilon=1e-5)  # in float32, whatever its dtype
 
 
@@ -67,8 +67,8 @@ def as_stored(name: str, params: Any) -> Any:
 
 
 def gathered(layer: Callable, gather: Callable) -> Callable:
-    """A layer, which is a class of modules or a function of a module, whose parameters are
-    `gather(params)`, a dict of those that are stored.
+    """Wraps a module class, or a function of a module, so that it computes with `gather(params)`,
+    a dict of the stored parameters.
     """
 
     def gather_variables(variables):
@@ -79,7 +79,8 @@ def gathered(layer: Callable, gather: Callable) -> Callable:
 
 
 def gathered_twice(layer: Callable, gather: Callable, *, looped: bool = False) -> Callable:
-    """`gathered`, that gathers again in the backward pass. It keeps what `save_for_backward` marks.
+    """As `gathered`, but gathers again in the backward pass and saves only what
+    `save_for_backward` marks.
 
     looped: whether the layer runs inside a loop, out of which the compiler takes nothing.
     """
@@ -160,7 +161,7 @@ def save_for_backward(x: jax.Array) -> jax.Array:
 
     A function with its own gradient marks what the gradient reads in its forward rule.
     """
-    return checkpoint_name(x, KEPT)
+    return checkpoint_name(x, SAVED)
 
 
 def _not_parameters(primitive, *inputs, **_):
@@ -173,7 +174,7 @@ def _not_parameters(primitive, *inputs, **_):
 
 _POLICIES = {
     "none": _not_parameters,
-    "elementwise": jax.checkpoint_policies.save_only_these_names(KEPT),
+    "elementwise": jax.checkpoint_policies.save_only_these_names(SAVED),
     "all": jax.checkpoint_policies.nothing_saveable,
 }
 REMAT = ("auto", *_POLICIES)

@@ -265,8 +265,8 @@ class GatedConv(nn.Module):
         check_at_least(0, output_width=self.output_width)
         check_dtype(self.dtype)
         check_rates(self, "dropout")
-        check_known(f"body.form={self.form!r}", self.form, FORMS)
-        check_known(f"body.activation={self.activation!r}", self.activation, ACTIVATIONS)
+        check_known(f"form={self.form!r}", self.form, FORMS)
+        check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
         _check_blocks(self.blocks)
 
     @property
@@ -403,7 +403,7 @@ def _check_blocks(blocks):
     for i, block in enumerate(blocks if isinstance(blocks, list | tuple) and blocks else [blocks]):
         if not isinstance(block, tuple) or len(block) not in (3, 5, 7, 9, 11):
             raise InputError(
-                f"body.blocks[{i}]={block!r} must be a block of 1 to 5 layers: (repeat, kernel,"
+                f"blocks[{i}]={block!r} must be a block of 1 to 5 layers: (repeat, kernel,"
                 " units, kernel, units, ...)"
             )
-        check_at_least(1, **{f"body.blocks[{i}][{j}]": number for j, number in enumerate(block)})
+        check_at_least(1, **{f"blocks[{i}][{j}]": number for j, number in enumerate(block)})

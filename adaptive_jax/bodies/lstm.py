@@ -117,8 +117,8 @@ class LSTM(nn.Module):
         super().__post_init__()
         check_at_least(1, features=self.features)
         if not isinstance(self.widths, Sequence) or not self.widths:
-            raise InputError(f"body.widths={self.widths!r} must be one width for each layer")
-        check_at_least(1, **{f"body.widths[{i}]": width for i, width in enumerate(self.widths)})
+            raise InputError(f"widths={self.widths!r} must be one width for each layer")
+        check_at_least(1, **{f"widths[{i}]": width for i, width in enumerate(self.widths)})
         check_rates(self, "dropout")
         if self.biases not in (1, 2):
             raise InputError(f"biases={self.biases!r} must be 1 or 2")

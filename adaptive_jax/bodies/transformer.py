@@ -205,13 +205,13 @@ class Transformer(nn.Module):
         super().__post_init__()
         names = "features", "layers", "heads", "feed_forward", "max_positions"
         check_at_least(1, **{name: getattr(self, name) for name in names})
-        check_known(f"body.positions={self.positions!r}", self.positions, POSITIONS)
+        check_known(f"positions={self.positions!r}", self.positions, POSITIONS)
         check_dtype(self.dtype)
         check_rates(self, "dropout", "attention_dropout", "activation_dropout")
-        check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
+        check_known(f"remat={self.remat!r}", self.remat, REMAT)
         if self.features % self.heads or self.features % 2:
             raise InputError(
-                f"body.features must be even and a multiple of body.heads, got {self.features}"
+                f"features must be even and a multiple of heads, got {self.features}"
                 f" features and {self.heads} heads"
             )
 

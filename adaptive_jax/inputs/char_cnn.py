@@ -1,5 +1,5 @@
-"""Character CNN: a word's vector is computed from its spelling, once for every distinct word
-that is asked for.
+"""Character CNN: a word's vector is computed from its spelling, once for each distinct word of
+the batch.
 """
 
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ class CharacterCNN(nn.Module):
 
     @property
     def lexicon_spec(self) -> dict:
-        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        """Lexicon arrays that the layer reads, see `adaptive_jax.data.vocabulary.lexicon`."""
         return {"spelling": {"length": self.length, "marks": self.letters == "elmo"}}
 
     def lexicon_shapes(self, words: int) -> dict:

@@ -108,7 +108,7 @@ class GroC(CharacterCNN):
 
     @property
     def lexicon_spec(self) -> dict:
-        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        """Lexicon arrays that the layer reads, see `adaptive_jax.data.vocabulary.lexicon`."""
         lexicon = {"path": self.lexicon, "form": self.form, "share": self.share}
         parts = {name: lexicon | {"most": most} for name, most in self._parts().items()}
         return super().lexicon_spec | parts

@@ -4,7 +4,7 @@ every distinct word.
 Words are sorted by length and computed a chunk at a time, in loops whose trip counts depend on the
 data. The backward pass repeats the loops: it computes the convolutions anew, which are many numbers
 and little work, and keeps the products of the highway layers, which are few numbers and most of the
-work, where they fit into `MOST_KEPT`.
+work, where they fit into `MAX_SAVED_BYTES`.
 """
 
 import functools
@@ -22,7 +22,7 @@ from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import added, bits_on_cpu, of_bits, product, sum_dtype
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
-MOST_KEPT = 2**30
+MAX_SAVED_BYTES = 2**30
 
 
 class Chunks(NamedTuple):
@@ -98,7 +98,7 @@ def _of_sorted(reader, weights, words, spelling):
 
 def _forward(reader, weights, words, spelling):
     size = sum(kernel.shape[1] for kernel, _ in weights["highways"])
-    columns = size if len(words) * size * jnp.dtype(reader.dtype).itemsize <= MOST_KEPT else 0
+    columns = size if len(words) * size * jnp.dtype(reader.dtype).itemsize <= MAX_SAVED_BYTES else 0
     vectors, products = _visit_all(reader, weights, words, spelling, columns)
     return vectors, (weights, words, spelling, products)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from adaptive_jax.errors import InputError, check_at_least, check_rates, check_within
+from adaptive_jax.errors import check_at_least, check_rates, check_within
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up, nan_if_missing
 from adaptive_jax.numerics.bands import Band, own_rows
 from adaptive_jax.numerics.layers import WordDropout, uniform
@@ -27,7 +27,8 @@ class Lookup(nn.Module):
         width: width of a word's vector; 0 means `features`.
         word_dropout: rate at which words are dropped in training, the same ones in a whole update
             (Merity et al. 2018, section 4.3). A table that an output shares is not touched.
-        init_range: the table starts uniform between -init_range and init_range; 0: normal.
+        init_range: the table starts uniform between -init_range and init_range; 0: normal, with
+            init_deviation.
         init_deviation: deviation of a table that starts normal, 0.1 in fairseq's gated
             convolutional network; 0: width^-0.5.
         dtype: of what `__call__` returns; parameters are float32.
@@ -35,9 +36,9 @@ class Lookup(nn.Module):
             a batch are, see `adaptive_jax.losses.sharded`; (): none.
 
     Raises:
-        InputError: a number out of range, both init_range and init_deviation, a dtype that is no
-            float, or token ids that do not exist. Inside `jax.jit`, where ids are not known, those
-            that do not exist have vectors of NaN.
+        InputError: a number out of range, a dtype that is no float, or token ids that do not
+            exist. Inside `jax.jit`, where ids are not known, those that do not exist have vectors
+            of NaN.
     """
 
     vocabulary_size: int
@@ -57,9 +58,6 @@ class Lookup(nn.Module):
         check_at_least(0, width=self.width)
         check_rates(self, "word_dropout")
         check_within("[0, inf)", init_range=self.init_range, init_deviation=self.init_deviation)
-        if self.init_range and self.init_deviation:
-            ranges = f"init_range={self.init_range} and init_deviation={self.init_deviation}"
-            raise InputError(f"one of {ranges} must be 0")
         check_dtype(self.dtype)
 
     def setup(self):

@@ -78,8 +78,6 @@ class NGrams(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.words, nn.Module):
-            raise InputError(f"words must be an input, such as Lookup(...), got {self.words!r:.60}")
         if getattr(self.words, "reach", 0):
             raise InputError(
                 f"words must be an input that reads no earlier tokens, got reach={self.words.reach}"
@@ -99,10 +97,20 @@ class NGrams(nn.Module):
             )
         self._table()  # checks its bands
 
-    vocabulary_size, features, dtype, cuts_words = (
+    vocabulary_size, features = (
         property(operator.attrgetter(f"words.{name}"), doc="That of `words`.")
-        for name in ("vocabulary_size", "features", "dtype", "cuts_words")
+        for name in ("vocabulary_size", "features")
     )
+
+    @property
+    def dtype(self):
+        """That of `words`, or float32."""
+        return getattr(self.words, "dtype", jnp.float32)
+
+    @property
+    def cuts_words(self) -> bool:
+        """True if devices may share the rows of `words`."""
+        return getattr(self.words, "cuts_words", False)
 
     @property
     def reach(self) -> int:
@@ -111,7 +119,7 @@ class NGrams(nn.Module):
 
     @property
     def lexicon_spec(self) -> dict:
-        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        """Lexicon arrays that the layer reads, see `adaptive_jax.data.vocabulary.lexicon`."""
         spec = {"words": self.words.lexicon_spec} if hasattr(self.words, "lexicon_spec") else {}
         limits = {"orders": self.orders, "rows": self.rows, "least": self.least}
         ngrams = {"ngrams": {"path": self.counts} | limits}
@@ -134,13 +142,13 @@ class NGrams(nn.Module):
 
     def _table(self):
         """The rows of one order: of counted n-grams, then those of hashed ones."""
-        below = self.hashed_rows if self.kind == "banded" else 0
-        bands = {"cutoffs": (*self.row_cutoffs, *[self.rows] * bool(below))}
+        hash_rows = self.hashed_rows if self.kind == "banded" else 0
+        bands = {"cutoffs": (*self.row_cutoffs, *[self.rows] * bool(hash_rows))}
         bands |= {"factor": self.row_factor, "width": self.row_width, "word_axes": self.word_axes}
         starts = {"table_init": nn.initializers.zeros, "projection_init": LECUN}
         settings = bands | starts | {"dtype": self.dtype}
         # No parent: it is adopted where it is assigned.
-        return AdaptiveInput(self.rows + below, self.features, **settings, parent=None)
+        return AdaptiveInput(self.rows + hash_rows, self.features, **settings, parent=None)
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False, earlier=None):
         """Token ids `[rows, time]`, or rows of composed tables, to vectors `[rows, time,
@@ -164,14 +172,14 @@ class NGrams(nn.Module):
         order = str(ngrams.shape[-1])
         codes = hashed(ngrams, self.hashes)
         first = 0 if self.kind == "hashed" else self.rows
-        below = {"hashed": self.rows, "counted": 0, "banded": self.hashed_rows}[self.kind]
-        rows = first + (codes % jnp.uint32(max(1, below))).astype(jnp.int32)
+        hash_rows = {"hashed": self.rows, "counted": 0, "banded": self.hashed_rows}[self.kind]
+        rows = first + (codes % jnp.uint32(max(1, hash_rows))).astype(jnp.int32)
         signs = 1 - 2 * (codes >> 31).astype(jnp.int32) if self.signs else jnp.ones_like(rows)
-        signs = jnp.where(below > 0, signs, 0)
+        signs = jnp.where(hash_rows > 0, signs, 0)
         if self.kind != "hashed":
             ranks = ranks_of(ngrams, self.counted[order])[..., None]
-            once = (jnp.arange(self.hashes) == 0).astype(jnp.int32)  # a row of its own
-            signs = jnp.where(ranks < 0, signs, jnp.broadcast_to(once, rows.shape))
+            first_hash = (jnp.arange(self.hashes) == 0).astype(jnp.int32)  # a row of its own
+            signs = jnp.where(ranks < 0, signs, jnp.broadcast_to(first_hash, rows.shape))
             rows = jnp.where(ranks < 0, rows, ranks)
         signs = jnp.where(jnp.all(ngrams >= 0, axis=-1, keepdims=True), signs, 0)
         vectors = self.ngrams[order](jnp.where(signs == 0, 0, rows))

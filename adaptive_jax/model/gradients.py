@@ -11,9 +11,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from adaptive_jax.model.composition import compose_for_update, encoded, joined
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.model.on_devices import on_devices
 from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import platform
-from adaptive_jax.numerics.products import full_precision
 from adaptive_jax.parallel import sharding
 
 
@@ -110,10 +110,6 @@ def make_gradients(
         return gradients, carry, sums, stored
 
     replicated, by_rows = PartitionSpec(), sharding.batch_spec(1)
-    return jax.shard_map(
-        full_precision(on_one_device, model.body),
-        mesh=mesh,
-        in_specs=(specs, replicated, replicated, by_rows, by_rows, replicated),
-        out_specs=(specs, by_rows, replicated, replicated),
-        check_vma=False,
-    )
+    in_specs = replicated, replicated, by_rows, by_rows, replicated
+    out_specs = specs, by_rows, replicated, replicated
+    return on_devices(model, mesh, on_one_device, in_specs, out_specs)

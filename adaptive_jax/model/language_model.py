@@ -12,6 +12,7 @@ from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
 from adaptive_jax.config.classes import make
+from adaptive_jax.config.keys import at, word_group
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
@@ -131,7 +132,8 @@ class LanguageModel(nn.Module):
         nothing.
         """
         carry = self.body.initial_carry(rows)
-        return self._with_earlier(rows, carry) if jax.tree.leaves(carry) else carry
+        carries = jax.tree.structure(carry) != jax.tree.structure(())
+        return self._with_earlier(rows, carry) if carries else carry
 
     def cache(self, rows: int, length: int) -> object:
         """The carry of rows before their first token, for `step`; see the body's `cache`."""
@@ -352,22 +354,16 @@ def _visit(model, batch):
 
 def _check_word_tables(model, config):
     """Raises InputError if a layer needs whole tables."""
-    table, settings = model.output.table, config["output"]
+    table, settings, words = model.output.table, config["output"], word_group(config)
     for key, layer, name, cures in (
-        ("input", model.input, config["input"]["name"], "'adaptive' or 'lookup'"),
-        ("output.table", table, settings["table"]["name"], "'own' or 'tied'"),
+        (words, model.input, at(config, words)["name"], "'adaptive' or 'lookup'"),
+        ("output.table", table, settings["table"]["name"], "'own', or 'tied' without cutoffs"),
         ("output", model.output, settings["name"], "'adaptive' or 'softmax'"),
     ):
         if not getattr(layer, "cuts_words", False):
             raise InputError(
                 f"config.shard_words=True needs config.{key}.name={cures}, got {name!r}"
             )
-    if hasattr(table, "source") and table.cutoffs:
-        raise InputError(
-            f"config.shard_words=True cuts each band of the input, and"
-            f" config.output.table.cutoffs={model.output.table.cutoffs} cut its one band: use"
-            " input.name='adaptive', or output.table.name='own'"
-        )
 
 
 def _check(model, output):

@@ -1,9 +1,10 @@
 """Functions of a model, computed on every device of a mesh."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.numerics.products import full_precision
@@ -20,10 +21,11 @@ def local_model(
 
 
 def on_devices(
-    model: LanguageModel, mesh: Mesh, local: Callable, in_specs: tuple, out_specs: PartitionSpec
+    model: LanguageModel, mesh: Mesh, local: Callable, in_specs: tuple, out_specs: Any
 ) -> Callable:
     """`local(params, *others)`, which computes on one device, over all devices of a mesh, in full
-    precision where the body asks for it. in_specs: of the others.
+    precision where the body asks for it. in_specs: of the others. out_specs: a tree of
+    PartitionSpec.
     """
     return jax.shard_map(
         full_precision(local, model.body),

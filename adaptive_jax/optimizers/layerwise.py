@@ -36,17 +36,9 @@ def optimizer_of(
             layers with sparse updates; one whose state no checkpoint can hold; one of tables beside
             averages, or of a model that has no tables.
     """
-    name, tables = config["optimizer"]["name"], config["optimizer"]["tables"]
+    name = config["optimizer"]["name"]
     optimizer = optim.from_config(config, model.word_tables())
-    state = jax.eval_shape(optimizer.init, shapes)
-    averages = optim.params_to_evaluate(state, None)
-    if tables and (averages or not model.word_tables()):
-        reason = (
-            f"optimizer.name={name!r}, which averages"
-            if averages
-            else "a model that composes its words"
-        )
-        raise InputError(f"optimizer.tables must be empty with {reason}, got {tables!r}")
+    _check_tables(config, model, jax.eval_shape(optimizer.init, shapes))
     if name in optim.OPTIMIZERS:
         return optimizer
     groups = getattr(model.body, "parameter_groups", ())
@@ -57,14 +49,25 @@ def optimizer_of(
                 f"compose_share={share:g} must be 1 with optimizer.name={name!r} and stacked layers"
             )
         optimizer = on_each_layer(optimizer, stacks)
-        if averages:
-            raise InputError(f"optimizer.name={name!r} must not average and treat arrays as layers")
-        state = jax.eval_shape(optimizer.init, shapes)
+    state = jax.eval_shape(optimizer.init, shapes)
     if any(a.size == 0 for a in jax.tree.leaves(state)):
         raise InputError(
             f"optimizer.name={name!r} keeps empty arrays, which no checkpoint can hold"
         )
     return optimizer
+
+
+def _check_tables(config, model, state):
+    """Raises InputError for `optimizer.tables` beside averages, or of a model without tables."""
+    name, tables = config["optimizer"]["name"], config["optimizer"]["tables"]
+    averages = optim.params_to_evaluate(state, None)
+    if tables and (averages or not model.word_tables()):
+        reason = (
+            f"optimizer.name={name!r}, which averages"
+            if averages
+            else "a model that composes its words"
+        )
+        raise InputError(f"optimizer.tables must be empty with {reason}, got {tables!r}")
 
 
 def is_layerwise(name: str) -> bool:
@@ -85,21 +88,21 @@ def on_each_layer(
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
-    def apart(tree):
+    def unstacked(tree):
         body = dict(tree["body"])
         for name in stacks:
             layers = range(len(jax.tree.leaves(body[name])[0]))
             body[name] = [jax.tree.map(lambda a, i=i: a[i], body[name]) for i in layers]
         return {**tree, "body": body}
 
-    def together(tree):
+    def stacked(tree):
         body = dict(tree["body"])
         for name in stacks:
             body[name] = jax.tree.map(lambda *layers: jnp.stack(layers), *body[name])
         return {**tree, "body": body}
 
     def update(gradients, state, params, **extra):
-        changes, state = optimizer.update(apart(gradients), state, apart(params), **extra)
-        return together(changes), state
+        changes, state = optimizer.update(unstacked(gradients), state, unstacked(params), **extra)
+        return stacked(changes), state
 
-    return optax.GradientTransformationExtraArgs(lambda p: optimizer.init(apart(p)), update)
+    return optax.GradientTransformationExtraArgs(lambda p: optimizer.init(unstacked(p)), update)

@@ -166,8 +166,8 @@ class OfTables(NamedTuple):
     Attributes:
         tables: the optimizer of tables, the parameters with a row for each word or n-gram, with one
             number of state a row, see adaptive_jax/optimizers/row_wise.py; empty: as the others.
-            Then clipping and L2 decay come before all, as those of `sgd`, decoupled_decay is for
-            tables, too, and other settings are for the others.
+            Clipping and L2 decay, as in `sgd`, then apply to all parameters first; decoupled_decay
+            applies to tables as well; all other settings apply to the other parameters.
         tables_scale: times the learning rate of the others, that of tables with such an optimizer.
     """
 
@@ -177,7 +177,7 @@ class OfTables(NamedTuple):
 
 OPTIMIZERS = {"nag": nag, "sgd": sgd, "adam": adam, "nt_asgd": nt_asgd, "asgd": asgd}
 # Not offered: parts of optimizers, and `schedule_free*`, whose state has no field of averages
-PARTS = "_", "scale_by", "schedule_free"
+NOT_OFFERED = "_", "scale_by", "schedule_free"
 
 
 def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
@@ -197,7 +197,7 @@ def optimizers_of_optax() -> dict[str, Callable[..., optax.GradientTransformatio
         name: function
         for name, function in members
         if inspect.isfunction(function)
-        and not name.startswith(PARTS)
+        and not name.startswith(NOT_OFFERED)
         and "learning_rate" in inspect.signature(function).parameters
     }
 
@@ -243,7 +243,7 @@ def from_config(
 
     Raises:
         InputError: a name or a key that does not exist or is missing, a value out of range, or an
-            optimizer that asks for more than gradients.
+            optimizer whose `update` needs more than gradients, state and parameters.
     """
     settings = dict(config["optimizer"])
     name = settings["name"]

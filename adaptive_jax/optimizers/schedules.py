@@ -20,7 +20,7 @@ from adaptive_jax.config.options import (
 )
 from adaptive_jax.errors import InputError
 
-LAST = 2**31 - 1  # updates that a schedule can count
+MAX_UPDATES = 2**31 - 1  # updates that a schedule can count
 
 
 def cosine_cycles(
@@ -54,10 +54,10 @@ def cosine_cycles(
     Raises:
         InputError: a rate above `learning_rate`, or more updates than 32 bits count.
     """
-    if (updates := warmup_steps + cycle_steps * (2**cycles - 1)) > LAST:
+    if (updates := warmup_steps + cycle_steps * (2**cycles - 1)) > MAX_UPDATES:
         raise InputError(
             f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,} must be at most"
-            f" {LAST:,} updates, got {updates:,}"
+            f" {MAX_UPDATES:,} updates, got {updates:,}"
         )
     _check_rates(learning_rate, min_learning_rate=min_learning_rate, warmup_from=warmup_from)
     falling = optax.sgdr_schedule(

@@ -246,9 +246,6 @@ class ComposedTable(ComputedTable):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(0, correction=self.correction)
-        if not isinstance(self.cnn, nn.Module):
-            kind = type(self.cnn).__name__
-            raise InputError(f"cnn must be an input, such as a CharacterCNN(...), got {kind}")
         if self.cnn.features != self.features:
             raise InputError(
                 f"features={self.features} must be those of the CNN, {self.cnn.features}"
@@ -256,7 +253,7 @@ class ComposedTable(ComputedTable):
 
     @property
     def lexicon_spec(self) -> dict:
-        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        """Lexicon arrays that the layer reads, see `adaptive_jax.data.vocabulary.lexicon`."""
         return {"cnn": self.cnn.lexicon_spec}
 
     def lexicon_shapes(self, words: int) -> dict:

@@ -6,12 +6,12 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.arguments import validate_bands
 from adaptive_jax.losses.plans import chunk_size
+from adaptive_jax.numerics.arrays import look_up
 from adaptive_jax.numerics.bands import Band, band_flops
 from adaptive_jax.numerics.layers import Dropout, from_lexicon
 from adaptive_jax.outputs import scanned
@@ -20,7 +20,7 @@ from adaptive_jax.outputs.output import Loss, Output
 PROPOSALS = ("log_uniform", "unigram")
 # The score of a candidate that is the target: finite, so that its gradient is 0 where all
 # candidates are
-HIT = -1e30
+HIT_SCORE = -1e30
 
 
 class Sampled(Output):
@@ -48,7 +48,7 @@ class Sampled(Output):
 
     Raises:
         InputError: a number or name out of range; a table of several bands; a lexicon of another
-            vocabulary, or in training one whose counts are all 0, where they are concrete.
+            vocabulary.
     """
 
     samples: int = 1024
@@ -64,7 +64,7 @@ class Sampled(Output):
 
     @property
     def lexicon_spec(self) -> dict:
-        """The arrays that the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        """Lexicon arrays that the layer reads, see `adaptive_jax.data.vocabulary.lexicon`."""
         return {"counts": {}} if self.proposal == "unigram" else {}
 
     def lexicon_shapes(self, words: int) -> dict:
@@ -180,11 +180,11 @@ def _rows(targets, band, constants):
     """
     candidates, counts = constants
     words, tokens = len(band.table), len(targets)
-    # One gather, whose gradient is one scatter.
+    # One gather, whose gradient is one scatter, summed in float32.
     drawn = jnp.concatenate([targets, candidates])
     chance = log_uniform_chance(drawn, words) if counts is None else unigram_chance(drawn, counts)
-    bias = None if band.bias is None else band.bias[drawn]
-    rows = _Rows(band.table[drawn], bias, math.log(len(candidates)) + chance)
+    bias = None if band.bias is None else look_up(band.bias[:, None], drawn)[:, 0]
+    rows = _Rows(look_up(band.table, drawn), bias, math.log(len(candidates)) + chance)
     of_targets = jax.tree.map(lambda a: a[:tokens], rows)
     return of_targets, (jax.tree.map(lambda a: a[tokens:], rows), band.projection)
 
@@ -203,7 +203,7 @@ def _losses(static, hidden, targets, target_rows, shared, constants):
     # Each divided by its expected count, they estimate all words but the target.
     corrected = logits - rows.expected[None]
     hit = targets[:, None] == candidates[None]
-    normaliser = jax.nn.logsumexp(jnp.where(hit, HIT, corrected), axis=1)
+    normaliser = jax.nn.logsumexp(jnp.where(hit, HIT_SCORE, corrected), axis=1)
     nll = jax.nn.softplus(normaliser - scores)
     target_odds = scores - target_rows.expected - log_words
     return losses(nll, target_odds, corrected - log_words), nll
@@ -224,15 +224,9 @@ def log_uniform_chance(ids: jax.Array, words: int) -> jax.Array:
 
 def positive_counts(counts) -> jax.Array:
     """Counts of words, float32 `[words]`, for a proposal that can draw every word: one that was
-    never counted has half the count of the rarest, as a candidate of chance 0 has no loss.
-
-    Raises:
-        InputError: all counts are 0. Where they are traced, all words are equally likely instead.
+    never counted has half the count of the rarest, as a candidate of chance 0 has no loss. If no
+    word was counted, all are equally likely.
     """
-    traced = isinstance(counts, jax.core.Tracer)
-    concrete = not traced and getattr(counts, "is_fully_addressable", True)
-    if concrete and not np.any(jax.device_get(counts)):
-        raise InputError("counts must have a word above 0 for proposal='unigram', got none")
     counts = jnp.asarray(counts, jnp.float32)
     counts = jnp.where(jnp.any(counts > 0), counts, 1.0)
     rarest = jnp.min(counts, where=counts > 0, initial=jnp.inf)

@@ -114,7 +114,7 @@ class Softmax(Output):
             InputError: as `loss`, an unknown reduction or report, or the reduction "none" with tail
                 dropout, whose masks are drawn for the sum alone.
         """
-        hidden, settings, seeds = self._drawn(hidden, None, train)
+        hidden, settings, seeds = self._with_dropout(hidden, None, train)
         settings = settings._replace(
             ignore_index=ignore_index, reports=several(reports), top_k=top_k
         )
@@ -131,7 +131,7 @@ class Softmax(Output):
         train: bool = False,
     ) -> Loss:
         """See `adaptive_jax.outputs.output.Output.loss`; training adds smoothing and z-loss."""
-        hidden, settings, seeds = self._drawn(hidden, row_ids, train)
+        hidden, settings, seeds = self._with_dropout(hidden, row_ids, train)
         softmax = self.arrays(train=train)
         return Loss(*banded.loss(hidden, targets, weights, *softmax, settings, seeds))
 
@@ -159,7 +159,7 @@ class Softmax(Output):
         """
         return banded.predict(hidden, *self._arrays_of_all_words())
 
-    def _drawn(self, hidden, row_ids, train):
+    def _with_dropout(self, hidden, row_ids, train):
         """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""
         hidden = floats("hidden", hidden, ...)
         hidden = self.dropout(hidden, row_ids, train=train)
@@ -209,8 +209,8 @@ class Hierarchical(Softmax):
     computed as an adaptive softmax whose band 0 has no words, so the parameter `clusters [classes,
     features]`, with `cluster_bias [classes]` where words have a bias, is all of the first level. A
     table of several bands leaves out the projection of its first one, the head of an adaptive
-    softmax; here that class has one as the others do, the parameter `projection`: so
-    counts Apostoae 2019, Table 5.1.
+    softmax; here the first class has one like the others, the parameter `projection`, as Apostoae
+    2019, Table 5.1, counts.
 
     Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`, and
         classes: n equal classes of a table of one band; 0: the bands of the table or, if it has

@@ -27,7 +27,6 @@ from adaptive_jax.numerics.bands import (
     words_in_tables,
 )
 from adaptive_jax.numerics.layers import norms, weight_norm, word_layer
-from adaptive_jax.numerics.meshes import several
 
 
 def xavier_uniform(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
@@ -142,8 +141,8 @@ class TiedTable(nn.Module):
             own. Empty: the source's own bands.
         bias: add a bias to the logit of every word, 0 at first; the input has none.
         own_head: the words of band 0 have vectors of the output's own, Xavier-uniform at first;
-            only the tails' are shared. So are the counts of Apostoae 2019, Table 5.1: the head of
-            torch's adaptive softmax is a matrix of its own.
+            only the tails' are shared. The parameter counts of Apostoae 2019, Table 5.1, assume
+            this: torch's adaptive softmax has its own head matrix.
 
     Raises:
         InputError: a source without bands or without features, or whose projections take other
@@ -158,7 +157,10 @@ class TiedTable(nn.Module):
     bias: bool = False
     own_head: bool = False
 
-    cuts_words: ClassVar[bool] = True  # over devices
+    @property
+    def cuts_words(self) -> bool:
+        """True if devices may share the words: not those of bands that are cut here."""
+        return not self.cutoffs
 
     def __post_init__(self):
         check_bands("source", self.source, self.cuts_words)
@@ -171,12 +173,6 @@ class TiedTable(nn.Module):
                 " has none: use the width of the hidden states"
             )
         check_at_least(1, features=self.features)
-        if self.cutoffs and self.word_axes:
-            raise InputError(
-                f"cutoffs={tuple(self.cutoffs)} cut the table of a source whose"
-                f" word_axes={several(self.word_axes)} cut it, too: use an AdaptiveInput, or an"
-                " OwnTable"
-            )
 
     def setup(self):
         bands = self.source.bands()
@@ -186,8 +182,8 @@ class TiedTable(nn.Module):
             head = self.param("head", xavier_uniform, bands[0].table.shape, jnp.float32)
             bands = [bands[0]._replace(table=head), *bands[1:]]
         of_tails = self.share_projections and not self.cutoffs
-        take = [self.share_head_projection, *[of_tails] * (len(bands) - 1)]
-        shared = {i: band.projection for i, band in enumerate(bands) if take[i]}
+        is_shared = [self.share_head_projection, *[of_tails] * (len(bands) - 1)]
+        shared = {i: band.projection for i, band in enumerate(bands) if is_shared[i]}
         widths = [band.table.shape[1] for band in bands]
         projections = _own_projections(self, xavier_uniform, widths, shared)
         for i, projection in shared.items():

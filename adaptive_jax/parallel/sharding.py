@@ -320,10 +320,12 @@ def gathering(
 
 def _table_dtypes(model):
     """Dtypes in which tables of words are gathered, by path: the one that multiplies them, as
-    lookups and losses sum a row's gradients in float32 whatever the table's dtype. Others are
-    gathered in float32: a table with weight normalisation is divided by its norms first.
+    lookups and losses sum a row's gradients in float32 whatever the table's dtype. Beside outputs
+    that compute in float32 with a table first, all are gathered in float32: weight normalisation
+    divides by norms, and computed tables map the input's.
     """
-    if getattr(model.output.table, "weight_norm", False):
+    table = model.output.table
+    if getattr(table, "weight_norm", False) or hasattr(table, "compose"):
         return {}
     return dict.fromkeys(model.word_tables(), getattr(model.input, "dtype", jnp.float32))
 

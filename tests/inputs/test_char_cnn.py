@@ -122,7 +122,7 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens, kep
     So they do whether the products of the highway layers are kept for the backward pass or computed
     anew.
     """
-    monkeypatch.setattr(letters, "MOST_KEPT", kept)
+    monkeypatch.setattr(letters, "MAX_SAVED_BYTES", kept)
     monkeypatch.setattr(CharacterCNN, "on_cpu", CharacterCNN.on_cpu._replace(most=chunk))
     model, count = module(), len(tokens)
     params, tokens = random_parameters(model), np.resize(tokens, len(WORDS))

@@ -161,7 +161,7 @@ def test_gradients_are_those_of_every_letter_of_every_chunk(grounded, monkeypatc
     made = []
     for chunk, short, kept in (3, (8, 12), 2**30), (99, (), 0):
         monkeypatch.setattr(GroC, "on_cpu", letters.Chunks(chunk, short))
-        monkeypatch.setattr(letters, "MOST_KEPT", kept)
+        monkeypatch.setattr(letters, "MAX_SAVED_BYTES", kept)
         made.append(jax.jit(lambda params: jax.grad(value, has_aux=True)(params))(params))
     for _, apart in made:
         np.testing.assert_allclose(apart, 0, atol=2e-5)

@@ -28,6 +28,7 @@ SMALL = {
 BODIES = {
     "lstm": {"body.name": "lstm", "body.widths": (12, 16), "batches.layout": "streams"},
     "gated_conv": {"body.name": "gated_conv", "body.blocks": ((2, 3, 16),)},
+    "pointwise": {"body.name": "gated_conv", "body.blocks": ((2, 1, 16),)},
     "transformer": {"body.layers": 1, "body.heads": 2, "body.feed_forward": 24},
 }
 
@@ -126,3 +127,12 @@ def test_what_is_remembered_keeps_its_dtype(models):
         )
         _, after = jax.eval_shape(step, carry)
     assert after.earlier.dtype == carry.earlier.dtype == jnp.int32
+
+
+def test_a_body_that_reads_one_token_streams_what_the_input_remembers(models):
+    """The body has no state, but the input's earlier tokens go from window to window."""
+    run, ids = models["pointwise"].run, np.arange(60, dtype=np.int32) * 7 % len(WORDS)
+    whole, _ = score_split(run, ids, Windows(60, 0, "none", "packed", 1), quiet)
+    windows = Windows(20, 2, "none", "packed", 2)
+    assert as_stream(run.model, windows, len(ids)).layout == "streams"
+    np.testing.assert_allclose(score_split(run, ids, windows, quiet)[0], whole, atol=1e-4)

@@ -360,8 +360,9 @@ def test_words_over_devices_gather_no_table(on_grids):
         (
             {"input": {"name": "lookup"}}
             | {"output": {"name": "adaptive", "table": {"name": "tied", "cutoffs": (16,)}}},
-            "output.table.cutoffs=(16,)",
+            "'tied' without cutoffs",
         ),
+        ({"input": {"name": "ngrams", "words": LAYERS["cnn"]["input"]}}, "input.words.name="),
     ],
 )
 def test_layers_that_need_whole_tables_are_refused(changes, name):
@@ -392,6 +393,16 @@ def test_a_matrix_is_cut_along_one_axis_or_two(shape, fsdp, spec):
     array = jax.ShapeDtypeStruct(shape, jnp.float32)
     specs = sharding.parameter_specs({"a": array}, mesh, model)["a"]
     assert specs == PartitionSpec(*spec)
+
+
+def test_tables_that_are_computed_with_are_gathered_in_float32():
+    """In bfloat16 the vectors of a mapped table were those of a rounded one, on a few devices."""
+    for name, dtypes in (("own", {("input", "table"): jnp.bfloat16}), ("mapped", {})):
+        config = {"dtype": "bfloat16", "shard_words": False} | LAYERS["words"]
+        config["input"] = {"name": "lookup"}
+        config["output"] = {"name": "softmax", "table": {"name": name}}
+        found = sharding._table_dtypes(build(config, 103))
+        assert dtypes.items() <= found.items() and (name == "own" or not found)
 
 
 def test_momentum_lies_where_its_parameter_does(on_grids):
