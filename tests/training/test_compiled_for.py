@@ -198,7 +198,7 @@ def test_microbatches_as_large_as_memory_holds(config):
 @pytest.mark.parametrize("full", [False, True], ids=["counted", "too large to compile"])
 def test_microbatches_between_two_sizes(config, monkeypatch, full):
     """Half the rows are tried where memory holds more than half and less than all: such runs were
-    refused.
+    refused. A prime number of rows is filled up, not read one row at a time.
     """
 
     def compiles(config, plan, *_):
@@ -208,7 +208,7 @@ def test_microbatches_between_two_sizes(config, monkeypatch, full):
 
     monkeypatch.setattr(module, "compile_update", compiles)
     monkeypatch.setattr(module, "memory_of", lambda rows: (1_000_000, 1_000_000 * rows))
-    for rows, fit in (3, 1), (8, 4), (9, 3), (16, 8), (128, 8):
+    for rows, fit in (3, 1), (8, 4), (9, 3), (16, 8), (19, 7), (128, 8):
         free = config(tokens_per_update=rows * 16, tokens_per_device=0)
         free["batches"]["sequence_length"] = 16
         memory = int((2.5 + (fit if rows < 128 else 10)) * 1_000_000 / SHARE)
