@@ -33,8 +33,8 @@ def export(
         shape: of what a program of StableHLO scores at once; None: safetensors are written.
 
     Raises:
-        InputError: no run or checkpoint, a directory that is there already, a shape out of range,
-            or a package is missing.
+        InputError: no run or checkpoint, a directory that is there already, or a package is
+            missing.
     """
     output = new_workdir(output, "output")
     run = Run.open(workdir, checkpoint)

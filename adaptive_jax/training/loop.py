@@ -97,7 +97,9 @@ def train(
     vocabulary, memory = corpus.vocabulary, accelerators.memory()
     parts = checks.parts_for(len(vocabulary))
     plan, _ = plan_update(config, parts, jax.devices(), memory)
-    check_memory(plan, memory or accelerators.installed(plan.devices // jax.process_count()))
+    check_memory(
+        plan, memory or accelerators.memory_of_machine(plan.devices // jax.process_count())
+    )
     mesh = sharding.device_mesh(plan.fsdp, count=plan.devices)
     hosts.log0(describe(plan, config["data"]))
     sizes = plan.rows_per_update, plan.accumulation, plan.devices

@@ -119,7 +119,7 @@ def test_a_workdir_that_is_not_shared(start_hosts, flags, tmp_path):
 
 def test_a_host_that_waits_says_so(monkeypatch, capsys):
     """At once and at every reminder."""
-    monkeypatch.setattr(hosts, "MEETING", 3)
+    monkeypatch.setattr(hosts, "START_TIMEOUT", 3)
     monkeypatch.setattr(hosts, "REMINDER", 1)
 
     class Never:
