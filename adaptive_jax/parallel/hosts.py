@@ -6,21 +6,19 @@ together.
     hosts.log0("step 1")              -> prints one line, on host 0
     hosts.barrier("workdir")          -> returns once all four hosts have called it
     Ctrl-C or SIGTERM on any of them  -> stop(step) becomes true on all four after the same update
-    one of them is killed             -> the others say so in a line and end, see fail_together
+    one of them is killed             -> JAX ends the others, see fail_together
 
 A single process never waits in any of these functions.
 """
 
 import atexit
 import contextlib
-import ctypes
 import importlib.util
 import itertools
 import logging
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -28,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
-from jax._src import distributed  # the list of live hosts has no public name
 from jax.experimental import multihost_utils
 
 from adaptive_jax.config import signals
@@ -267,26 +264,20 @@ def stopping(before_stop: str = "") -> Iterator[Stop]:
 
 
 def write_line(line: str) -> None:
-    """Writes a line to stderr from a signal handler or a thread."""
+    """Writes a line to stderr from a signal handler."""
     # Not by sys.stderr: a bar that is being drawn holds its lock. The bar hides the cursor, too.
     below = "\x1b[?25h\n" if os.isatty(2) else ""
     os.write(2, f"{below}{line}\n".encode())
 
 
 @contextlib.contextmanager
-def fail_together(resumes: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Ends all hosts when one fails or is lost. If all fail, host 0 raises its error; the others
-    exit silently with its status.
+def fail_together() -> Iterator[None]:
+    """Ends all hosts when one fails. If all fail, host 0 raises its error; the others exit silently
+    with its status.
 
-    A host that fails alone raises its error and ends. The others notice within `LOST` seconds that
-    it has gone, print one line, and exit with status 1.
-
-    resumes: what follows "start all hosts again" in that line.
+    A host that fails alone raises its error and ends. The others end with an error of JAX or of
+    Gloo, at the latest when JAX has not heard from it for `LOST` seconds.
     """
-    ended = threading.Event()
-    if jax.distributed.is_initialized():
-        _say_before_abort(ended, resumes)
-        threading.Thread(target=_watch, args=(ended, resumes), daemon=True).start()
     try:
         yield
         barrier("the end")
@@ -297,69 +288,17 @@ def fail_together(resumes: Callable[[], str] = lambda: "") -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt):
             status = getattr(error, "status", signals.INTERRUPTED)
         if _all_hosts_arrive("the end after a failure"):
-            ended.set()
             # Otherwise the first host to exit would look like a lost one to the others
             jax.distributed.shutdown()
             if not first():
                 os._exit(status)
         else:
             if status == 1:
-                if isinstance(error, RuntimeError):
-                    # Of a collective whose peer is lost, perhaps: `_watch` then ends the process.
-                    ended.wait(LOST + END_TIMEOUT)
                 traceback.print_exception(error)
                 os._exit(status)
             # Or jax's own exit handler would wait for the missing hosts.
             atexit.register(os._exit, status)
         raise
-    finally:
-        ended.set()
-
-
-def _watch(ended, resumes):
-    """Ends this process when another host is lost."""
-    state = distributed.global_state
-    client, hosts = state.client, range(state.num_processes)
-    while not ended.is_set():
-        try:  # returns once every host that is alive has asked
-            lost = sorted({*hosts} - {*client.get_live_nodes(list(hosts))})
-        except RuntimeError:
-            lost = [] if _answers(state.coordinator_address) else [0]
-        if lost and not ended.is_set():
-            _end_without(lost, resumes)
-        ended.wait(1)
-
-
-def _end_without(lost, resumes):
-    who = f"host {lost[0]} has" if len(lost) == 1 else f"hosts {lost} have"
-    write_line(f"error: {who} gone: start all hosts again{resumes()}")
-    os._exit(1)
-
-
-def _say_before_abort(ended, resumes):
-    """Lets this process say which host is lost before it aborts: the runtime aborts when host 0 is
-    lost, which keeps the list of live hosts, and Gloo may when another one is.
-    """
-    address = distributed.global_state.coordinator_address
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_int)
-    def aborted(_):  # called by abort(), in a thread of C++
-        if not ended.is_set() and not _answers(address):
-            _end_without([0], resumes)
-        ended.wait(LOST + END_TIMEOUT)  # `_watch` ends the process if a host is lost
-
-    _say_before_abort.handler = aborted  # or it would be collected
-    ctypes.CDLL(None).signal(signal.SIGABRT, aborted)
-
-
-def _answers(address):
-    """True where a host listens at an address."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def _all_hosts_arrive(name):

@@ -29,7 +29,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe
-from adaptive_jax.runs.checkpoints import Checkpoints, last_intact, steps_in
+from adaptive_jax.runs.checkpoints import Checkpoints, last_intact
 from adaptive_jax.runs.identity import ID, check_hosts, check_resumes, id_of, of_corpus
 from adaptive_jax.runs.lock import Lock, locked
 from adaptive_jax.runs.run import Run, put_lexicon
@@ -146,11 +146,6 @@ def _load_corpus(checks, workdir):
     check_hosts(checks.saved_config, corpus)
     check_resumes(workdir, of_corpus(corpus))
     return corpus
-
-
-def resumes(workdir: Path) -> str:
-    """From where the run resumes, for the line about a lost host."""
-    return f"; the run resumes from update {max(steps_in(workdir / 'checkpoints'), default=0):,}"
 
 
 class Training:
