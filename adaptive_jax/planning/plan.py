@@ -61,6 +61,8 @@ class Plan(NamedTuple):
         gathered_bytes: the most bytes of other devices' shares, and its own, that a device has as
             whole matrices at once: all tables, but for `shard_words`, and the largest layer; 0
             where every device has all.
+        vector_bytes: bytes of the word vectors of a microbatch on each device, the least of its
+            activations.
     """
 
     parameters: dict[str, int]
@@ -78,6 +80,7 @@ class Plan(NamedTuple):
     composes: str
     state_bytes: int
     gathered_bytes: int
+    vector_bytes: int
 
 
 def make_plan(
@@ -126,6 +129,7 @@ def make_plan(
         composes=model.composed_words(),
         state_bytes=state_bytes(fsdp),
         gathered_bytes=gathered_bytes(shapes, abstract_mesh(devices_used, fsdp), model),
+        vector_bytes=4 * division.rows_per_device * length * model.body.features,
     )
 
 
@@ -194,11 +198,12 @@ def multiplied(model: LanguageModel, params: Mapping) -> int:
 
 
 def check_memory(plan: Plan, memory: int) -> None:
-    """Raises InputError if parameters and optimizer exceed the bytes of a device."""
-    if plan.state_bytes > memory:
+    """Raises InputError if parameters, optimizer and word vectors exceed the bytes of a device."""
+    if (needed_bytes := plan.state_bytes + plan.vector_bytes) > memory:
         raise InputError(
-            f"an update needs at least {plan.state_bytes / 1e9:,.1f} GB a device, and this one has"
-            f" {memory / 1e9:,.1f} GB: make the model smaller, or raise fsdp"
+            f"an update needs at least {needed_bytes / 1e9:,.1f} GB a device, and this one has"
+            f" {memory / 1e9:,.1f} GB: make the model smaller, raise fsdp, or lower"
+            " tokens_per_device or sequence_length"
         )
 
 
