@@ -170,8 +170,9 @@ def main(settings) -> None:
     flops = plan.flops_per_token * plan.tokens_per_update
     peak = flops / (plan.devices * DEVICES[kind].flops * schedule.clock)
     exposed = sum(one.exposed for one in schedule.exchanges)
+    tokens = plan.rows_per_device * plan.tokens_per_update // plan.rows_per_update
     print(
-        f"| {settings.target}, fsdp {plan.fsdp}, {plan.accumulation} x {plan.tokens_per_device:,}"
+        f"| {settings.target}, fsdp {plan.fsdp}, {plan.accumulation} x {tokens:,}"
         f" tokens a device | counted |\n|---|---:|\n"
         f"| state | {memory.state / 1e9:.2f} GB |\n"
         f"| temporary | {memory.temporary / 1e9:.2f} GB |\n"

@@ -302,12 +302,12 @@ def groc_rows(words: int, rows: Mapping[str, tuple]) -> dict[str, Row]:
         test, millions of parameters, which the paper cuts: 13.8 to 13).
     """
     epochs = streams(20, words, epochs=100, window=35)  # at most, see early_stopping
-    made = {}
-    for name, (at, layers, changes, *numbers) in rows.items():
-        place = at if isinstance(at, str) else f"Table {at}"
-        paper = Paper(*numbers, table=f"Pappas et al. 2020, {place}")
-        made[name] = Row(layers, epochs | changes, paper)
-    return made
+    papers_rows = {}
+    for name, (table, layers, changes, *numbers) in rows.items():
+        citation = table if isinstance(table, str) else f"Table {table}"
+        paper = Paper(*numbers, table=f"Pappas et al. 2020, {citation}")
+        papers_rows[name] = Row(layers, epochs | changes, paper)
+    return papers_rows
 
 
 def output_network(depth: int, rate: float, activation: str = "selu") -> dict[str, object]:

@@ -27,13 +27,13 @@ def main():
     flags.add_argument("--rates", type=float, nargs=2, default=(1e-4, 1), help="lowest, highest")
     flags.add_argument("--tokens", type=int, nargs="+", default=(1024, 2048, 4096, 8192))
     flags.add_argument("train", nargs="+", help="arguments of train.py, after --")
-    given = flags.parse_args()
+    arguments = flags.parse_args()
 
     def loss(trial: optuna.Trial) -> float:
-        rate = trial.suggest_float("config.optimizer.learning_rate", *given.rates, log=True)
-        tokens = trial.suggest_categorical("config.tokens_per_update", given.tokens)
-        run = given.workdir / f"trial_{trial.number}"
-        train = [*given.train, f"--workdir={run}", f"--hours={given.trial_hours}"]
+        rate = trial.suggest_float("config.optimizer.learning_rate", *arguments.rates, log=True)
+        tokens = trial.suggest_categorical("config.tokens_per_update", arguments.tokens)
+        run = arguments.workdir / f"trial_{trial.number}"
+        train = [*arguments.train, f"--workdir={run}", f"--hours={arguments.trial_hours}"]
         train += [
             f"--config.optimizer.learning_rate={rate}",
             f"--config.tokens_per_update={tokens}",
@@ -47,14 +47,14 @@ def main():
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return min(x["validation/nll"] for x in lines if x.get("validation/nll") is not None)
 
-    given.workdir.mkdir(parents=True, exist_ok=True)
-    storage = f"sqlite:///{given.workdir / 'trials.db'}"
+    arguments.workdir.mkdir(parents=True, exist_ok=True)
+    storage = f"sqlite:///{arguments.workdir / 'trials.db'}"
     study = optuna.create_study(storage=storage, study_name="nll", load_if_exists=True)
     study.sampler = optuna.samplers.RandomSampler(seed=len(study.trials))  # other draws each time
-    study.optimize(loss, timeout=3600 * given.hours)
+    study.optimize(loss, timeout=3600 * arguments.hours)
     for trial in sorted(finished(study), key=lambda trial: trial.value):
         settings = " ".join(f"--{name}={value}" for name, value in trial.params.items())
-        run = given.workdir / f"trial_{trial.number}"
+        run = arguments.workdir / f"trial_{trial.number}"
         print(f"validation loss {trial.value:8.4f}  {run}  {settings}")
 
 

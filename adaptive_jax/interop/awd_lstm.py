@@ -18,7 +18,7 @@ import numpy as np
 from flax import traverse_util
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.interop.converter import Checkpoint, Converter, assign, completed, plain
+from adaptive_jax.interop.converter import Checkpoint, Converter, assign, completed, scalar_options
 from adaptive_jax.interop.words import awd_lstm_words
 
 MAX_WORDS = 75_000  # words of a model with one softmax, by the public main.py
@@ -81,7 +81,7 @@ def detect(content: object) -> Checkpoint | None:
             f" {MAX_WORDS:,} words: use the model.pt, which holds both"
         )
     options = {name: value for name, value in options.items() if not name.startswith("_")}
-    return Checkpoint(plain(options), dict(state))
+    return Checkpoint(scalar_options(options), dict(state))
 
 
 def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
@@ -144,10 +144,10 @@ def converted_parameters(state: dict[str, np.ndarray], config: dict) -> dict:
 
 def _by_path(state):
     """The tensors by the paths of the parameters that they are; others keep their names."""
-    raw = {name.removesuffix("_raw") for name in state if name.endswith("_raw")}
+    dropped_names = {name.removesuffix("_raw") for name in state if name.endswith("_raw")}
     tensors = {}
     for name, tensor in state.items():
-        if name in raw or (
+        if name in dropped_names or (
             name == "decoder.weight" and np.array_equal(tensor, state.get("encoder.weight"))
         ):
             continue

@@ -80,26 +80,26 @@ def assign(
     if targets is None:
         targets = {path: Target(path) for path in parameters}
     targets = {name: target for name, target in targets.items() if target.path in parameters}
-    parts = {}  # views of the parameters
+    views = {}  # of the parameters
     for name, target in targets.items():
-        part = parameters[target.path][target.part]
-        parts[name] = part.T if target.transposed else part
+        view = parameters[target.path][target.part]
+        views[name] = view.T if target.transposed else view
     filled, misshapen, unequal = [], [], []
-    for name, part in parts.items():
+    for name, view in views.items():
         if (tensor := tensors.get(name)) is None:
             continue
-        if tensor.shape != part.shape:
-            misshapen.append(f"{name} {list(tensor.shape)}, not {list(part.shape)}")
+        if tensor.shape != view.shape:
+            misshapen.append(f"{name} {list(tensor.shape)}, not {list(view.shape)}")
         elif targets[name] not in filled:
-            part[...] = tensor
+            view[...] = tensor
             filled.append(targets[name])
-        elif not np.array_equal(part, tensor):
+        elif not np.array_equal(view, tensor):
             unequal.append(name)
-    unused = [name for name in tensors if name not in parts]
-    missing = [name for name in parts if name not in tensors and targets[name] not in filled]
+    left_over = [name for name in tensors if name not in views]
+    missing = [name for name in views if name not in tensors and targets[name] not in filled]
     problems = {
-        "left over": [f"{name} {list(tensors[name].shape)}" for name in unused],
-        "missing": [f"{name} {list(parts[name].shape)}" for name in missing],
+        "left over": [f"{name} {list(tensors[name].shape)}" for name in left_over],
+        "missing": [f"{name} {list(views[name].shape)}" for name in missing],
         "of another shape": misshapen,
         "tied to another by its options, but different": unequal,
         "without a source": sorted(shapes.keys() - {target.path for target in targets.values()}),
@@ -126,7 +126,7 @@ def completed(settings: Mapping[str, object]) -> dict:
     return complete({"data.corpus": "text_files"}, settings)
 
 
-def plain(options: Mapping) -> dict:
+def scalar_options(options: Mapping) -> dict:
     """Options as numbers, text, or lists of them; anything else, which can refer to itself or have
     no end, becomes the name of its type.
     """

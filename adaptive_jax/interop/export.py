@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 from flax import traverse_util
 
+from adaptive_jax.config.keys import allow_flag
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.files import new_directory, write_bytes
 from adaptive_jax.interop.save_run import new_workdir
@@ -17,10 +18,8 @@ from adaptive_jax.runs.parameters import write_tensors
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.settings import EXPORTED, write_json
 
-__all__ = ["Shape", "export"]
-
 # What a run keeps of its words
-COPIES = "lexicon.jsonl", "lexicon.sha256", "ngrams.npz", "ngrams.sha256"
+WORD_FILES = "lexicon.jsonl", "lexicon.sha256", "ngrams.npz", "ngrams.sha256"
 
 
 def export(
@@ -34,8 +33,8 @@ def export(
         shape: of what a program of StableHLO scores at once; None: safetensors are written.
 
     Raises:
-        InputError: no run or checkpoint, a directory that is there already, a shape out of range,
-            or a package is missing.
+        InputError: no run or checkpoint, a directory that is there already, or a package is
+            missing.
     """
     output = new_workdir(output, "output")
     run = Run.open(workdir, checkpoint)
@@ -53,8 +52,8 @@ def export(
         converted = data["corpus"] == "text_files" and not data["path"]
         place = " --data_path=DIRECTORY" if converted else ""
         hosts.log0(
-            f"python -m adaptive_jax evaluate --workdir={shlex.quote(str(output))}{place}"
-            " --split=test"
+            f"python -m adaptive_jax evaluate --workdir={shlex.quote(str(output))}"
+            f"{allow_flag(run.saved_config)}{place} --split=test"
         )
 
 
@@ -63,7 +62,7 @@ def _write(run: Run, output: Path, params: Mapping, shape: Shape | None) -> None
     write_with_checksums(run.vocabulary, output / "vocabulary.txt")
     metadata = {"step": str(run.step), "vocabulary": run.vocabulary.digest}
     if shape is None:
-        for name in COPIES:
+        for name in WORD_FILES:
             if (run.workdir / name).exists():
                 write_bytes(output / name, (run.workdir / name).read_bytes())
         write_json(output / "config.json", run.saved_config)

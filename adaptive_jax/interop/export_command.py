@@ -20,7 +20,7 @@ from adaptive_jax.config.flags import define_options, options
 from adaptive_jax.config.options import Option
 from adaptive_jax.errors import InputError
 
-OF_PROGRAM = Option(within="[1, inf)", only=("format", "stablehlo"))
+OF_PROGRAM = Option(within="[1, 2147483647]", only=("format", "stablehlo"))
 STOPPED = "stopped: nothing was written; the same command exports anew"
 
 
@@ -31,14 +31,14 @@ class Export(NamedTuple):
         output: New directory to write.
         format: What to write.
         checkpoint: best (by validation), latest, or a step.
-        rows: Of --format=stablehlo: rows that the program scores at once; default: 1.
+        rows: Of --format=stablehlo: rows that the program scores at once.
         window: Of --format=stablehlo: tokens of a row; default: as in training.
     """
 
     output: str = ""
     format: Annotated[str, Option(among=("safetensors", "stablehlo"))] = "safetensors"
     checkpoint: str = "best"
-    rows: Annotated[int | None, OF_PROGRAM] = None
+    rows: Annotated[int, OF_PROGRAM] = 1
     window: Annotated[int | None, OF_PROGRAM] = None
 
 
@@ -49,15 +49,15 @@ def define_flags() -> None:
 
 def main():
     """Exports what the flags say."""
-    from adaptive_jax.interop.export import Shape, export
-
     # After the flags: --help and their errors should not wait for jax.
+    from adaptive_jax.interop.export import export
+    from adaptive_jax.interop.stablehlo import Shape
     from adaptive_jax.parallel import hosts
 
     chosen = options(Export)
     if not chosen.output:
         raise InputError("--output is missing: pass --output=DIRECTORY")
-    shape = Shape(chosen.rows or 1, chosen.window) if chosen.format == "stablehlo" else None
+    shape = Shape(chosen.rows, chosen.window) if chosen.format == "stablehlo" else None
     workdir = commands.workdir()
     hosts.initialize(*options(commands.Hosts))
     with hosts.fail_together():

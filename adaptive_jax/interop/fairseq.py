@@ -1,4 +1,4 @@
-"""Models of fairseq's `transformer_lm`, and what it has in common with `fconv_lm`.
+"""Models of fairseq's `transformer_lm`, and what `fconv_lm` shares with it.
 
 Both sides number the bands alike, and both order the columns of the head alike: words first, then
 one column for each cluster.
@@ -20,7 +20,7 @@ from adaptive_jax.interop.converter import (
     assign,
     completed,
     parse_list,
-    plain,
+    scalar_options,
     unsupported,
 )
 from adaptive_jax.interop.words import fairseq_words
@@ -126,7 +126,7 @@ def read_content(content: object) -> Checkpoint | None:
         loss = math.inf
     nll = float(loss) * math.log(2)  # fairseq reports bits
     updates = int(history.get("num_updates", 0))
-    return Checkpoint(plain(options), state, updates, nll if math.isfinite(nll) else None)
+    return Checkpoint(scalar_options(options), state, updates, nll if math.isfinite(nll) else None)
 
 
 def with_defaults(defaults: dict, options: dict) -> dict:

@@ -42,8 +42,8 @@ def save_run(
 
     Raises:
         InputError: an unknown key, arrays that do not fit the model of the config, all in one line,
-            or are not finite, words that occur twice or have white space, or a workdir that is not
-            empty. Nothing is written then.
+            or are not finite, words that occur twice, have white space or are not whole words, or a
+            workdir that is not empty. Nothing is written then.
     """
     workdir, words, counts = new_workdir(workdir, "workdir"), tuple(words), np.asarray(counts)
     counted = collections.Counter(words).items()
@@ -55,7 +55,13 @@ def save_run(
         description = f"{counts.dtype} of shape {list(counts.shape)}"
         raise InputError(f"counts must be whole numbers, one for each word, got {description}")
     config = completed(config)
-    config["data"]["vocabulary_size"] = len(words)
+    data = config["data"]
+    if data["codes"] or data["tokenizer"] or data["corpus"] == "ids":
+        raise InputError(
+            "words must be whole words: a run of sub-words or of a tokenizer's ids needs its model,"
+            " which save_run does not take"
+        )
+    data["vocabulary_size"] = len(words)
     config = at_clusters(config, None)
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, dict(params)), sep="/")
     params = assign(arrays, None, config | {"output": config["output"] | {"clusters": ""}})

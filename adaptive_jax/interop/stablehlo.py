@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import of_extra
 from adaptive_jax.model.composition import Compose
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
@@ -22,14 +22,11 @@ from adaptive_jax.numerics.platforms import tracing_for
 from adaptive_jax.parallel import sharding
 from adaptive_jax.runs.run import Run
 
-MOST_TOKENS = 2**31 - 1  # that a program can count
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
 
 
 class Shape(NamedTuple):
-    """Batch that a program scores: so many rows of `window` tokens; None: the sequence length of
-    training.
-    """
+    """Batch shape of a program: `rows` of `window` tokens; None: as in training."""
 
     rows: int = 1
     window: int | None = None
@@ -63,14 +60,11 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
         params: of `run`, whole arrays on this host.
 
     Raises:
-        InputError: a shape out of range, or a package is missing.
+        MissingPackage: flatbuffers is not installed.
     """
+    with of_extra("export"):
+        import flatbuffers  # noqa: F401 (jax.export imports it when it has the program)
     window = run.config["batches"]["sequence_length"] if shape.window is None else shape.window
-    check_at_least(1, rows=shape.rows, window=window)
-    if shape.rows * window > MOST_TOKENS:
-        raise InputError(
-            f"rows={shape.rows} of window={window} must be at most {MOST_TOKENS:,} tokens"
-        )
     model = build(run.config, len(run.vocabulary))
     lexicon = sharding.on_host(run.lexicon, run.mesh)
     variables = {"params": params, "lexicon": lexicon, "tables": _tables(model, params, lexicon)}
@@ -79,47 +73,44 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
     carry, carried = jax.tree.flatten(jax.eval_shape(lambda: model.initial_carry(shape.rows)))
     narrow = getattr(model.body, "dtype", jnp.float32) != jnp.float32
 
-    def score(stored, carry, inputs, targets):
+    def score(arguments, carry, inputs, targets):
         def array(name):
             like = arrays[name]
-            # The program does not read those that are not stored.
-            return stored[name].astype(like.dtype) if name in stored else jnp.zeros_like(like)
+            # The program does not read those that are no arguments.
+            if name not in arguments:
+                return jnp.zeros_like(like)
+            return arguments[name].astype(like.dtype)
 
         # The products of a TPU or an NVIDIA GPU would have fewer digits by default.
         with contextlib.nullcontext() if narrow else jax.default_matmul_precision("highest"):
             variables = jax.tree.unflatten(structure, map(array, arrays))
             row_ids = jnp.arange(shape.rows, dtype=jnp.int32)
             batch = Batch(inputs, targets, jnp.ones(inputs.shape), row_ids)
-            # Of a model that starts from other numbers than zeros, a carry is less by these.
-            first = model.initial_carry(shape.rows)
-            carry = jax.tree.map(jnp.add, jax.tree.unflatten(carried, carry), first)
+            # Carries are stored minus the initial carry, so that zeros start a row.
+            initial = model.initial_carry(shape.rows)
+            carry = jax.tree.map(jnp.add, jax.tree.unflatten(carried, carry), initial)
             hidden, carry = model.apply(variables, batch, carry, method="hidden")
-            carry = jax.tree.map(jnp.subtract, carry, first)
+            carry = jax.tree.map(jnp.subtract, carry, initial)
             return model.apply(variables, hidden, targets, method="nll"), jax.tree.leaves(carry)
 
-    def export(stored):
+    def export(arguments):
         tokens = jax.ShapeDtypeStruct((shape.rows, window), jnp.int32)
-        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (stored, carry))
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (arguments, carry))
         with tracing_for("cpu", "cpu"):  # kernels of one platform would run on no other
             return jax.export.export(jax.jit(score), platforms=PLATFORMS)(*shapes, tokens, tokens)
 
-    stored = {
+    arguments = {
         name: a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
         for name, a in sorted(arrays.items())  # in the order of the program's arguments
     }
-    read = {*export(stored).module_kept_var_idx}
-    stored = {name: a for i, (name, a) in enumerate(stored.items()) if i in read}
+    arguments_read = {*export(arguments).module_kept_var_idx}
+    arguments = {name: a for i, (name, a) in enumerate(arguments.items()) if i in arguments_read}
     about = {
         "rows": shape.rows,
         "window": window,
         "carry": [{"shape": a.shape, "dtype": a.dtype.name} for a in carry],
     }
-    try:
-        return Scorer(bytes(export(stored).serialize()), stored, about)
-    except ImportError:
-        raise InputError(
-            "--format=stablehlo needs a package that is not installed: pip install flatbuffers"
-        ) from None
+    return Scorer(bytes(export(arguments).serialize()), arguments, about)
 
 
 def _tables(model, params, lexicon):

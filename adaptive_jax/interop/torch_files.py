@@ -70,11 +70,11 @@ def _tensor(storage, offset, shape, strides, *_):
     return tensor
 
 
-def _first(tensor, *_):
+def _return_tensor(tensor, *_):
     return tensor
 
 
-def _nothing(*_):
+def _return_none(*_):
     """Stands for a function whose result is not needed."""
 
 
@@ -83,16 +83,16 @@ NAMES = {
     "torch.Size": tuple,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_parameter": _first,
-    "torch.nn.parameter.Parameter": _first,  # until 2018
+    "torch._utils._rebuild_parameter": _return_tensor,
+    "torch.nn.parameter.Parameter": _return_tensor,  # until 2018
     "collections.OrderedDict": _dict,
     "collections.defaultdict": lambda *_: {},
     "builtins.set": _set,
     "__builtin__.set": _set,
     # AWD-LSTM saves its model as it is, with defaults of dicts and methods as attributes.
-    "torch.nn.backends.thnn._get_thnn_function_backend": _nothing,  # until 2019
+    "torch.nn.backends.thnn._get_thnn_function_backend": _return_none,  # until 2019
     **{
-        f"{module}.{name}": _nothing
+        f"{module}.{name}": _return_none
         for module in ("builtins", "__builtin__")
         for name in ("dict", "list", "getattr")
     },

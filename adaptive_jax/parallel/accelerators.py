@@ -1,4 +1,4 @@
-"""Memory of the devices that are here, their utilisation, and the cache of compiled programs."""
+"""Memory of the attached devices, their utilisation, and the cache of compiled programs."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from adaptive_jax.config import cache
-from adaptive_jax.numerics import devices as known
+from adaptive_jax.numerics.devices import find
 
 
 def memory() -> int | None:
@@ -22,7 +22,7 @@ def memory() -> int | None:
     return int(np.min(multihost_utils.process_allgather(np.int32(mib)))) * 2**20 or None
 
 
-def installed(devices: int) -> int:
+def memory_of_machine(devices: int) -> int:
     """Bytes of memory of this machine for each of the devices used: what `memory` cannot say of a
     CPU.
     """
@@ -48,5 +48,5 @@ def utilisation(flops: float, seconds: float, devices: int, kind: str) -> float 
 
     flops: of `adaptive_jax.planning.plan.training_flops`; recomputation does not count.
     """
-    device = known.find(kind)
+    device = find(kind)
     return device and flops / (seconds * devices * device.flops)

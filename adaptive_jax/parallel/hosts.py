@@ -1,26 +1,24 @@
-"""Several processes that run one command together, called hosts: how they connect, print, stop and
-end.
+"""Runs one command on several processes ("hosts"): connecting, printing, stopping and ending
+together.
 
     train.py on each of 4 machines    -> initialize() connects them; jax.devices() lists the
                                          devices of all four
     hosts.log0("step 1")              -> prints one line, on host 0
     hosts.barrier("workdir")          -> returns once all four hosts have called it
     Ctrl-C or SIGTERM on any of them  -> stop(step) becomes true on all four after the same update
-    one of them is killed             -> the others say so in a line and end, see fail_together
+    one of them is killed             -> JAX ends the others, see fail_together
 
 A single process never waits in any of these functions.
 """
 
 import atexit
 import contextlib
-import ctypes
 import importlib.util
 import itertools
 import logging
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -28,20 +26,19 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
-from jax._src import distributed  # the list of live hosts has no public name
 from jax.experimental import multihost_utils
 
 from adaptive_jax.config import signals
-from adaptive_jax.errors import InputError, explain
+from adaptive_jax.errors import InputError, explain, one_line
 from adaptive_jax.parallel.processors import may_have_accelerators, order_collectives
 
-MEETING = 300  # seconds in which all hosts must have started
+START_TIMEOUT = 300  # seconds in which all hosts must have started
 REMINDER = 30  # seconds between two lines of a host that waits for the others
 # Seconds without a sign of life after which a host is lost: on CPUs, and on devices whose hosts may
 # be busy for longer
 LOST_ON_CPUS, LOST = 15, 30
-ENDING = 10  # seconds in which all hosts must have ended
-WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
+END_TIMEOUT = 10  # seconds in which all hosts must have ended
+LONGEST_WAIT = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
 BY_FLAGS = "pass --coordinator=HOST:PORT, --hosts=N and --host=I to each"
 # Where mpirun of Open MPI, MPICH and its descendants, and torchrun say how many processes there are
@@ -124,7 +121,7 @@ def initialize(
     `distributed_arguments`.
 
     Raises:
-        InputError: see `distributed_arguments`; or the hosts do not connect within `MEETING`
+        InputError: see `distributed_arguments`; or the hosts do not connect within `START_TIMEOUT`
             seconds.
     """
     arguments = distributed_arguments(coordinator, hosts, host, os.environ)
@@ -138,8 +135,8 @@ def initialize(
     # timeout for the end of a run is short, so that no host waits long for one that is gone.
     joined = ThreadPoolExecutor(1, "meeting").submit(
         jax.distributed.initialize,
-        initialization_timeout=2 * MEETING,
-        shutdown_timeout_seconds=3 * ENDING,
+        initialization_timeout=2 * START_TIMEOUT,
+        shutdown_timeout_seconds=3 * END_TIMEOUT,
         heartbeat_timeout_seconds=LOST if accelerators else LOST_ON_CPUS,
         **arguments,
     )
@@ -149,9 +146,7 @@ def initialize(
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"cannot connect to the hosts {place}: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise InputError(f"cannot connect to the hosts {place}: {one_line(error)[:300]}") from error
     if not first():
         logging.getLogger("adaptive_jax").setLevel(logging.ERROR)
 
@@ -167,18 +162,18 @@ def _wait_for_others(joined: Future, who: str, place: str) -> None:
     """Waits until all hosts are connected, and says so at once and every `REMINDER` seconds.
 
     Raises:
-        InputError: they are not within `MEETING` seconds; or what `joined` raises.
+        InputError: they are not within `START_TIMEOUT` seconds; or what `joined` raises.
     """
-    for waited in range(0, MEETING, REMINDER):
+    for waited in range(0, START_TIMEOUT, REMINDER):
         still = "still " if waited else ""
-        limit = f"{waited} of {MEETING} s" if waited else f"up to {MEETING} s"
+        limit = f"{waited} of {START_TIMEOUT} s" if waited else f"up to {START_TIMEOUT} s"
         print(f"{who} {still}waits {place} for the others, {limit}", file=sys.stderr, flush=True)
         with contextlib.suppress(TimeoutError):
-            return joined.result(timeout=min(REMINDER, MEETING - waited))
+            return joined.result(timeout=min(REMINDER, START_TIMEOUT - waited))
     raise InputError(
-        f"{who} has not met the others {place} within {MEETING} seconds: start all of them, and"
-        " check that the address is that of host 0 and that its port is free there and reachable"
-        " from here"
+        f"{who} has not met the others {place} within {START_TIMEOUT} seconds: start all of them,"
+        " and check that the address is that of host 0 and that its port is free there and"
+        " reachable from here"
     )
 
 
@@ -193,7 +188,7 @@ def log0(text: str) -> None:
         print(text, flush=True)
 
 
-def barrier(name: str, seconds: float = WAITING) -> None:
+def barrier(name: str, seconds: float = LONGEST_WAIT) -> None:
     """Waits until all hosts have called this with the same `name`, once each.
 
     Raises:
@@ -220,26 +215,26 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stopping(beforehand: str = "") -> Iterator[Stop]:
+def stopping(before_stop: str = "") -> Iterator[Stop]:
     """Stops all hosts after the same update. Every host asks `stop(step)` after every update.
 
     `stop` becomes true on all hosts once one of them gets one of `signals.STOPS`, such as SIGTERM,
     which SLURM and clouds send before they take a machine away. A second Ctrl-C ends that host at
     once; other signals may come any number of times.
 
-    beforehand: what a process does before it stops, for the line that it prints. Without it,
+    before_stop: what a process does before it stops, for the line that it prints. Without it,
         signals act in a single process as they did before.
     """
-    several, calls = jax.distributed.is_initialized(), itertools.count(1)
+    has_peers, calls = jax.distributed.is_initialized(), itertools.count(1)
 
     def reached(_):
         # JAX stops all at a number that follows the last one asked for, 0 before the first: steps
         # of a resumed run would be beyond it.
         return multihost_utils.reached_preemption_sync_point(next(calls))
 
-    stop, signalled = Stop(reached if several else None), False
+    stop, signalled = Stop(reached if has_peers else None), False
     # Only the main thread receives signals.
-    if not (several or beforehand) or threading.current_thread() is not threading.main_thread():
+    if not (has_peers or before_stop) or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
@@ -247,19 +242,19 @@ def stopping(beforehand: str = "") -> Iterator[Stop]:
         nonlocal signalled
         if signalled:
             if number == signal.SIGINT:
-                tell("stopped at once: the same command resumes from the last checkpoint")
+                write_line("stopped at once: the same command resumes from the last checkpoint")
                 os._exit(signals.INTERRUPTED)
             return
         signalled = True
-        if beforehand:
-            tell(f"stopping: {beforehand}; Ctrl-C again stops at once")
-        if several:
+        if before_stop:
+            write_line(f"stopping: {before_stop}; Ctrl-C again stops at once")
+        if has_peers:
             os.kill(os.getpid(), signal.SIGTERM)  # jax catches it and tells the other hosts
         else:
             stop.requested = True
 
     # jax has a handler of its own for SIGTERM, which a handler of Python would replace.
-    before = signals.handle(receive, without={signal.SIGTERM} if several else ())
+    before = signals.handle(receive, without={signal.SIGTERM} if has_peers else ())
     try:
         yield stop
     finally:
@@ -268,27 +263,21 @@ def stopping(beforehand: str = "") -> Iterator[Stop]:
                 signal.signal(number, handler)
 
 
-def tell(line: str) -> None:
-    """Writes a line to stderr from a signal handler or a thread."""
+def write_line(line: str) -> None:
+    """Writes a line to stderr from a signal handler."""
     # Not by sys.stderr: a bar that is being drawn holds its lock. The bar hides the cursor, too.
     below = "\x1b[?25h\n" if os.isatty(2) else ""
     os.write(2, f"{below}{line}\n".encode())
 
 
 @contextlib.contextmanager
-def fail_together(resumes: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Ends all hosts when one fails or is lost. If all fail, host 0 raises its error; the others
-    exit silently with its status.
+def fail_together() -> Iterator[None]:
+    """Ends all hosts when one fails. If all fail, host 0 raises its error; the others exit silently
+    with its status.
 
-    A host that fails alone raises its error and ends. The others notice within `LOST` seconds that
-    it has gone, print one line, and exit with status 1.
-
-    resumes: what follows "start all hosts again" in that line.
+    A host that fails alone raises its error and ends. The others end with an error of JAX or of
+    Gloo, at the latest when JAX has not heard from it for `LOST` seconds.
     """
-    ended = threading.Event()
-    if jax.distributed.is_initialized():
-        _say_before_abort(ended, resumes)
-        threading.Thread(target=_watch, args=(ended, resumes), daemon=True).start()
     try:
         yield
         barrier("the end")
@@ -298,75 +287,23 @@ def fail_together(resumes: Callable[[], str] = lambda: "") -> Iterator[None]:
         status = 2 if isinstance(error, InputError) or explain(error) else 1
         if isinstance(error, KeyboardInterrupt):
             status = getattr(error, "status", signals.INTERRUPTED)
-        if _all_reach("the end after a failure"):
-            ended.set()
+        if _all_hosts_arrive("the end after a failure"):
             # Otherwise the first host to exit would look like a lost one to the others
             jax.distributed.shutdown()
             if not first():
                 os._exit(status)
         else:
             if status == 1:
-                if isinstance(error, RuntimeError):
-                    # Of a collective whose peer is lost, perhaps: `_watch` then ends the process.
-                    ended.wait(LOST + ENDING)
                 traceback.print_exception(error)
                 os._exit(status)
             # Or jax's own exit handler would wait for the missing hosts.
             atexit.register(os._exit, status)
         raise
-    finally:
-        ended.set()
 
 
-def _watch(ended, resumes):
-    """Ends this process when another host is lost."""
-    state = distributed.global_state
-    client, hosts = state.client, range(state.num_processes)
-    while not ended.is_set():
-        try:  # returns once every host that is alive has asked
-            lost = sorted({*hosts} - {*client.get_live_nodes(list(hosts))})
-        except RuntimeError:
-            lost = [] if _answers(state.coordinator_address) else [0]
-        if lost and not ended.is_set():
-            _end_without(lost, resumes)
-        ended.wait(1)
-
-
-def _end_without(lost, resumes):
-    who = f"host {lost[0]} has" if len(lost) == 1 else f"hosts {lost} have"
-    tell(f"error: {who} gone: start all hosts again{resumes()}")
-    os._exit(1)
-
-
-def _say_before_abort(ended, resumes):
-    """Lets this process say which host is lost before it aborts: the runtime aborts when host 0 is
-    lost, which keeps the list of live hosts, and Gloo may when another one is.
-    """
-    address = distributed.global_state.coordinator_address
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_int)
-    def aborted(_):  # called by abort(), in a thread of C++
-        if not ended.is_set() and not _answers(address):
-            _end_without([0], resumes)
-        ended.wait(LOST + ENDING)  # `_watch` ends the process if a host is lost
-
-    _say_before_abort.handler = aborted  # or it would be collected
-    ctypes.CDLL(None).signal(signal.SIGABRT, aborted)
-
-
-def _answers(address):
-    """True where a host listens at an address."""
-    host, _, port = address.rpartition(":")
+def _all_hosts_arrive(name):
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _all_reach(name):
-    try:
-        barrier(name, ENDING)
+        barrier(name, END_TIMEOUT)
     except RuntimeError:
         return False
     return True

@@ -20,15 +20,16 @@ LSTMS = "lstm", "awd_lstm"  # whose wide layers are faster on one device, for fe
 WIDE, LEAST_ROWS = 512, 64  # their units, and rows of which two devices have enough
 # XLA then begins collectives that do not depend on each other in the order of the program
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
-OWN_CHOICE = "JAX_NUM_CPU_DEVICES", "--xla_force_host_platform_device_count"
+COUNT_VARIABLE = "JAX_NUM_CPU_DEVICES"
+COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 def use_large_pages() -> None:
-    """Starts this process anew with memory in large pages, if it will compute on a CPU, and
-    glibc can ask this system for them and does not yet.
+    """Restarts this process with large memory pages, if it will compute on a CPU, and glibc can
+    ask this system for them and does not yet.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    chosen = _chosen() or "hugetlb" in tunables
+    chosen = _devices_are_chosen() or "hugetlb" in tunables
     if chosen or may_have_accelerators() or not _large_pages_exist():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, LARGE_PAGES)))
@@ -36,20 +37,20 @@ def use_large_pages() -> None:
 
 
 def use_two_devices(config: Mapping) -> bool:
-    """Makes a CPU of two cores or more two devices, each with half of the rows and a copy of the
-    parameters.
+    """Splits a CPU of two or more cores into two devices, each with half of the rows and a copy of
+    the parameters.
 
     Returns whether training runs on them. Call it before JAX uses a device. One device stays where
     an update has an odd number of rows, on several hosts, and for wide LSTMs of few rows: both
     devices would read their matrices at every step.
     """
-    import jax  # here, because `use_large_pages` comes first and starts anew
+    import jax  # here, because `use_large_pages` comes first and restarts
 
     tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
     rows = tokens // length if length else 0
     body, few = config["body"], 0 < rows < LEAST_ROWS
     one = rows % 2 or (few and body["name"] in LSTMS and max(body["widths"], default=0) >= WIDE)
-    if _chosen() or jax.distributed.is_initialized() or one or cores() < 2:
+    if _devices_are_chosen() or jax.distributed.is_initialized() or one or cores() < 2:
         return False
     jax.config.update("jax_num_cpu_devices", 2)
     return jax.default_backend() == "cpu"
@@ -69,8 +70,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _chosen():
-    return OWN_CHOICE[0] in os.environ or OWN_CHOICE[1] in os.environ.get("XLA_FLAGS", "")
+def _devices_are_chosen():
+    return COUNT_VARIABLE in os.environ or COUNT_FLAG in os.environ.get("XLA_FLAGS", "")
 
 
 def may_have_accelerators() -> bool:

@@ -32,7 +32,7 @@ class Bar:
         parts: the text, the most important first; a narrow terminal leaves out the bar, and cuts
             the last ones.
         console: where to draw; by default stderr. Nothing is drawn where that is no terminal, or
-            with `shown=False`.
+            with `visible=False`.
         limit: seconds from now after which the steps end, whatever is left; None: no limit.
         every: seconds between lines to stderr that say how far the steps are, where that is no
             terminal; None: no lines.
@@ -44,13 +44,14 @@ class Bar:
         done: int = 0,
         parts: Sequence[str] = (),
         console: Console | None = None,
-        shown: bool = True,
+        visible: bool = True,
         limit: float | None = None,
         every: float | None = None,
     ):
         self.console = console or Console(stderr=True)
-        self.shown = shown and self.console.is_terminal
-        self.every, self.said = every if shown and not self.shown else None, time.monotonic()
+        self.visible = visible and self.console.is_terminal
+        self.every = every if visible and not self.visible else None
+        self.last_line = time.monotonic()
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what the others leave
         self.progress = Progress(
             TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
@@ -58,7 +59,7 @@ class Bar:
             TextColumn("{task.description}", markup=False, table_column=rest),
             _TimeLeft(limit),
             console=self.console,
-            disable=not self.shown,
+            disable=not self.visible,
             expand=True,
         )
         self.task = self.progress.add_task("  ".join(parts), total=total, completed=done)
@@ -68,14 +69,14 @@ class Bar:
         """Shows that `done` steps are done, and other `parts`; None changes nothing."""
         text = None if parts is None else "  ".join(parts)
         self.progress.update(self.task, completed=done, description=text)
-        if self.every is not None and time.monotonic() - self.said >= self.every:
-            self.said, [task] = time.monotonic(), self.progress.tasks
+        if self.every is not None and time.monotonic() - self.last_line >= self.every:
+            self.last_line, [task] = time.monotonic(), self.progress.tasks
             line = f"{task.description}  {task.completed:,.0f}/{task.total:,.0f}"
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def say(self, line: str) -> None:
         """Prints a line above the bar, or to stdout where there is none."""
-        if self.shown:
+        if self.visible:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
         else:
             print(line, flush=True)

@@ -36,7 +36,7 @@ def device_mesh(
     """A grid of devices, see `grid`; those of one host are neighbours, so they hold consecutive
     rows. Likewise, hosts of one TPU slice are neighbours.
 
-    devices: all by default. count: of them, to use the first ones of each host; all by default.
+    devices: default all. count: use this many, the first of each host; default all.
 
     Raises:
         InputError: fsdp does not divide the number of devices.
@@ -58,7 +58,7 @@ def device_mesh(
 
 
 def abstract_mesh(devices: int, fsdp: int) -> AbstractMesh:
-    """`device_mesh` of so many devices, which need not exist."""
+    """`device_mesh` of this many devices, which need not exist."""
     return AbstractMesh(grid(devices, fsdp), BATCH_AXES)
 
 
@@ -112,7 +112,8 @@ def on_host(tree: Any, mesh: Mesh) -> Any:
     # Every host gets the parts of the others.
     gather = jax.jit(lambda a: a, out_shardings=replicated(mesh))
     return jax.tree.map(
-        lambda a: np.array(a if a.is_fully_addressable else gather(a).addressable_data(0)), tree
+        lambda a: np.array(a if a.is_fully_addressable or a.is_fully_replicated else gather(a)),
+        tree,
     )
 
 
@@ -245,7 +246,9 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
     body, word_tables = params.get("body", {}), model.word_tables() if model.shard_words else {}
     dtypes = _table_dtypes(model)
     specs = jax.tree_util.tree_map_with_path(
-        lambda path, spec: PartitionSpec() if _stays(spec, word_tables.get(_keys(path))) else spec,
+        lambda path, spec: (
+            PartitionSpec() if _needs_no_gather(spec, word_tables.get(_keys(path))) else spec
+        ),
         parameter_specs(params, mesh, model),
     )
 
@@ -261,10 +264,10 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
 
     layers, total = [], size(params, specs)
     for group in _groups(model):
-        of_group = [(body[name], specs["body"][name]) for name in group.names]
-        total -= sum(size(*pair) for pair in of_group)
-        stack = len(jax.tree.leaves(of_group[0][0])[0]) if group.stacked else 1
-        layers.append(sum(size(*pair, group.dtype) for pair in of_group) // stack)
+        group_tensors = [(body[name], specs["body"][name]) for name in group.names]
+        total -= sum(size(*pair) for pair in group_tensors)
+        stack = len(jax.tree.leaves(group_tensors[0][0])[0]) if group.stacked else 1
+        layers.append(sum(size(*pair, group.dtype) for pair in group_tensors) // stack)
     return total + max(layers, default=0)
 
 
@@ -296,22 +299,22 @@ def gathering(
     dtypes = _table_dtypes(model)
 
     def gather_layer(name, shards):
-        group, of_layer = group_of[name], specs["body"][name]
+        group, layer_specs = group_of[name], specs["body"][name]
         if group.stacked:  # the layer has no axis that stacks
-            of_layer = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), of_layer)
+            layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), layer_specs)
         if by_layer:
             shards = jax.tree.map(
-                lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec, a)), shards, of_layer
+                lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec, a)), shards, layer_specs
             )
-        return jax.tree.map(functools.partial(_gather, mesh, group.dtype), shards, of_layer)
+        return jax.tree.map(functools.partial(_gather, mesh, group.dtype), shards, layer_specs)
 
     def gather(shards):
         def gather_parameter(path, shard, spec):
             if words := word_tables.get(_keys(path)):
-                return _own_words(mesh, shard, spec, words)
-            later = _name_in_body(path) in group_of
+                return _rows_of_device(mesh, shard, spec, words)
+            body_gathers = _name_in_body(path) in group_of
             dtype = dtypes.get(_keys(path), jnp.float32)
-            return shard if later else _gather(mesh, dtype, shard, spec)
+            return shard if body_gathers else _gather(mesh, dtype, shard, spec)
 
         return jax.tree_util.tree_map_with_path(gather_parameter, shards, specs)
 
@@ -330,19 +333,19 @@ def _table_dtypes(model):
     return dict.fromkeys(model.word_tables(), getattr(model.input, "dtype", jnp.float32))
 
 
-def _stays(spec, words):
+def _needs_no_gather(spec, words):
     """True if devices get their rows of such a parameter without gathering it."""
     return words is not None and len(words) == 1 and tuple(spec) in ((FSDP,), (None, FSDP))
 
 
-def _own_words(mesh, shard, spec, words):
+def _rows_of_device(mesh, shard, spec, words):
     """A device's rows of a parameter that has a row for each word of some bands, which have so many
     `words`; of each band the same share, filled up with ones: weight normalisation asks every row
     for its direction, which zeros have not.
     """
     devices = fsdp_of(mesh)
     fill = {"constant_values": 1}
-    if _stays(spec, words):
+    if _needs_no_gather(spec, words):
         if spec[0] == FSDP:
             return shard
         shard = jnp.pad(shard, [(0, -words[0] % devices), (0, 0)], **fill)

@@ -47,16 +47,20 @@ def describe(config: Mapping, model: LanguageModel, by_frequency: bool = True) -
         return ""
     words = Vocabulary.build(splits["train"])
     chosen = data["threshold"], data["limit"]
-    cuts = {cut: words.cut(*cut) for cut in (chosen, *((n, 0) for n in THRESHOLDS))}
+    vocabularies = {
+        limits: words.cut(*limits) for limits in (chosen, *((n, 0) for n in THRESHOLDS))
+    }
     lines = []
-    for (threshold, limit), kept in cuts.items():
-        shares = ", ".join(f"{_unknown(kept, n):.2%} of {split}" for split, n in splits.items())
+    for (threshold, limit), vocabulary in vocabularies.items():
+        shares = ", ".join(
+            f"{_unknown(vocabulary, n):.2%} of {split}" for split, n in splits.items()
+        )
         name = "of the config, " * ((threshold, limit) == chosen) + f"threshold {threshold}"
         name += f", limit {limit:,}" if limit else ""
-        lines.append(f"{name}: {len(kept):,} words; {shares} become {UNKNOWN}")
+        lines.append(f"{name}: {len(vocabulary):,} words; {shares} become {UNKNOWN}")
     lines = [f"{'words' if i == 0 else '':13}{line}" for i, line in enumerate(lines)]
     if by_frequency:
-        lines += _cutoffs(config, model, cuts[chosen].counts)
+        lines += _cutoffs(config, model, vocabularies[chosen].counts)
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ class Division(NamedTuple):
 
     Attributes:
         rows: of an update, without empty ones.
-        devices: that share them, equally many on each host.
+        devices: the number of devices that share the rows, the same on each host.
         microbatches: that a device computes one after another.
         rows_per_device: of a microbatch on each device.
     """
@@ -35,25 +35,30 @@ def divide(rows: int, rows_held: int, devices: int, hosts: int = 1, *, pad: bool
         rows_held: rows that a device holds at a time, at most.
         devices: of all hosts, of which each has equally many.
         pad: whether empty rows may be added. They are where they save a device a tenth of its
-            rows, or where hosts do not divide the rows.
+            rows or half of its microbatches, or where hosts do not divide the rows.
 
     Raises:
         InputError: the hosts do not divide the rows.
     """
-    even = [n for n in range(hosts, devices + 1, hosts) if rows % n == 0]
-    padded = -(-rows // devices)
-    if pad and (not even or padded <= (1 - LEAST_GAIN) * (rows // even[-1])):
-        microbatches = -(-padded // rows_held)
-        return Division(rows, devices, microbatches, -(-padded // microbatches))
-    if not even:
+    dividing_counts = [n for n in range(hosts, devices + 1, hosts) if rows % n == 0]
+    rows_when_padded = -(-rows // devices)
+    if pad and (
+        not dividing_counts or rows_when_padded <= (1 - LEAST_GAIN) * (rows // dividing_counts[-1])
+    ):
+        microbatches = -(-rows_when_padded // rows_held)
+        return Division(rows, devices, microbatches, -(-rows_when_padded // microbatches))
+    if not dividing_counts:
         raise InputError(
             f"{hosts} hosts cannot share the {rows} rows of an update evenly: use"
             f" {one_of(divisors(rows, hosts))} hosts, or choose tokens_per_update as a multiple of"
             f" sequence_length x {hosts}"
         )
-    share = rows // even[-1]
-    held = divisors(share, rows_held)[-1]
-    return Division(rows, even[-1], share // held, held)
+    share = rows // dividing_counts[-1]
+    fewest, rows_per_device = -(-share // rows_held), divisors(share, rows_held)[-1]
+    microbatches = share // rows_per_device
+    if pad and microbatches > 2 * fewest:  # as of a prime number of rows
+        microbatches, rows_per_device = fewest, -(-share // fewest)
+    return Division(rows, dividing_counts[-1], microbatches, rows_per_device)
 
 
 def divisors(number: int, largest: int) -> list[int]:

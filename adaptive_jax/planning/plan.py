@@ -52,8 +52,6 @@ class Plan(NamedTuple):
             over all orders; {} without.
         devices: that share an update, of the `present` ones.
         accumulation: microbatches of an update.
-        tokens_per_device: as the config says, or as is chosen for it; only whole rows of them are
-            used.
         rows_per_device: rows of a microbatch on each device.
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.parallel.sharding`.
         shard_words: whether each of them computes the words that it holds.
@@ -75,7 +73,6 @@ class Plan(NamedTuple):
     devices: int
     present: int
     accumulation: int
-    tokens_per_device: int
     rows_per_device: int
     fsdp: int
     shard_words: bool
@@ -100,21 +97,21 @@ def make_plan(
         InputError: as `divide_update`.
     """
     division = divide_update(config, devices, hosts)
-    used, per_device = division.devices, division.rows_per_device
-    length, model = config["batches"]["sequence_length"], parts.model
+    devices_used, model = division.devices, parts.model
+    length = config["batches"]["sequence_length"]
     shapes = parameter_shapes(model)
     state = shapes, jax.eval_shape(parts.optimizer.init, shapes)
     stored = encoded_shapes(model) if config["compose_share"] < 1 else {}
     stored = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(stored))  # on every device
 
     def state_bytes(fsdp):
-        return _sharded_bytes(model, state, used, fsdp) + stored
+        return _sharded_bytes(model, state, devices_used, fsdp) + stored
 
     def with_gradients(fsdp):
         # Those of a microbatch, and their sum.
-        return state_bytes(fsdp) + 2 * _sharded_bytes(model, shapes, used, fsdp)
+        return state_bytes(fsdp) + 2 * _sharded_bytes(model, shapes, devices_used, fsdp)
 
-    fsdp = config["fsdp"] or _fewest(with_gradients, used, memory)
+    fsdp = config["fsdp"] or _fewest(with_gradients, devices_used, memory)
     counts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
     return Plan(
         parameters={"total": _count(shapes)} | counts,
@@ -122,18 +119,17 @@ def make_plan(
         vocabulary_size=model.input.vocabulary_size,
         tokens_per_update=division.rows * length,
         rows_per_update=division.rows,
-        devices=used,
+        devices=devices_used,
         present=devices,
         accumulation=division.microbatches,
-        tokens_per_device=config["tokens_per_device"] or max(TOKENS, length),
-        rows_per_device=per_device,
+        rows_per_device=division.rows_per_device,
         fsdp=fsdp,
         shard_words=model.shard_words,
         flops_per_token=training_flops(model, length),
         composes=model.composed_words(),
         state_bytes=state_bytes(fsdp),
-        gathered_bytes=gathered_bytes(shapes, abstract_mesh(used, fsdp), model),
-        vector_bytes=4 * per_device * length * model.body.features,
+        gathered_bytes=gathered_bytes(shapes, abstract_mesh(devices_used, fsdp), model),
+        vector_bytes=4 * division.rows_per_device * length * model.body.features,
     )
 
 
@@ -147,7 +143,7 @@ def divide_update(config: Mapping, devices: int, hosts: int = 1) -> Division:
         InputError: sizes that do not fit together, rows that hosts or `fsdp` do not divide, or an
             unknown way of making rows.
     """
-    batches, held = config["batches"], config["tokens_per_device"]
+    batches, tokens_held = config["batches"], config["tokens_per_device"]
     length = batches["sequence_length"]
     check_layout(batches["break_mode"], batches["layout"])
     check_layout(scored_break_mode(config), batches["layout"], "evaluate_break_mode")
@@ -157,19 +153,20 @@ def divide_update(config: Mapping, devices: int, hosts: int = 1) -> Division:
             f"tokens_per_update={config['tokens_per_update']:,} must be a multiple"
             f" of batches.sequence_length={length:,}, and not 0: take {max(rows, 1) * length:,}"
         )
-    if held and held < length:
+    if tokens_held and tokens_held < length:
         raise InputError(
-            f"tokens_per_device={held:,} does not hold one row of {length:,} tokens: take"
+            f"tokens_per_device={tokens_held:,} does not hold one row of {length:,} tokens: take"
             f" {length:,} or more, or 0 for what memory holds"
         )
-    rows_held, pad = (held or max(TOKENS, length)) // length, batches["layout"] != "streams"
+    rows_held = (tokens_held or max(TOKENS, length)) // length
+    pad = batches["layout"] != "streams"
     division = divide(rows, rows_held, devices, hosts, pad=pad)
-    used, fsdp = division.devices, config["fsdp"]
-    if fsdp and used % fsdp:
-        number = f"{used} of {devices}" if used < devices else used
+    devices_used, fsdp = division.devices, config["fsdp"]
+    if fsdp and devices_used % fsdp:
+        number = f"{devices_used} of {devices}" if devices_used < devices else devices_used
         raise InputError(
             f"fsdp={fsdp} does not divide the {number} device(s) that share the {rows} rows of an"
-            f" update: choose {one_of(divisors(used, used))}, or 0"
+            f" update: choose {one_of(divisors(devices_used, devices_used))}, or 0"
         )
     return division
 
@@ -229,8 +226,8 @@ def devices_to_score(config: Mapping, devices: int, hosts: int = 1) -> int:
 
 
 def rows_to_score(config: Mapping, window: int) -> int:
-    """Rows of so many tokens that a device scores at a time: the config's `tokens_per_device`,
-    or 4,096 tokens if it is open.
+    """Rows of `window` tokens per device and scoring step: the config's `tokens_per_device`, or
+    4,096 tokens if it is open.
     """
     return max(1, (config["tokens_per_device"] or TOKENS) // window)
 

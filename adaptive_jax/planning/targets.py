@@ -1,4 +1,4 @@
-"""Devices that are not here, to compile for: their names, their figures and what must be installed.
+"""Compilation targets: devices that need not be attached.
 
     topology("h100")        one H100
     topology("h100:8")      eight of one host
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.numerics.devices import DEVICES, GPUS, description
 
 TPUS = ("v4", "v5e", "v5p", "v6e")
@@ -58,10 +58,10 @@ def topology(name: str) -> Target:
         )
     gpu = kind in GPUS
     compiler = ("nvidia", "jax_plugins") if gpu else ("libtpu",)
-    lacks = [module for module in compiler if importlib.util.find_spec(module) is None]
-    if lacks or sys.version_info < (3, 12):
+    missing = [module for module in compiler if importlib.util.find_spec(module) is None]
+    if missing or sys.version_info < (3, 12):
         raise InputError(
-            f"--target={name} needs {' and '.join(lacks) or 'JAX with compilers for other devices'}"
+            f"--target={name} needs {' and '.join(missing) or 'compilers for other devices'}"
             f" on Python 3.12 or newer, and this is {sys.version.split()[0]}: {CURE}"
         )
     devices = _gpus(name, kind, grid) if gpu else _tpus(name, kind, grid)
@@ -100,5 +100,5 @@ def _tpus(name, kind, grid):
         return topologies.get_topology_desc(name, platform="tpu").devices
     except jax.errors.JaxRuntimeError as error:
         raise InputError(
-            f"--target={name}: libtpu knows no such grid: {' '.join(str(error).split())[:200]}"
+            f"--target={name}: libtpu knows no such grid: {one_line(error)[:200]}"
         ) from error

@@ -330,7 +330,7 @@ def _bar(context: int, text: str):
 
     def shown(batches: Iterable, count: int) -> Iterator:
         label = f"{text}, context {context:,}" if context else text
-        bar = Bar(count, 0, [label], shown=hosts.first(), every=60.0)
+        bar = Bar(count, 0, [label], visible=hosts.first(), every=60.0)
         try:
             with hosts.stopping() as stop:
                 for number, batch in enumerate(batches):

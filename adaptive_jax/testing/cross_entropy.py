@@ -25,7 +25,7 @@ class Case(NamedTuple):
     scale: float = 1.0  # standard deviation of the logits
     option: str = ""  # keyword argument that the case needs
     ignored: float = 0.0  # share of the tokens
-    by: tuple[str, ...] = ("hidden", "table")  # arrays that get a gradient
+    differentiated: tuple[str, ...] = ("hidden", "table")  # arrays that get a gradient
     jit: bool = True
     specs: dict[str, P] = {}  # of arrays on a mesh of all devices, for which sizes are rounded up
 
@@ -40,9 +40,9 @@ CASES = {
     "bfloat16": Case(dtype="bfloat16"),
     "float16": Case(dtype="float16"),
     "without jit": Case(jit=False),
-    "frozen table": Case(by=("hidden",)),
-    "frozen hidden states": Case(by=("table",)),
-    "bias": Case(option="bias", by=("hidden", "table", "bias")),
+    "frozen table": Case(differentiated=("hidden",)),
+    "frozen hidden states": Case(differentiated=("table",)),
+    "bias": Case(option="bias", differentiated=("hidden", "table", "bias")),
     "weights": Case(option="weights"),
     "ignored tokens": Case(option="ignore_index", ignored=0.4),
     "all tokens ignored": Case(option="ignore_index", ignored=1.0),
@@ -75,8 +75,8 @@ def check_cross_entropy(function: Callable, *, raises: bool = True) -> list[Resu
         AssertionError: a line for every case that failed.
     """
 
-    def mean(by, rest, **settings):
-        named = by | rest | settings
+    def mean(differentiated, rest, **settings):
+        named = differentiated | rest | settings
         return function(named.pop("hidden"), named.pop("table"), named.pop("targets"), **named)
 
     eager, offered = jax.value_and_grad(mean), {"", *inspect.signature(function).parameters}
@@ -101,16 +101,17 @@ def _result(step, offered, name, case):
     layout = {k: jax.NamedSharding(mesh, case.specs.get(k, P())) for k in arrays}
     arrays = jax.device_put(arrays, layout if case.specs else None)
     try:
-        loss, slopes = step({k: arrays.pop(k) for k in case.by}, arrays, **settings)
-        off = {k: np.float64(a) - exact[k] for k, a in {"loss": loss, **slopes}.items()}
+        loss, slopes = step({k: arrays.pop(k) for k in case.differentiated}, arrays, **settings)
+        errors = {k: np.float64(a) - exact[k] for k, a in {"loss": loss, **slopes}.items()}
     except Exception as error:  # of any kind, from another's package
         return Result(name, False, f"{type(error).__name__}: {one_line(error)}")
     norm = np.linalg.norm
-    loss, *slopes = (float(norm(array) / (norm(exact[k]) or 1)) for k, array in off.items())
-    (most, bound), slope = BOUNDS[case.dtype], float(np.max(slopes))  # NaN if one is
+    loss, *slopes = (float(norm(array) / (norm(exact[k]) or 1)) for k, array in errors.items())
+    (loss_bound, bound), slope = BOUNDS[case.dtype], float(np.max(slopes))  # NaN if one is
     bound *= max(1, case.scale)
-    note = f"loss off by {loss:.0e} (at most {most:.0e}), gradient by {slope:.0e} ({bound:.0e})"
-    return Result(name, loss <= most and slope <= bound, note, (loss, slope))
+    note = f"loss off by {loss:.0e} (at most {loss_bound:.0e})"
+    note += f", gradient by {slope:.0e} ({bound:.0e})"
+    return Result(name, loss <= loss_bound and slope <= bound, note, (loss, slope))
 
 
 def _arrays(case, devices):
@@ -132,6 +133,10 @@ def _exact(hidden, table, targets, bias=0.0, weights=1.0, ignore_index=None, sof
     weights = (weights * (targets != ignore_index))[:, None]
     weights = weights / max(weights.sum(), 1e-30)  # a mean over no tokens is 0
     one_hot = np.arange(len(table))[None] == targets[:, None]
-    pull = weights * (np.exp(log_probs) - one_hot) * (1 - tanh**2)
-    gradients = {"hidden": pull @ table, "table": pull.T @ hidden, "bias": pull.sum(axis=0)}
+    d_logits = weights * (np.exp(log_probs) - one_hot) * (1 - tanh**2)
+    gradients = {
+        "hidden": d_logits @ table,
+        "table": d_logits.T @ hidden,
+        "bias": d_logits.sum(axis=0),
+    }
     return gradients | {"loss": -(weights * log_probs * one_hot).sum()}

@@ -118,11 +118,11 @@ def check_body(layer: Any, variables: Any = None) -> None:
         slopes = jax.vmap(jax.grad(state, argnums=1), (0, None))(jnp.arange(TIME), vectors[:1])
         return jnp.abs(slopes[:, 0]).sum(axis=-1)
 
-    before = np.tril(np.ones((TIME, TIME), bool))
-    _equal((np.asarray(reached()) > 0).tolist(), before.tolist(), "tokens that a state reads")
-    inside, tokens = before & np.asarray(segments == segments.T), sum(map(bool, SEGMENTS))
+    causal = np.tril(np.ones((TIME, TIME), bool))
+    _equal((np.asarray(reached()) > 0).tolist(), causal.tolist(), "tokens that a state reads")
+    same_segment, tokens = causal & np.asarray(segments == segments.T), sum(map(bool, SEGMENTS))
     in_segments = np.asarray(reached((), batch)) > 0
-    _equal(in_segments[:tokens].tolist(), inside[:tokens].tolist(), "tokens of a segment")
+    _equal(in_segments[:tokens].tolist(), same_segment[:tokens].tolist(), "tokens of a segment")
     states, carry = run(variables, vectors)
     assert carry == (), f"the carry after () must be (), got {carry}"
     carries = {"cache": layer.cache(ROWS, TIME), "initial_carry": layer.initial_carry(ROWS)}

@@ -148,7 +148,7 @@ def shown(scored: Iterable, source: TextFiles) -> Iterator:
     """
     from adaptive_jax.parallel.progress import Bar
 
-    bar = Bar(max(1, source.size), shown=source.size > 0 and not sys.stdout.isatty())
+    bar = Bar(max(1, source.size), visible=source.size > 0 and not sys.stdout.isatty())
     try:
         for number, line in enumerate(scored, start=1):
             if number % OFTEN == 0:

@@ -102,7 +102,7 @@ def main():
         ]
     for line in switched:
         hosts.log0(line)
-    with hosts.fail_together(lambda: loop.resumes(workdir)):
+    with hosts.fail_together():
         if options.dry_run:
             dry_run(config, workdir, options.target)
         else:

@@ -14,7 +14,7 @@ from adaptive_jax.errors import InputError, is_out_of_memory, one_line
 from adaptive_jax.model.language_model import variable_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
-from adaptive_jax.planning.plan import Parts, Plan, make_plan
+from adaptive_jax.planning.plan import Parts, Plan, divide_update, make_plan
 from adaptive_jax.planning.targets import Target, topology
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
@@ -89,11 +89,12 @@ def plan_update(
     plan = make_plan(config, parts, len(devices), memory, hosts)
     if config["tokens_per_device"] or memory is None:
         return plan, None
-    length, most = config["batches"]["sequence_length"], plan.accumulation * plan.rows_per_device
-    rows, limit = most, int(SHARE * memory)
+    length, limit = config["batches"]["sequence_length"], int(SHARE * memory)
+    rows = plan.accumulation * plan.rows_per_device
     while rows:
         changes = {"tokens_per_device": rows * length, "fsdp": plan.fsdp}
         plan = make_plan(config | changes, parts, len(devices), memory, hosts)
+        rows = plan.rows_per_device
         try:
             compiled = compile_update(config, plan, parts, devices, options)
             state, temporary = memory_of(compiled)
@@ -105,7 +106,11 @@ def plan_update(
             if state + temporary <= limit:
                 return plan, compiled
             least = rows * max(0, limit - state) / temporary  # that surely fit
-        fewer = [n for n in range(1, rows) if most % n == 0]
+        divisions = (
+            divide_update(config | {"tokens_per_device": n * length}, len(devices), hosts)
+            for n in range(1, rows)
+        )
+        fewer = sorted({division.rows_per_device for division in divisions})
         rows = next((n for n in fewer if n >= least), fewer[-1] if fewer else 0)
     raise InputError(
         f"a device of {memory / 1e9:,.1f} GB cannot hold one row of {length:,} tokens: make the"

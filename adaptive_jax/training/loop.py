@@ -29,7 +29,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe
-from adaptive_jax.runs.checkpoints import Checkpoints, last_intact, steps_in
+from adaptive_jax.runs.checkpoints import Checkpoints, last_intact
 from adaptive_jax.runs.identity import ID, check_hosts, check_resumes, id_of, of_corpus
 from adaptive_jax.runs.lock import Lock, locked
 from adaptive_jax.runs.run import Run, put_lexicon
@@ -97,7 +97,9 @@ def train(
     vocabulary, memory = corpus.vocabulary, accelerators.memory()
     parts = checks.parts_for(len(vocabulary))
     plan, _ = plan_update(config, parts, jax.devices(), memory)
-    check_memory(plan, memory or accelerators.installed(plan.devices // jax.process_count()))
+    check_memory(
+        plan, memory or accelerators.memory_of_machine(plan.devices // jax.process_count())
+    )
     mesh = sharding.device_mesh(plan.fsdp, count=plan.devices)
     hosts.log0(describe(plan, config["data"]))
     sizes = plan.rows_per_update, plan.accumulation, plan.devices
@@ -144,11 +146,6 @@ def _load_corpus(checks, workdir):
     check_hosts(checks.saved_config, corpus)
     check_resumes(workdir, of_corpus(corpus))
     return corpus
-
-
-def resumes(workdir: Path) -> str:
-    """From where the run resumes, for the line about a lost host."""
-    return f"; the run resumes from update {max(steps_in(workdir / 'checkpoints'), default=0):,}"
 
 
 class Training:

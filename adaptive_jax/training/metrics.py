@@ -138,7 +138,7 @@ class Metrics:
         # before it.
         self.written = {(line["step"], key.split("/")[0]) for line in before for key in line}
         self.writers = open_writers(workdir, before, config) if hosts.first() else []
-        self.bar = Bar(self.steps, first_step, ["starting"], shown=hosts.first(), limit=limit)
+        self.bar = Bar(self.steps, first_step, ["starting"], visible=hosts.first(), limit=limit)
 
     def write(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `group` ("train" or "validation") after `step` updates, unless
@@ -163,7 +163,7 @@ class Metrics:
             and name not in left_out
             and not metrics[name] < SHOWN_FROM.get(name, -math.inf)
         ]
-        if group == "train" and self.bar.shown:
+        if group == "train" and self.bar.visible:
             self.bar.show(parts=parts)
         elif hosts.first():
             self.bar.say(f"step {step:,}/{self.steps:,}  {group}  {'  '.join(parts)}")

@@ -121,6 +121,13 @@ def test_code_of_a_workdir_runs_only_if_allowed(run, quick_command, line):
     assert done.returncode == 0 and "imported" in done.stdout, done.stderr
 
 
+def test_the_command_that_an_export_prints(run, quick_command):
+    """It opens the exported model, whose layers need the flag as the run's do."""
+    line = "export", "--workdir=run", "--output=model", "--allow=my_toys.layers"
+    done = quick_command("-m", "adaptive_jax", *line, cwd=run)
+    assert f"evaluate --workdir={run}/model --allow=my_toys.layers --split=test" in done.stdout
+
+
 def test_resuming_needs_no_flag_more(run, monkeypatch):
     """The command that began the run names its classes, so it may read them in the workdir; no
     other command may.

@@ -162,7 +162,7 @@ def test_hosts_that_nobody_meets(quick_command, free_port):
 from adaptive_jax.config import commands
 def main(coordinator, host):
     from adaptive_jax.parallel import hosts
-    hosts.MEETING = 1
+    hosts.START_TIMEOUT = 1
     hosts.initialize(coordinator, 2, int(host))
 commands.run(main, ["COORDINATOR", "HOST"])
 """
@@ -236,7 +236,7 @@ EVALUATE_AND_TRAIN = """
         loop.train(config, workdir)
 """
 FAIL_ALONE = """
-        hosts.ENDING = 3
+        hosts.END_TIMEOUT = 3
         write = writers.JsonLines.write
         def full(self, step, metrics):
             if step == 6:

@@ -15,23 +15,7 @@ from tests.training.test_stopping import STOPPING, saved
 
 LONG = {"steps": 100_000, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 3}
 WAITS = "host {host} of 2 waits at 127.0.0.1:\\d+ for the others, up to 300 s\n"
-GONE = "error: host {host} has gone: start all hosts again"
-SECONDS = 20
-
-EVALUATE = """
-import time
-from adaptive_jax.scores.evaluate_command import define_flags, main
-from adaptive_jax.config import commands
-from adaptive_jax.parallel import sharding
-put = sharding.put_batch
-def slow(*arguments):
-    time.sleep(0.3)
-    print("a batch", flush=True)
-    return put(*arguments)
-sharding.put_batch = slow
-define_flags()
-commands.run(main)
-"""
+SECONDS = 40
 
 
 def said(process, host):
@@ -42,20 +26,6 @@ def said(process, host):
     waits = re.match(WAITS.format(host=host), err)
     assert waits, err
     return re.sub("warning: another process is making .*\n", "", err[waits.end() :])
-
-
-def kill(processes, host):
-    """Kills a host; the error of the other one, which ends within `SECONDS` with status 1. The
-    runtime's threads may write lines before and after it.
-    """
-    processes[host].send_signal(signal.SIGKILL)
-    start = time.monotonic()
-    err = said(processes[1 - host], 1 - host)
-    assert time.monotonic() - start < SECONDS, err
-    assert processes[1 - host].returncode == 1 and "Traceback" not in err, err
-    errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, err
-    return errors[0]
 
 
 @pytest.fixture(scope="module")
@@ -85,25 +55,17 @@ def test_a_signal_stops_all_hosts(start_hosts, flags, workdir):
 
 @pytest.mark.first
 @pytest.mark.parametrize("host", [1, 0])
-def test_a_host_that_is_killed_in_training(start_hosts, flags, workdir, host):
-    """The other one names it and the update from which the run resumes, within 20 seconds."""
+def test_a_host_that_is_killed(start_hosts, flags, workdir, host):
+    """The other one ends with an error, within JAX's timeout and `END_TIMEOUT`; the same command
+    resumes the run, as the second of these tests does.
+    """
     processes = start_hosts("train.py", *flags(workdir, **LONG), devices=4)
     until(processes, workdir / "metrics.jsonl", max(saved(workdir), default=0) + 4)
-    line = kill(processes, host)
-    resumes = max(saved(workdir))
-    assert line == f"{GONE.format(host=host)}; the run resumes from update {resumes:,}"
-
-
-@pytest.mark.first
-def test_a_host_that_is_killed_in_evaluation(start_hosts, trained):
-    """The other hosts end with a line that names the lost one; they would wait for ever."""
-    flags = f"--workdir={trained}", "--context=15", "--rows=8"
-    processes = start_hosts("-c", EVALUATE, *flags, devices=4)
-    out = processes[0].directory / "out"
-    while not out.exists() or "a batch\n" not in out.read_text():
-        assert processes[0].poll() is None, processes[0].communicate()
-        time.sleep(0.1)
-    assert kill(processes, 1) == GONE.format(host=1)
+    processes[host].send_signal(signal.SIGKILL)
+    start = time.monotonic()
+    err = said(processes[1 - host], 1 - host)
+    assert time.monotonic() - start < SECONDS, err
+    assert processes[1 - host].returncode != 0, err
 
 
 @pytest.mark.first
@@ -119,7 +81,7 @@ def test_a_workdir_that_is_not_shared(start_hosts, flags, tmp_path):
 
 def test_a_host_that_waits_says_so(monkeypatch, capsys):
     """At once and at every reminder."""
-    monkeypatch.setattr(hosts, "MEETING", 3)
+    monkeypatch.setattr(hosts, "START_TIMEOUT", 3)
     monkeypatch.setattr(hosts, "REMINDER", 1)
 
     class Never:

@@ -87,7 +87,7 @@ def test_only_training_on_a_cpu_starts_anew(
     file.touch()
     monkeypatch.setattr(processors, "FILES", tmp_path)
     monkeypatch.setattr(processors, "_large_pages_exist", lambda: True)
-    monkeypatch.setattr(processors, "_chosen", lambda: False)
+    monkeypatch.setattr(processors, "_devices_are_chosen", lambda: False)
     monkeypatch.setattr(
         processors.importlib.util, "find_spec", lambda name: name if name == installed else None
     )

@@ -70,6 +70,7 @@ def test_a_plan_with_idle_devices():
         (64, 8, 1, True, (64, 8, 1, 8)),
         (65, 8, 1, False, (65, 5, 13, 1)),  # 13 rows a device: more than it holds, and a prime
         (19, 2, 1, False, (19, 1, 19, 1)),
+        (19, 1, 1, True, (19, 1, 3, 7)),
         (100, 3, 1, True, (100, 3, 5, 7)),
         (20, 16, 2, False, (20, 10, 1, 2)),
         (21, 16, 2, True, (21, 16, 1, 2)),

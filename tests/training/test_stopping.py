@@ -43,7 +43,7 @@ def hosts_stop_at(update):
     """Within it, training is told to stop after this update, as several hosts are."""
     stop = contextlib.nullcontext(hosts.Stop(lambda step: step == update))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts, "stopping", lambda beforehand="": stop)
+        patch.setattr(hosts, "stopping", lambda before_stop="": stop)
         yield
 
 
@@ -117,7 +117,7 @@ def test_compiling_does_not_delay_the_end(config, tmp_path, monkeypatch):
             return Future()  # that is never done
 
     monkeypatch.setattr(loop, "Programs", Compiling)
-    monkeypatch.setattr(hosts, "stopping", lambda beforehand="": contextlib.nullcontext(stop))
+    monkeypatch.setattr(hosts, "stopping", lambda before_stop="": contextlib.nullcontext(stop))
     with pytest.raises(loop.Stopped, match="stopped after update 0 of 5,000: the same command"):
         train(config(**LONG), tmp_path)
     assert not saved(tmp_path)
