@@ -7,8 +7,8 @@ docs/corpora.md says how to make `DIR` and the directories of the other texts. T
 settings of these models, so they are those of the Penn Treebank in Table 8; the output network of
 `groc_out` is that of WikiText-2, whose vocabulary is nearer in size. The paper's vocabulary has all
 words, 81K; here the rarest become `<unk>`, which stands for unseen words in validation, so that
-80,000 entries are left. Published are test perplexities of 158.6 (`groc`) and 184.3 (`groc_tied`) on
-News Crawl 2007; no row has been trained to the end here yet.
+80,000 entries are left. Published are test perplexities of 158.6 (`groc`) and 184.3 (`groc_tied`)
+on News Crawl 2007; no row has been trained to the end here yet.
 
     python train.py --config=configs/news_crawl.py:groc --workdir=runs/news \
         --config.data.path=DIR --config.input.lexicon=DIR

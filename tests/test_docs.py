@@ -252,8 +252,7 @@ def test_texts_are_cut_by_words(tmp_path, sizes, parts):
 
 
 def test_layers_around_a_body_of_ones_own():
-    """The code block trains: the loss is finite, and rare words get a gradient.
-    """
+    """The code block trains: the loss is finite, and rare words get a gradient."""
     [code] = [code for code in python_blocks(PAGES["README.md"]) if "class MyModel" in code]
     code = small(code).replace("30_000", "300").replace("200_000", "2_000")
     # Operation by operation it would compile for four times as long.
