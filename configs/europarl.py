@@ -3,7 +3,7 @@ them `awd_sm`, a full softmax.
 
 The vocabulary is that of words seen three times or more in cased text, split by the Moses
 tokeniser. The thesis has 55M words, a vocabulary of 63K, and held-out sentences drawn at random.
-The download holds out random sentences, too, but others; its words have not been counted here yet.
+The download holds out random sentences too, but others; its words have not been counted here yet.
 A copy of your own, `--config.data.path=DIR`, decides what is held out. Where that is the last
 quarter of 2000, as is usual, perplexities do not compare with the thesis; the count of parameters
 does, 45.5M.
