@@ -1,7 +1,7 @@
-"""Memory, collectives and predicted time of an update on several devices that need not be here.
+r"""Memory, collectives and predicted time of an update on several devices that need not be here.
 
     python -m benchmarks.many_devices --config=configs/wikitext103.py:adp_t --target=h100:8
-    python -m benchmarks.many_devices --config=configs/billion_word.py:large --config.fsdp=8 \\
+    python -m benchmarks.many_devices --config=configs/billion_word.py:large --config.fsdp=8 \
         --target=h100:8 --option=xla_gpu_enable_latency_hiding_scheduler=True
 
 An update of the config's own `tokens_per_update` is compiled. Two streams are simulated in the

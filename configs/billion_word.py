@@ -1,5 +1,5 @@
-"""Billion Word (768M words, vocabulary 793,471): the rows of Baevski & Auli 2019, Tables 1 and 4,
-and of Dauphin et al. 2017.
+"""Billion Word (768M words without `<eos>`, vocabulary 793,471): the rows of Baevski & Auli 2019,
+Tables 1 and 4, and of Dauphin et al. 2017.
 
 `ROWS` holds the published numbers; hours are those of 32 V100 GPUs in Table 4, of 64 in Table 1. To
 print them as a table:

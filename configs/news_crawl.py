@@ -1,4 +1,4 @@
-"""News Crawl 2007, 2 million words as Pappas et al. 2020, section C.2, cut them (vocabulary 81K):
+r"""News Crawl 2007, 2 million words as Pappas et al. 2020, section C.2, cut them (vocabulary 81K):
 the models of their Table 5.
 
 They are scored on texts of other domains.
@@ -7,12 +7,13 @@ docs/corpora.md says how to make `DIR` and the directories of the other texts. T
 settings of these models, so they are those of the Penn Treebank in Table 8; the output network of
 `groc_out` is that of WikiText-2, whose vocabulary is nearer in size. The paper's vocabulary has all
 words, 81K; here the rarest become `<unk>`, which stands for unseen words in validation, so that
-80,000 entries are left. No row has been trained to the end here yet.
+80,000 entries are left. Published are test perplexities of 158.6 (`groc`) and 184.3 (`groc_tied`)
+on News Crawl 2007; no row has been trained to the end here yet.
 
-    python train.py --config=configs/news_crawl.py:groc --workdir=runs/news \\
+    python train.py --config=configs/news_crawl.py:groc --workdir=runs/news \
         --config.data.path=DIR --config.input.lexicon=DIR
     python evaluate.py --workdir=runs/news --split=test --data_path=OTHER --vocabulary=union
-    python evaluate.py --workdir=runs/news --split=test --data_path=OTHER --vocabulary=union \\
+    python evaluate.py --workdir=runs/news --split=test --data_path=OTHER --vocabulary=union \
         --method=cache --down_weight=0.1
 """
 

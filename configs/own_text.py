@@ -1,6 +1,6 @@
-"""Your own text: one of three models, with a vocabulary and cutoffs from the text.
+r"""Your own text: one of three models, with a vocabulary and cutoffs from the text.
 
-    python train.py --config=configs/own_text.py:small --config.data.path=DIR \\
+    python train.py --config=configs/own_text.py:small --config.data.path=DIR \
         --workdir=runs/mine --hours=1
     python evaluate.py --workdir=runs/mine --split=test
 
@@ -27,7 +27,7 @@ a row are no better.
 
 Ids of a tokenizer of your own, in train, valid and test as .npy or flat .bin (docs/own_data.md):
 
-    python train.py --config=configs/own_text.py --config.data.corpus=ids --config.data.path=DIR \\
+    python train.py --config=configs/own_text.py --config.data.corpus=ids --config.data.path=DIR \
         --config.data.vocabulary_size=128256 --workdir=runs/mine --hours=1
 
 This file needs nothing but the package: a copy of it trains anywhere, also without a clone.

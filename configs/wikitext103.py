@@ -1,5 +1,5 @@
-"""WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3 and 5
-to 8; of Dauphin et al. 2017, Table 3; of Apostoae 2019, Table 4.6.
+"""WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3 and 6
+to 8, and the models of Table 5; of Dauphin et al. 2017, Table 3; of Apostoae 2019, Table 4.6.
 
 `ROWS` holds the published numbers; hours are those of 8 V100 GPUs, and of one P100 for `awd_sm`. To
 print them as a table:

@@ -45,7 +45,7 @@ class LanguageModel(nn.Module):
 
     def setup(self):
         cutoffs = [c for c in (2_000, 6_000) if c < self.vocabulary_size]
-        self.embed = AdaptiveInput(self.vocabulary_size, WIDTH, cutoffs)
+        self.embed = AdaptiveInput(self.vocabulary_size, WIDTH, cutoffs, scaled=True)
         self.positions = nn.Embed(TIME, WIDTH)
         self.blocks = [Block() for _ in range(LAYERS)]
         self.norm = nn.LayerNorm()
@@ -53,7 +53,7 @@ class LanguageModel(nn.Module):
 
     def __call__(self, tokens, targets, train=False):
         """Mean nats a word of `targets [rows, time]`, each given the `tokens` up to its place."""
-        x = WIDTH**0.5 * self.embed(tokens) + self.positions(jnp.arange(TIME)[None])
+        x = self.embed(tokens) + self.positions(jnp.arange(TIME)[None])
         for block in self.blocks:
             x = block(x)
         return self.softmax(self.norm(x), targets, train=train)

@@ -1,7 +1,7 @@
-"""Log-probabilities of lines of text by an exported program of StableHLO, of any model, with JAX
+r"""Log-probabilities of lines of text by an exported program of StableHLO, of any model, with JAX
 and without adaptive_jax:
 
-python -m adaptive_jax export --workdir=runs/quickstart --output=exported --format=stablehlo \\
+python -m adaptive_jax export --workdir=runs/quickstart --output=exported --format=stablehlo \
     --rows=16
 python examples/stablehlo_scorer.py exported < text.txt
 

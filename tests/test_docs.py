@@ -252,19 +252,16 @@ def test_texts_are_cut_by_words(tmp_path, sizes, parts):
 
 
 def test_layers_around_a_body_of_ones_own():
-    """The code block trains: the loss is finite, its report adds up, and rare words get a
-    gradient.
-    """
+    """The code block trains: the loss is finite, and rare words get a gradient."""
     [code] = [code for code in python_blocks(PAGES["README.md"]) if "class MyModel" in code]
     code = small(code).replace("30_000", "300").replace("200_000", "2_000")
     # Operation by operation it would compile for four times as long.
-    gradients = "jax.value_and_grad(model.apply, has_aux=True)"
+    gradients = "jax.value_and_grad(model.apply)"
     assert gradients in code
     code = code.replace(gradients, f"jax.jit({gradients}, static_argnames='train')")
     names = {}
     exec(code, names)
     assert np.isfinite(names["loss"])
-    np.testing.assert_allclose(names["loss"], jnp.sum(names["nll"]), rtol=1e-6)
     tables = names["gradients"]["params"]["embed"]
     assert jnp.abs(tables["table_2"][2_000 - 600]).sum() > 0
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(names["gradients"]))

@@ -1,9 +1,9 @@
-"""Scores text with a trained model: the log-probability of each line, or the surprisal of each
+r"""Scores text with a trained model: the log-probability of each line, or the surprisal of each
 word.
 
     python -m adaptive_jax score --workdir=runs/quickstart < text.txt
     python -m adaptive_jax score --workdir=runs/quickstart --words --bits text.txt > words.tsv
-    python -m adaptive_jax score --workdir=runs/quickstart --by=word --bits \\
+    python -m adaptive_jax score --workdir=runs/quickstart --by=word --bits \
         --text_column=sentence items.csv > words.tsv
 
 Reads files, also .gz, .xz, .bz2 and .zip, or standard input. docs/text.md says more.

@@ -1,9 +1,9 @@
-"""Puts the words of a vocabulary into clusters, for config.output.clusters; docs/words.md says
+r"""Puts the words of a vocabulary into clusters, for config.output.clusters; docs/words.md says
 more.
 
-    python -m adaptive_jax clusters --config=configs/penn_treebank.py:hsm_kmeans_glove \\
+    python -m adaptive_jax clusters --config=configs/penn_treebank.py:hsm_kmeans_glove \
         --method=kmeans --embeddings=glove.txt
-    python -m adaptive_jax clusters --vocabulary=runs/awd_sm --method=mixture \\
+    python -m adaptive_jax clusters --vocabulary=runs/awd_sm --method=mixture \
         --embeddings=runs/awd_sm --output=mixture.txt
 """
 
