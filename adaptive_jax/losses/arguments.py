@@ -13,6 +13,7 @@ import numpy as np
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.groups import lay_out
+from adaptive_jax.losses.logit_scale import scaled_logits
 from adaptive_jax.losses.reports import REPORTS
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.arrays import exists, floats, ids
@@ -230,7 +231,9 @@ class Arguments(NamedTuple):
         return same_axes(self.static.settings.axis_name, *arrays)
 
 
-def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=None) -> Arguments:
+def loss_arguments(
+    hidden, targets, weights, bands, clusters, settings, probs=None, logit_scale=None
+) -> Arguments:
     """The arguments of `adaptive_jax.losses.banded.reduced`, checked.
 
     Raises:
@@ -250,6 +253,8 @@ def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=No
         lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a,
         (hidden, bands, clusters),
     )
+    if logit_scale is not None:
+        hidden, bands, clusters = scaled_logits(logit_scale, hidden, bands, clusters)
     if settings.axis_name in axes_of(hidden):
         settings = settings._replace(gathers=True)
     words = words_of(bands, settings.words, settings.axis_name)

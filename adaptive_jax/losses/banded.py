@@ -129,6 +129,7 @@ def reduced(
     seeds=None,
     probs=None,
     token_axes=(),
+    logit_scale=None,
 ):
     """The loss, or `(loss, Report)` if `settings` names reports, as
     `adaptive_jax.losses.cross_entropy.linear_cross_entropy` reduces it.
@@ -137,13 +138,14 @@ def reduced(
         bands: also an `adaptive_jax.losses.arguments.Table`.
         seeds: see `loss`.
         probs: `[..., k]`, probabilities of as many targets `[..., k]`, for one band.
-        token_axes: see `linear_cross_entropy`.
+        token_axes, logit_scale: see `linear_cross_entropy`.
 
     Raises:
         InputError: as `linear_cross_entropy` and `loss`; the reduction "none" with tail dropout,
             whose masks are drawn for the sum alone.
     """
-    arguments = loss_arguments(hidden, targets, weights, bands, clusters, settings, probs)
+    arguments = hidden, targets, weights, bands, clusters, settings
+    arguments = loss_arguments(*arguments, probs, logit_scale)
     static = arguments.static
     weights, axes = reduced_weights(reduction, arguments.targets, token_axes, (hidden, targets))
     if reduction == "none":
