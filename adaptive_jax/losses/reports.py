@@ -128,7 +128,7 @@ def observed(settings, stats: dict, logsumexp, scored, column, columns: int) -> 
         peak, best = stats["best"]
         out["predicted"], column = best + shift, column + shift
         if axis is not None:
-            highest = peak == lax.pmax(peak, axis)
+            highest = (peak == lax.pmax(peak, axis)) | jnp.isnan(peak)
             candidate = jnp.where(highest, out["predicted"], jnp.iinfo(jnp.int32).max)
             out["predicted"] = lax.pmin(candidate, axis)
             column = lax.pmax(column, axis)  # of a word on another device it is `ABSENT`
