@@ -103,7 +103,8 @@ def linear_distillation(
     )
     tokens = hidden, *by_token
     tokens, tables = partitioned.aligned(tokens, tuple(tables), _by_words(tables))
-    loss = FusedLoss(_pass, settings, _by_words(tables), _by_words(tables))
+    has_gradient = (*_by_words(tables[:2]), *(False for _ in _by_words(tables[2:])))
+    loss = FusedLoss(_pass, settings, _by_words(tables), has_gradient)
     if reduction == "none":
         return weights * fused.each(loss, tokens, tables)
     total, _ = fused.total(loss, tokens, tables)
@@ -160,9 +161,8 @@ def _pass(call, axis_name, tokens, tables):
     d_tables = [
         None if a is None else d.astype(a.dtype) for a, d in zip(tables, sums, strict=False)
     ]
-    rest = [None if a is None else jnp.zeros_like(a) for a in tables[2:]]
     d_hidden = d_hidden.reshape(-1, d_hidden.shape[-1])[:count].reshape(tokens[0].shape)
-    return (losses,), d_hidden.astype(tokens[0].dtype), (*d_tables, *rest)
+    return (losses,), d_hidden.astype(tokens[0].dtype), (*d_tables, None, None)
 
 
 def _visit(settings, tables, gradients, sums, part):
