@@ -50,7 +50,6 @@ from adaptive_jax.losses.arguments import (
 from adaptive_jax.losses.chunks import Cotangents, Normaliser, Tokens
 from adaptive_jax.losses.distribution import log_probs, predict
 from adaptive_jax.losses.passes import grouped_pass, one_pass
-from adaptive_jax.losses.plans import LONG, TILE_LOGITS
 from adaptive_jax.losses.reports import LOG_PROBS, Report
 from adaptive_jax.numerics.arrays import whole_numbers
 from adaptive_jax.numerics.meshes import axes_of, pvary, several
@@ -276,37 +275,18 @@ def _sum_backward(static, gradients, cotangents):
         axes = static.settings.axis_name
         alike = lax.pmax(scale, axes) == lax.pmin(scale, axes)
         of_softmax = jnp.where(alike, scale, jnp.nan)
-    in_place = bool(static.sizes)  # without sizes, arrays may be sharded
-    d_softmax = jax.tree.map(lambda a: scaled(of_softmax, a, in_place), d_softmax)
-    d_hidden, d_weights = jax.tree.map(lambda a: scaled(scale, a, in_place), (d_hidden, d_weights))
+    d_softmax = jax.tree.map(functools.partial(scaled, of_softmax), d_softmax)
+    d_hidden, d_weights = jax.tree.map(functools.partial(scaled, scale), (d_hidden, d_weights))
     return d_hidden, d_softmax, d_weights, None, None, None
 
 
 _sum.defvjp(_sum_forward, _sum_backward, symbolic_zeros=True)
 
 
-def scaled(scale, array, in_place: bool = True):
-    """`scale · array` in the array's dtype. A long one is multiplied in place, where nothing else
-    reads it, a tile of rows at a time, and left as it is where the scale is 1.
-
-    in_place: false for arrays that may be sharded: rows that are read at a time would be gathered.
-    """
-
-    def multiplied(factor, part):
-        return (factor * part.astype(scale.dtype)).astype(part.dtype)
-
-    if not in_place or array.size < LONG or array.ndim != 2:
-        return multiplied(scale, array)
-    rows = min(len(array), max(1, TILE_LOGITS // array.shape[1]))
-
-    def multiply(i, array):
-        first = jnp.minimum(i * rows, len(array) - rows)
-        factor = jnp.where(first + jnp.arange(rows) >= i * rows, scale, 1.0)[:, None]
-        part = multiplied(factor, lax.dynamic_slice_in_dim(array, first, rows))
-        return lax.dynamic_update_slice_in_dim(array, part, first, 0)
-
-    trips = jnp.where(scale == 1, 0, -(-len(array) // rows))
-    return lax.fori_loop(0, trips, multiply, array)
+@jax.jit  # outside a program, too, no array in the dtype of the scale is made
+def scaled(scale, array):
+    """`scale · array` in the array's dtype."""
+    return (scale * array.astype(scale.dtype)).astype(array.dtype)
 
 
 def _refuse_cotangents(tree, message):
