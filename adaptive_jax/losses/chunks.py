@@ -280,7 +280,7 @@ def _normalised(softmax: Softmax, tokens: Tokens, x, clusters: Columns | None, k
     settings, target, tiles = softmax.settings, tokens.column, softmax.tiles
     axis, dtype, share = settings.axis_name, sum_dtype(x.dtype), settings.label_smoothing
     zeros, low = jnp.zeros(len(x), dtype), jnp.full(len(x), reports.LOW, dtype)
-    stats = reports.start(settings, x) if settings.reports else {}
+    stats = reports.start(settings, x)
     sums = _Sums(low, zeros, jnp.zeros(target.shape, dtype), zeros if share else None, stats)
     if tiles == 1:
         words = softmax.words(x, target, 0)
@@ -308,15 +308,13 @@ def _normalised(softmax: Softmax, tokens: Tokens, x, clusters: Columns | None, k
     total, scored, summed = sums.total, sums.scored, sums.logits
     if axis is not None:
         total, scored, summed = sum_over(axis, total, scored, summed)
-    logsumexp, statistics = sums.peak + jnp.log(total), {}
+    logsumexp = sums.peak + jnp.log(total)
     # The powers of several tiles are computed again: relative to the logsumexp, their sum is 1.
     relative = (sums.peak, total) if tiles == 1 else (logsumexp, jnp.ones_like(total))
-    normaliser = Normaliser(*relative, logsumexp)
-    if settings.reports:
-        columns = softmax.part.rows + (0 if clusters is None else len(clusters.table))
-        scores = logsumexp, scored, target
-        statistics = reports.observed(settings, sums.stats, *scores, columns)
-        normaliser = normaliser._replace(entropy=statistics.get("entropy"))
+    columns = softmax.part.rows + (0 if clusters is None else len(clusters.table))
+    scores = logsumexp, scored, target
+    statistics = reports.observed(settings, sums.stats, *scores, columns)
+    normaliser = Normaliser(*relative, logsumexp, statistics.get("entropy"))
     if tokens.mass is None or tokens.mass.ndim == 1:
         loss = nll = logsumexp - scored
     else:

@@ -108,7 +108,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         flags = jax.tree.unflatten(jax.tree.structure(softmax), gradients.shared)
     zeros = jnp.zeros_like(queue.weight, dtype)
     d_hidden = jnp.zeros_like(queue.hidden, dtype) if flags and gradients.tokens else None
-    statistics = reports.empty(settings, queue.weight, queue.column) if names else {}
+    statistics = reports.empty(settings, queue.weight, queue.column)
     totals, first, sums = Results(zeros, zeros, statistics, d_hidden), 0, []
     for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True)):
         end = first + len(sizes)
