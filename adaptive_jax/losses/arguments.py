@@ -81,11 +81,6 @@ class Settings(NamedTuple):
             name: _python_number(getattr(self, name)) for name in (*rates, "z_loss", "soft_cap")
         }
         settings = self._replace(**numbers_by_name)
-        for name in rates:
-            if isinstance(rate := getattr(settings, name), jax.Array):
-                raise InputError(
-                    f"{name} must be a Python number in [0, 1), got {type(rate).__name__}"
-                )
         check_rates(settings, *rates)
         z_loss, cap = settings.z_loss, settings.soft_cap
         if not is_finite(z_loss) or (isinstance(z_loss, numbers.Real) and z_loss < 0):
@@ -317,11 +312,7 @@ def validate_bands(
     """
     if isinstance(bands, Table):
         band = _checked_band(Band(bands.table, None, bias=bands.bias), "features", "words", "")
-        if (
-            hidden is not None
-            and np.ndim(hidden)
-            and np.shape(hidden)[-1] == len(band.table) != band.features
-        ):
+        if (shape := np.shape(hidden)) and shape[-1] == len(band.table) != band.features:
             raise InputError(
                 f"table has shape {list(band.table.shape)}, expected [words, {len(band.table)}]:"
                 " transpose it"

@@ -26,7 +26,6 @@ tails share one loop (`adaptive_jax.losses.groups`); on NVIDIA GPUs a tail in bf
 instead (`adaptive_jax.losses.flash_tails`).
 """
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -48,13 +47,10 @@ from adaptive_jax.losses.arguments import (
     not_differentiable,
 )
 from adaptive_jax.losses.chunks import Cotangents, Normaliser, Tokens
-from adaptive_jax.losses.distribution import log_probs, predict
 from adaptive_jax.losses.passes import grouped_pass, one_pass
 from adaptive_jax.losses.reports import LOG_PROBS, Report
 from adaptive_jax.numerics.arrays import whole_numbers
 from adaptive_jax.numerics.meshes import axes_of, pvary, several
-
-__all__ = ["PLAIN", "Settings", "log_probs", "loss", "losses", "predict", "reduced"]
 
 REDUCTIONS = "mean", "sum", "none"
 
@@ -223,18 +219,9 @@ def _report(arguments: Arguments, nll, statistics) -> Report:
     return Report(**fields)
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Perturbed:
-    """Flags of arguments with tangents."""
-
-    gradients: partitioned.Gradients  # hidden states, and each array of the softmax
-    weights: bool
-
-
 def _unwrapped(primals):
     """The values of arguments of a forward pass with symbolic zeros, guarded against a second
-    derivative; and a `_Perturbed`.
+    derivative; the gradients to compute of hidden states and softmax; and whether weights have one.
     """
     leaves, structure = jax.tree.flatten(
         primals, is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal)
@@ -245,7 +232,7 @@ def _unwrapped(primals):
     flags = structure.unflatten([leaf.perturbed for leaf in leaves])
     gradients = partitioned.Gradients(flags[0], tuple(jax.tree.leaves(flags[1])))
     hidden, softmax, weights, probs = not_differentiable((hidden, softmax, weights, probs), ONCE)
-    return (hidden, softmax, weights, ids, probs, *seeds), _Perturbed(gradients, flags[2])
+    return (hidden, softmax, weights, ids, probs, *seeds), gradients, flags[2]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -257,11 +244,12 @@ def _sum(static, hidden, softmax, weights, ids, probs, seeds):
 
 
 def _sum_forward(static, *primals):
-    (hidden, softmax, weights, ids, probs, seeds), perturbed = _unwrapped(primals)
+    arguments, flags, of_weights = _unwrapped(primals)
+    hidden, softmax, weights, ids, probs, seeds = arguments
     tokens = Tokens(hidden, ids, weights, seeds, probs)
-    results, *gradients = partitioned.run(*_run(static, perturbed.gradients, tokens, softmax))
+    results, *gradients = partitioned.run(*_run(static, flags, tokens, softmax))
     outputs = jnp.sum(weights * results.loss), results.nll, results.reports
-    return outputs, (*gradients, results.loss if perturbed.weights else None)
+    return outputs, (*gradients, results.loss if of_weights else None)
 
 
 def _sum_backward(static, gradients, cotangents):
@@ -320,11 +308,11 @@ class _Residuals(NamedTuple):
     logsumexp: jax.Array | None
     entropy: jax.Array | None
     words: jax.Array | None
-    perturbed: _Perturbed
+    gradients: partitioned.Gradients
 
 
 def _each_forward(static, *primals):
-    arguments, perturbed = _unwrapped(primals)
+    arguments, gradients, _ = _unwrapped(primals)
     names = static.settings.reports
     if len(static.words) == 1 and "logsumexp" not in names:  # to compute no sum a second time
         settings = static.settings._replace(reports=(*names, "logsumexp"))
@@ -334,7 +322,7 @@ def _each_forward(static, *primals):
     words = statistics["top_k"].words if "top_k" in statistics else None
     if "logsumexp" not in names:
         outputs = token_losses, nll, {k: v for k, v in statistics.items() if k != "logsumexp"}
-    return outputs, _Residuals(*arguments, *sums, words, perturbed)
+    return outputs, _Residuals(*arguments, *sums, words, gradients)
 
 
 def _each_backward(static, residuals, cotangents):
@@ -356,7 +344,7 @@ def _each_backward(static, residuals, cotangents):
     settings = static.settings._replace(reports=(), top_k=0, target_log_probs=False)
     static = static._replace(settings=settings, masked=True)
     tokens = Tokens(residuals.hidden, ids, weight, None, mass, slopes, normaliser)
-    run = _run(static, residuals.perturbed.gradients, tokens, residuals.softmax)
+    run = _run(static, residuals.gradients, tokens, residuals.softmax)
     _, *gradients = partitioned.run(*run)
     return *gradients, None, None, None
 

@@ -9,7 +9,6 @@ Tokens of weight 0 are not computed: their hidden states may be NaN, and time is
 the others.
 """
 
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -166,8 +165,6 @@ def adaptive_cross_entropy(
     Raises:
         InputError: as `linear_cross_entropy`, or bands and clusters that do not fit together.
     """
-    if isinstance(words, numbers.Real):
-        raise InputError(f"words must be the words of every band, as (5, 6), got {words}")
     settings = Settings(
         label_smoothing=label_smoothing,
         z_loss=z_loss,

@@ -16,7 +16,7 @@ hidden states are fewer numbers than tables, also where they shard tokens, which
 or the table by width, which crosses once. Axes of size 1 do not count.
 """
 
-import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -38,7 +38,9 @@ from adaptive_jax.losses.sharded import for_all
 from adaptive_jax.numerics.meshes import compiled_once
 
 
-class Gradients(NamedTuple):
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Gradients:
     """Flags of the gradients that a function of tokens computes: that of its first array of tokens,
     and of each array that all tokens read.
     """
@@ -417,10 +419,11 @@ def _partition(call, mesh, arguments, results):
     # The compiler calls this later, when settings that held around the loss may have ended.
     def local(*leaves):
         precision, x64 = call.numerics
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(jax.default_matmul_precision(precision))
-            stack.enter_context(jax.enable_x64(x64))
-            stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh))
+        with (
+            jax.default_matmul_precision(precision),
+            jax.enable_x64(x64),
+            jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+        ):
             return _local(call, layout, *leaves)
 
     def on(spec):

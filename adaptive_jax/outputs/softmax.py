@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.losses import banded
+from adaptive_jax.losses import banded, distribution
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
@@ -148,7 +148,7 @@ class Softmax(Output):
         Raises:
             InputError: the table has the words of one device alone.
         """
-        return banded.log_probs(hidden, *self._arrays_of_all_words())
+        return distribution.log_probs(hidden, *self._arrays_of_all_words())
 
     def predict(self, hidden: jax.Array) -> jax.Array:
         """The most probable word of each token, int32 `[...]`: the argmax of `log_probs`, without
@@ -157,7 +157,7 @@ class Softmax(Output):
         Raises:
             InputError: as `log_probs`.
         """
-        return banded.predict(hidden, *self._arrays_of_all_words())
+        return distribution.predict(hidden, *self._arrays_of_all_words())
 
     def _drawn(self, hidden, row_ids, train):
         """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from adaptive_jax import Band, adaptive_cross_entropy, linear_cross_entropy
