@@ -50,7 +50,7 @@ from adaptive_jax.losses.chunks import Cotangents, Normaliser, Tokens
 from adaptive_jax.losses.passes import grouped_pass, one_pass
 from adaptive_jax.losses.reports import LOG_PROBS, Report
 from adaptive_jax.numerics.arrays import whole_numbers
-from adaptive_jax.numerics.meshes import axes_of, pvary, several
+from adaptive_jax.numerics.meshes import as_tuple, axes_of, pvary
 
 REDUCTIONS = "mean", "sum", "none"
 
@@ -175,7 +175,7 @@ def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
         InputError: an unknown reduction; token_axes that shard none of the arrays, or have no
             effect.
     """
-    weights, axes = targets.weights, several(token_axes) if token_axes else ()
+    weights, axes = targets.weights, as_tuple(token_axes) if token_axes else ()
     if reduction == "none" and axes:
         raise InputError(
             f"token_axes={axes} has no effect with reduction='none': use 'mean' or 'sum'"
@@ -329,7 +329,7 @@ def _each_backward(static, residuals, cotangents):
     """A second pass over the logits: loss and nll, logsumexp, entropy and log-probabilities each
     have a cotangent of every token, which `partitioned.run` takes as targets with a mass.
     """
-    mass, ids, slopes = _masses(static, residuals, cotangents)
+    mass, ids, slopes = _log_prob_factors(static, residuals, cotangents)
     weight = functools.reduce(jnp.maximum, map(jnp.abs, slopes))
     weight = jnp.maximum(weight, jnp.abs(mass).reshape(*weight.shape, -1).max(axis=-1))
     divisor = jnp.where(weight == 0, 1, weight)
@@ -349,7 +349,7 @@ def _each_backward(static, residuals, cotangents):
     return *gradients, None, None, None
 
 
-def _masses(static, residuals, cotangents):
+def _log_prob_factors(static, residuals, cotangents):
     """`(mass, ids, slopes)`: factors of the log-probabilities of words, which are the targets and
     those of `top_k`, the ids of these words, and the `Cotangents` of sums over all words; zeros
     where a token has no weight.

@@ -20,7 +20,7 @@ from adaptive_jax.losses.arguments import Settings, Table, loss_arguments, used
 from adaptive_jax.losses.banded import log_probs_of_targets, reduced
 from adaptive_jax.numerics.arrays import whole_numbers
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import several
+from adaptive_jax.numerics.meshes import as_tuple
 
 
 def linear_cross_entropy(
@@ -105,7 +105,7 @@ def linear_cross_entropy(
         axis_name=axis_name,
         words=None if words is None else (words,),
         ignore_index=ignore_index,
-        reports=several(reports),
+        reports=as_tuple(reports),
         top_k=top_k,
         chunk=chunk,
     )
@@ -172,7 +172,7 @@ def adaptive_cross_entropy(
         axis_name=axis_name,
         words=None if words is None else tuple(words),
         ignore_index=ignore_index,
-        reports=several(reports),
+        reports=as_tuple(reports),
         chunk=chunk,
     )
     arguments = hidden, targets, weights, bands, clusters, settings
@@ -218,7 +218,7 @@ def linear_log_probs(
     Raises:
         InputError: as `linear_cross_entropy`.
     """
-    reports = several(reports)
+    reports = as_tuple(reports)
     if refused := [name for name in reports if name in ("nll", "z_loss", "correct")]:
         raise InputError(
             f"reports={refused[0]!r} needs one target a token: use linear_cross_entropy"

@@ -18,7 +18,7 @@ from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
-from adaptive_jax.numerics.meshes import several
+from adaptive_jax.numerics.meshes import as_tuple
 from adaptive_jax.outputs.output import Loss, Output
 from adaptive_jax.outputs.tables import OwnTable, check_bands
 
@@ -116,7 +116,7 @@ class Softmax(Output):
         """
         hidden, settings, seeds = self._drawn(hidden, None, train)
         settings = settings._replace(
-            ignore_index=ignore_index, reports=several(reports), top_k=top_k
+            ignore_index=ignore_index, reports=as_tuple(reports), top_k=top_k
         )
         arguments = hidden, targets, weights, *self.arrays(train=train), settings
         return banded.reduced(reduction, *arguments, seeds=seeds)
@@ -185,7 +185,7 @@ class Softmax(Output):
         if not (axes := axes_of_words(self.table)):
             return settings
         words = tuple(self.table.words())
-        return settings._replace(axis_name=several(axes), gathers=True, words=words)
+        return settings._replace(axis_name=as_tuple(axes), gathers=True, words=words)
 
 
 class FullSoftmax(Softmax):

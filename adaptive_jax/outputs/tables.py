@@ -27,7 +27,7 @@ from adaptive_jax.numerics.bands import (
     words_in_tables,
 )
 from adaptive_jax.numerics.layers import norms, weight_norm, word_layer
-from adaptive_jax.numerics.meshes import several
+from adaptive_jax.numerics.meshes import as_tuple
 
 
 def xavier_uniform(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
@@ -174,7 +174,7 @@ class TiedTable(nn.Module):
         if self.cutoffs and self.word_axes:
             raise InputError(
                 f"cutoffs={tuple(self.cutoffs)} cut the table of a source whose"
-                f" word_axes={several(self.word_axes)} cut it, too: use an AdaptiveInput, or an"
+                f" word_axes={as_tuple(self.word_axes)} cut it, too: use an AdaptiveInput, or an"
                 " OwnTable"
             )
 
