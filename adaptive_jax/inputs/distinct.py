@@ -18,7 +18,7 @@ from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.numerics.arrays import distinct, exists
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, pvary, several, vary_alike
+from adaptive_jax.numerics.meshes import as_tuple, axes_of, pvary, vary_alike
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import bits_on_cpu, of_bits, product, sum_dtype
 
@@ -51,7 +51,7 @@ def vectors(
             for the tokens of all.
     """
     bands = [Band(band.table, band.projection) for band in bands]
-    static = _Static(jnp.dtype(dtype), tuple(words), several(axes))
+    static = _Static(jnp.dtype(dtype), tuple(words), as_tuple(axes))
     if axes:
         tokens = lax.all_gather(tokens, axes, tiled=True)
     tokens, bands = vary_alike((tokens, bands))

@@ -10,7 +10,7 @@ from jax import lax
 
 from adaptive_jax.errors import check_at_least, check_rates, check_within
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up, nan_if_missing
-from adaptive_jax.numerics.bands import Band, own_rows
+from adaptive_jax.numerics.bands import Band, rows_per_device
 from adaptive_jax.numerics.layers import WordDropout, uniform
 from adaptive_jax.numerics.meshes import by_token
 from adaptive_jax.numerics.products import product
@@ -65,7 +65,7 @@ class Lookup(nn.Module):
         init = nn.initializers.normal(self.init_deviation or width**-0.5)
         if self.init_range:
             init = uniform(self.init_range)
-        rows = own_rows(self.vocabulary_size, self.word_axes)
+        rows = rows_per_device(self.vocabulary_size, self.word_axes)
         self.table = self.param("table", init, (rows, width), jnp.float32)
         self.drop = WordDropout(self.word_dropout)
         self.projection = None

@@ -13,6 +13,7 @@ import numpy as np
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.groups import lay_out
+from adaptive_jax.losses.logit_scale import scaled_logits
 from adaptive_jax.losses.reports import REPORTS
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.numerics.arrays import exists, floats, ids
@@ -80,11 +81,6 @@ class Settings(NamedTuple):
             name: _python_number(getattr(self, name)) for name in (*rates, "z_loss", "soft_cap")
         }
         settings = self._replace(**numbers_by_name)
-        for name in rates:
-            if isinstance(rate := getattr(settings, name), jax.Array):
-                raise InputError(
-                    f"{name} must be a Python number in [0, 1), got {type(rate).__name__}"
-                )
         check_rates(settings, *rates)
         z_loss, cap = settings.z_loss, settings.soft_cap
         if not is_finite(z_loss) or (isinstance(z_loss, numbers.Real) and z_loss < 0):
@@ -230,7 +226,9 @@ class Arguments(NamedTuple):
         return same_axes(self.static.settings.axis_name, *arrays)
 
 
-def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=None) -> Arguments:
+def loss_arguments(
+    hidden, targets, weights, bands, clusters, settings, probs=None, logit_scale=None
+) -> Arguments:
     """The arguments of `adaptive_jax.losses.banded.reduced`, checked.
 
     Raises:
@@ -250,6 +248,8 @@ def loss_arguments(hidden, targets, weights, bands, clusters, settings, probs=No
         lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a,
         (hidden, bands, clusters),
     )
+    if logit_scale is not None:
+        hidden, bands, clusters = scaled_logits(logit_scale, hidden, bands, clusters)
     if settings.axis_name in axes_of(hidden):
         settings = settings._replace(gathers=True)
     words = words_of(bands, settings.words, settings.axis_name)
@@ -312,11 +312,7 @@ def validate_bands(
     """
     if isinstance(bands, Table):
         band = _checked_band(Band(bands.table, None, bias=bands.bias), "features", "words", "")
-        if (
-            hidden is not None
-            and np.ndim(hidden)
-            and np.shape(hidden)[-1] == len(band.table) != band.features
-        ):
+        if (shape := np.shape(hidden)) and shape[-1] == len(band.table) != band.features:
             raise InputError(
                 f"table has shape {list(band.table.shape)}, expected [words, {len(band.table)}]:"
                 " transpose it"

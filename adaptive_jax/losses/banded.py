@@ -26,7 +26,6 @@ tails share one loop (`adaptive_jax.losses.groups`); on NVIDIA GPUs a tail in bf
 instead (`adaptive_jax.losses.flash_tails`).
 """
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -48,14 +47,10 @@ from adaptive_jax.losses.arguments import (
     not_differentiable,
 )
 from adaptive_jax.losses.chunks import Cotangents, Normaliser, Tokens
-from adaptive_jax.losses.distribution import log_probs, predict
 from adaptive_jax.losses.passes import grouped_pass, one_pass
-from adaptive_jax.losses.plans import LONG, TILE_LOGITS
 from adaptive_jax.losses.reports import LOG_PROBS, Report
 from adaptive_jax.numerics.arrays import whole_numbers
-from adaptive_jax.numerics.meshes import axes_of, pvary, several
-
-__all__ = ["PLAIN", "Settings", "log_probs", "loss", "losses", "predict", "reduced"]
+from adaptive_jax.numerics.meshes import as_tuple, axes_of, pvary
 
 REDUCTIONS = "mean", "sum", "none"
 
@@ -129,6 +124,7 @@ def reduced(
     seeds=None,
     probs=None,
     token_axes=(),
+    logit_scale=None,
 ):
     """The loss, or `(loss, Report)` if `settings` names reports, as
     `adaptive_jax.losses.cross_entropy.linear_cross_entropy` reduces it.
@@ -137,13 +133,14 @@ def reduced(
         bands: also an `adaptive_jax.losses.arguments.Table`.
         seeds: see `loss`.
         probs: `[..., k]`, probabilities of as many targets `[..., k]`, for one band.
-        token_axes: see `linear_cross_entropy`.
+        token_axes, logit_scale: see `linear_cross_entropy`.
 
     Raises:
         InputError: as `linear_cross_entropy` and `loss`; the reduction "none" with tail dropout,
             whose masks are drawn for the sum alone.
     """
-    arguments = loss_arguments(hidden, targets, weights, bands, clusters, settings, probs)
+    arguments = hidden, targets, weights, bands, clusters, settings
+    arguments = loss_arguments(*arguments, probs, logit_scale)
     static = arguments.static
     weights, axes = reduced_weights(reduction, arguments.targets, token_axes, (hidden, targets))
     if reduction == "none":
@@ -178,7 +175,7 @@ def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
         InputError: an unknown reduction; token_axes that shard none of the arrays, or have no
             effect.
     """
-    weights, axes = targets.weights, several(token_axes) if token_axes else ()
+    weights, axes = targets.weights, as_tuple(token_axes) if token_axes else ()
     if reduction == "none" and axes:
         raise InputError(
             f"token_axes={axes} has no effect with reduction='none': use 'mean' or 'sum'"
@@ -222,18 +219,9 @@ def _report(arguments: Arguments, nll, statistics) -> Report:
     return Report(**fields)
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Perturbed:
-    """Flags of arguments with tangents."""
-
-    gradients: partitioned.Gradients  # hidden states, and each array of the softmax
-    weights: bool
-
-
 def _unwrapped(primals):
     """The values of arguments of a forward pass with symbolic zeros, guarded against a second
-    derivative; and a `_Perturbed`.
+    derivative; the gradients to compute of hidden states and softmax; and whether weights have one.
     """
     leaves, structure = jax.tree.flatten(
         primals, is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal)
@@ -244,7 +232,7 @@ def _unwrapped(primals):
     flags = structure.unflatten([leaf.perturbed for leaf in leaves])
     gradients = partitioned.Gradients(flags[0], tuple(jax.tree.leaves(flags[1])))
     hidden, softmax, weights, probs = not_differentiable((hidden, softmax, weights, probs), ONCE)
-    return (hidden, softmax, weights, ids, probs, *seeds), _Perturbed(gradients, flags[2])
+    return (hidden, softmax, weights, ids, probs, *seeds), gradients, flags[2]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -256,11 +244,12 @@ def _sum(static, hidden, softmax, weights, ids, probs, seeds):
 
 
 def _sum_forward(static, *primals):
-    (hidden, softmax, weights, ids, probs, seeds), perturbed = _unwrapped(primals)
+    arguments, flags, of_weights = _unwrapped(primals)
+    hidden, softmax, weights, ids, probs, seeds = arguments
     tokens = Tokens(hidden, ids, weights, seeds, probs)
-    results, *gradients = partitioned.run(*_run(static, perturbed.gradients, tokens, softmax))
+    results, *gradients = partitioned.run(*_run(static, flags, tokens, softmax))
     outputs = jnp.sum(weights * results.loss), results.nll, results.reports
-    return outputs, (*gradients, results.loss if perturbed.weights else None)
+    return outputs, (*gradients, results.loss if of_weights else None)
 
 
 def _sum_backward(static, gradients, cotangents):
@@ -274,37 +263,18 @@ def _sum_backward(static, gradients, cotangents):
         axes = static.settings.axis_name
         alike = lax.pmax(scale, axes) == lax.pmin(scale, axes)
         of_softmax = jnp.where(alike, scale, jnp.nan)
-    in_place = bool(static.sizes)  # without sizes, arrays may be sharded
-    d_softmax = jax.tree.map(lambda a: scaled(of_softmax, a, in_place), d_softmax)
-    d_hidden, d_weights = jax.tree.map(lambda a: scaled(scale, a, in_place), (d_hidden, d_weights))
+    d_softmax = jax.tree.map(functools.partial(scaled, of_softmax), d_softmax)
+    d_hidden, d_weights = jax.tree.map(functools.partial(scaled, scale), (d_hidden, d_weights))
     return d_hidden, d_softmax, d_weights, None, None, None
 
 
 _sum.defvjp(_sum_forward, _sum_backward, symbolic_zeros=True)
 
 
-def scaled(scale, array, in_place: bool = True):
-    """`scale · array` in the array's dtype. A long one is multiplied in place, where nothing else
-    reads it, a tile of rows at a time, and left as it is where the scale is 1.
-
-    in_place: false for arrays that may be sharded: rows that are read at a time would be gathered.
-    """
-
-    def multiplied(factor, part):
-        return (factor * part.astype(scale.dtype)).astype(part.dtype)
-
-    if not in_place or array.size < LONG or array.ndim != 2:
-        return multiplied(scale, array)
-    rows = min(len(array), max(1, TILE_LOGITS // array.shape[1]))
-
-    def multiply(i, array):
-        first = jnp.minimum(i * rows, len(array) - rows)
-        factor = jnp.where(first + jnp.arange(rows) >= i * rows, scale, 1.0)[:, None]
-        part = multiplied(factor, lax.dynamic_slice_in_dim(array, first, rows))
-        return lax.dynamic_update_slice_in_dim(array, part, first, 0)
-
-    trips = jnp.where(scale == 1, 0, -(-len(array) // rows))
-    return lax.fori_loop(0, trips, multiply, array)
+@jax.jit  # outside a program, too, no array in the dtype of the scale is made
+def scaled(scale, array):
+    """`scale · array` in the array's dtype."""
+    return (scale * array.astype(scale.dtype)).astype(array.dtype)
 
 
 def _refuse_cotangents(tree, message):
@@ -338,11 +308,11 @@ class _Residuals(NamedTuple):
     logsumexp: jax.Array | None
     entropy: jax.Array | None
     words: jax.Array | None
-    perturbed: _Perturbed
+    gradients: partitioned.Gradients
 
 
 def _each_forward(static, *primals):
-    arguments, perturbed = _unwrapped(primals)
+    arguments, gradients, _ = _unwrapped(primals)
     names = static.settings.reports
     if len(static.words) == 1 and "logsumexp" not in names:  # to compute no sum a second time
         settings = static.settings._replace(reports=(*names, "logsumexp"))
@@ -352,14 +322,14 @@ def _each_forward(static, *primals):
     words = statistics["top_k"].words if "top_k" in statistics else None
     if "logsumexp" not in names:
         outputs = token_losses, nll, {k: v for k, v in statistics.items() if k != "logsumexp"}
-    return outputs, _Residuals(*arguments, *sums, words, perturbed)
+    return outputs, _Residuals(*arguments, *sums, words, gradients)
 
 
 def _each_backward(static, residuals, cotangents):
     """A second pass over the logits: loss and nll, logsumexp, entropy and log-probabilities each
     have a cotangent of every token, which `partitioned.run` takes as targets with a mass.
     """
-    mass, ids, slopes = _masses(static, residuals, cotangents)
+    mass, ids, slopes = _log_prob_factors(static, residuals, cotangents)
     weight = functools.reduce(jnp.maximum, map(jnp.abs, slopes))
     weight = jnp.maximum(weight, jnp.abs(mass).reshape(*weight.shape, -1).max(axis=-1))
     divisor = jnp.where(weight == 0, 1, weight)
@@ -374,12 +344,12 @@ def _each_backward(static, residuals, cotangents):
     settings = static.settings._replace(reports=(), top_k=0, target_log_probs=False)
     static = static._replace(settings=settings, masked=True)
     tokens = Tokens(residuals.hidden, ids, weight, None, mass, slopes, normaliser)
-    run = _run(static, residuals.perturbed.gradients, tokens, residuals.softmax)
+    run = _run(static, residuals.gradients, tokens, residuals.softmax)
     _, *gradients = partitioned.run(*run)
     return *gradients, None, None, None
 
 
-def _masses(static, residuals, cotangents):
+def _log_prob_factors(static, residuals, cotangents):
     """`(mass, ids, slopes)`: factors of the log-probabilities of words, which are the targets and
     those of `top_k`, the ids of these words, and the `Cotangents` of sums over all words; zeros
     where a token has no weight.

@@ -128,7 +128,7 @@ class Softmax(NamedTuple):
     keeps_logits: bool
     narrow: bool
 
-    def words(self, x, target, i, logits=None) -> Columns:
+    def tile_columns(self, x, target, i, logits=None) -> Columns:
         """Tile i for states `x [tokens, width]`; its logits are computed if not given.
 
         The last tile begins where it has as many rows as the others; those that an earlier one has
@@ -248,19 +248,19 @@ class _Sums(NamedTuple):
     peak: jax.Array
     total: jax.Array  # of powers relative to peak
     scored: jax.Array  # logits of the targets
-    logits: jax.Array | None  # of all, for label smoothing
+    logit_sum: jax.Array | None  # for label smoothing
     stats: dict  # see `reports.start`
 
     def add(self, columns: Columns, peak):
         """The sums with further columns, relative to another peak."""
         total = self.total * jnp.exp(self.peak - peak)
         total = total + jnp.exp(columns.logits - peak[:, None]).sum(axis=1)
-        logits = self.logits
-        if logits is not None:
-            logits = logits + columns.where_valid(columns.logits, 0.0).sum(axis=1)
+        logit_sum = self.logit_sum
+        if logit_sum is not None:
+            logit_sum = logit_sum + columns.where_valid(columns.logits, 0.0).sum(axis=1)
         scored = self.scored + target_logits(columns)
         stats = reports.merge(self.stats, columns.logits, columns.first)
-        return _Sums(peak, total, scored, logits, stats)
+        return _Sums(peak, total, scored, logit_sum, stats)
 
 
 def target_logits(columns: Columns) -> jax.Array:
@@ -277,46 +277,23 @@ def _normalised(softmax: Softmax, tokens: Tokens, x, clusters: Columns | None, k
     """`(results, normaliser, logits)`; `logits[i] [tokens, words]` are those of tile i, or logits
     are None.
     """
-    settings, target, tiles = softmax.settings, tokens.column, softmax.tiles
+    settings, target, one_tile = softmax.settings, tokens.column, softmax.tiles == 1
     axis, dtype, share = settings.axis_name, sum_dtype(x.dtype), settings.label_smoothing
     zeros, low = jnp.zeros(len(x), dtype), jnp.full(len(x), reports.LOW, dtype)
-    stats = reports.start(settings, x) if settings.reports else {}
+    stats = reports.start(settings, x)
     sums = _Sums(low, zeros, jnp.zeros(target.shape, dtype), zeros if share else None, stats)
-    if tiles == 1:
-        words = softmax.words(x, target, 0)
-        parts = [part for part in (words, clusters) if part is not None and len(part.table)]
-        peak = functools.reduce(jnp.maximum, [part.logits.max(axis=1) for part in parts])
-        peak = peak if axis is None else lax.pmax(peak, axis)
-        for part in parts:
-            sums = sums.add(part, peak)
-        logits = [words.logits] if keep else None
-    else:
-
-        def visit(i, state):
-            (sums, logits), part = state, softmax.words(x, target, i)
-            logits = None if logits is None else logits.at[i].set(part.logits)
-            return sums.add(part, jnp.maximum(sums.peak, part.logits.max(axis=1))), logits
-
-        logits = jnp.zeros((tiles, len(x), softmax.tile), dtype) if keep else None
-        sums, logits = pvary((sums, logits), axes_of(x))
-        if clusters is not None:
-            sums = sums.add(clusters, jnp.maximum(sums.peak, clusters.logits.max(axis=1)))
-        sums, logits = lax.fori_loop(0, tiles, visit, (sums, logits))
-        if axis is not None:
-            peak = lax.pmax(sums.peak, axis)
-            sums = sums._replace(peak=peak, total=sums.total * jnp.exp(sums.peak - peak))
-    total, scored, summed = sums.total, sums.scored, sums.logits
+    add_columns = _add_one_tile if one_tile else _add_tiles
+    sums, logits = add_columns(sums, softmax, x, target, clusters, keep)
+    total, scored, summed = sums.total, sums.scored, sums.logit_sum
     if axis is not None:
         total, scored, summed = sum_over(axis, total, scored, summed)
-    logsumexp, statistics = sums.peak + jnp.log(total), {}
+    logsumexp = sums.peak + jnp.log(total)
     # The powers of several tiles are computed again: relative to the logsumexp, their sum is 1.
-    relative = (sums.peak, total) if tiles == 1 else (logsumexp, jnp.ones_like(total))
-    normaliser = Normaliser(*relative, logsumexp)
-    if settings.reports:
-        columns = softmax.part.rows + (0 if clusters is None else len(clusters.table))
-        scores = logsumexp, scored, target
-        statistics = reports.observed(settings, sums.stats, *scores, columns)
-        normaliser = normaliser._replace(entropy=statistics.get("entropy"))
+    relative = (sums.peak, total) if one_tile else (logsumexp, jnp.ones_like(total))
+    columns = softmax.part.rows + (0 if clusters is None else len(clusters.table))
+    scores = logsumexp, scored, target
+    statistics = reports.observed(settings, sums.stats, *scores, columns)
+    normaliser = Normaliser(*relative, logsumexp, statistics.get("entropy"))
     if tokens.mass is None or tokens.mass.ndim == 1:
         loss = nll = logsumexp - scored
     else:
@@ -329,6 +306,37 @@ def _normalised(softmax: Softmax, tokens: Tokens, x, clusters: Columns | None, k
     if used(settings.z_loss):
         loss = loss + settings.z_loss * logsumexp**2
     return Results(loss, nll, statistics), normaliser, logits
+
+
+def _add_one_tile(sums: _Sums, softmax: Softmax, x, target, clusters, keep: bool):
+    """`(sums, logits)` as in `_normalised`, with all columns of a softmax of one tile."""
+    words, axis = softmax.tile_columns(x, target, 0), softmax.settings.axis_name
+    parts = [part for part in (words, clusters) if part is not None and len(part.table)]
+    peak = functools.reduce(jnp.maximum, [part.logits.max(axis=1) for part in parts])
+    peak = peak if axis is None else lax.pmax(peak, axis)
+    for part in parts:
+        sums = sums.add(part, peak)
+    return sums, [words.logits] if keep else None
+
+
+def _add_tiles(sums: _Sums, softmax: Softmax, x, target, clusters, keep: bool):
+    """As `_add_one_tile`, a tile at a time."""
+    axis, shape = softmax.settings.axis_name, (softmax.tiles, len(x), softmax.tile)
+
+    def visit(i, state):
+        (sums, logits), part = state, softmax.tile_columns(x, target, i)
+        logits = None if logits is None else logits.at[i].set(part.logits)
+        return sums.add(part, jnp.maximum(sums.peak, part.logits.max(axis=1))), logits
+
+    logits = jnp.zeros(shape, sum_dtype(x.dtype)) if keep else None
+    sums, logits = pvary((sums, logits), axes_of(x))
+    if clusters is not None:
+        sums = sums.add(clusters, jnp.maximum(sums.peak, clusters.logits.max(axis=1)))
+    sums, logits = lax.fori_loop(0, softmax.tiles, visit, (sums, logits))
+    if axis is not None:
+        peak = lax.pmax(sums.peak, axis)
+        sums = sums._replace(peak=peak, total=sums.total * jnp.exp(sums.peak - peak))
+    return sums, logits
 
 
 class _Slopes(NamedTuple):
@@ -454,7 +462,7 @@ def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted
 
     def visit(i, state):
         d_x, group = state
-        columns = softmax.words(x, tokens.column, i, None if logits is None else logits[i])
+        columns = softmax.tile_columns(x, tokens.column, i, None if logits is None else logits[i])
         tile_gradient, part = products(columns, wanted.band, softmax.narrow)
         first, table, bias = softmax.part.first + columns.first, group.table, group.bias
         if table is not None and softmax.narrow and softmax.tiles == 1:

@@ -9,7 +9,6 @@ Tokens of weight 0 are not computed: their hidden states may be NaN, and time is
 the others.
 """
 
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,18 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.losses.arguments import (
-    Settings,
-    Table,
-    loss_arguments,
-    used,
-    validate_bands,
-)
+from adaptive_jax.losses.arguments import Settings, Table, loss_arguments, used
 from adaptive_jax.losses.banded import log_probs_of_targets, reduced
-from adaptive_jax.numerics.arrays import floats, whole_numbers
+from adaptive_jax.numerics.arrays import whole_numbers
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import several, vary_alike
-from adaptive_jax.numerics.products import sum_dtype
+from adaptive_jax.numerics.meshes import as_tuple
 
 
 def linear_cross_entropy(
@@ -113,7 +105,7 @@ def linear_cross_entropy(
         axis_name=axis_name,
         words=None if words is None else (words,),
         ignore_index=ignore_index,
-        reports=several(reports),
+        reports=as_tuple(reports),
         top_k=top_k,
         chunk=chunk,
     )
@@ -122,9 +114,14 @@ def linear_cross_entropy(
             "target_probs takes no label_smoothing and no report 'correct', which need one target a"
             " token: smooth target_probs instead, or compare the report 'predicted'"
         )
-    hidden, *softmax = scaled_logits(logit_scale, hidden, Table(table, bias), None)
-    arguments = hidden, targets, weights, *softmax, settings
-    return reduced(reduction, *arguments, probs=target_probs, token_axes=token_axes)
+    arguments = hidden, targets, weights, Table(table, bias), None, settings
+    return reduced(
+        reduction,
+        *arguments,
+        probs=target_probs,
+        token_axes=token_axes,
+        logit_scale=logit_scale,
+    )
 
 
 def adaptive_cross_entropy(
@@ -168,8 +165,6 @@ def adaptive_cross_entropy(
     Raises:
         InputError: as `linear_cross_entropy`, or bands and clusters that do not fit together.
     """
-    if isinstance(words, numbers.Real):
-        raise InputError(f"words must be the words of every band, as (5, 6), got {words}")
     settings = Settings(
         label_smoothing=label_smoothing,
         z_loss=z_loss,
@@ -177,11 +172,11 @@ def adaptive_cross_entropy(
         axis_name=axis_name,
         words=None if words is None else tuple(words),
         ignore_index=ignore_index,
-        reports=several(reports),
+        reports=as_tuple(reports),
         chunk=chunk,
     )
-    hidden, *softmax = scaled_logits(logit_scale, hidden, bands, clusters)
-    return reduced(reduction, hidden, targets, weights, *softmax, settings, token_axes=token_axes)
+    arguments = hidden, targets, weights, bands, clusters, settings
+    return reduced(reduction, *arguments, token_axes=token_axes, logit_scale=logit_scale)
 
 
 def linear_log_probs(
@@ -223,7 +218,7 @@ def linear_log_probs(
     Raises:
         InputError: as `linear_cross_entropy`.
     """
-    reports = several(reports)
+    reports = as_tuple(reports)
     if refused := [name for name in reports if name in ("nll", "z_loss", "correct")]:
         raise InputError(
             f"reports={refused[0]!r} needs one target a token: use linear_cross_entropy"
@@ -238,47 +233,9 @@ def linear_log_probs(
         chunk=chunk,
         target_log_probs=True,
     )
-    hidden, *softmax = scaled_logits(logit_scale, hidden, Table(table, bias), None)
     shape = whole_numbers("targets", targets, *jnp.shape(hidden)[:-1], "k").shape
     ones = jnp.ones(shape, jnp.float32)
-    arguments = loss_arguments(hidden, targets, weights, *softmax, settings, ones)
+    arguments = hidden, targets, weights, Table(table, bias), None, settings
+    arguments = loss_arguments(*arguments, ones, logit_scale)
     values, report = log_probs_of_targets(arguments)
     return (values, report) if reports else values
-
-
-def scaled_logits(scale, hidden, bands, clusters):
-    """`(hidden, bands, clusters)` with hidden states and biases times the scale of the logits,
-    which are linear in them; None: as they are.
-    """
-    if scale is None:
-        return hidden, bands, clusters
-    hidden, bands, clusters = validate_bands(hidden, bands, clusters)
-    scale = floats("logit_scale", scale)
-
-    def times(array):
-        return _times(*vary_alike((scale.astype(sum_dtype(array.dtype)), array)))
-
-    def of_band(band):
-        if band.bias is None:
-            return band
-        return band._replace(bias=times(band.bias.astype(sum_dtype(band.bias.dtype))))
-
-    return times(hidden), [*map(of_band, bands)], None if clusters is None else of_band(clusters)
-
-
-@jax.custom_vjp
-def _times(scale, array):
-    """`scale · array` in the array's dtype. Entries without a gradient add none to that of the
-    scale, as 0 · NaN would.
-    """
-    return (array.astype(scale.dtype) * scale).astype(array.dtype)
-
-
-def _backward(saved, pull):
-    scale, array = saved
-    wide = pull.astype(scale.dtype)
-    of_scale = jnp.sum(jnp.where(wide == 0, 0, wide * array.astype(scale.dtype)))
-    return of_scale, (wide * scale).astype(array.dtype)
-
-
-_times.defvjp(lambda scale, array: (_times(scale, array), (scale, array)), _backward)

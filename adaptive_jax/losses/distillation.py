@@ -75,7 +75,7 @@ def linear_distillation(
     if hard_weight and targets is None:
         raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
     hidden, of_student = _checked("student", student)
-    other, of_teacher = _checked("teacher", teacher)
+    teacher_hidden, of_teacher = _checked("teacher", teacher)
     # A scalar of NumPy would promote float32 to float64 under x64.
     rates = float(beta), float(temperature), float(hard_weight)
     settings = _Settings(*rates, words, axis_name, hidden.dtype)
@@ -84,9 +84,9 @@ def linear_distillation(
         lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, (hidden, of_student)
     )
     shape, count = hidden.shape[:-1], _shared_words(of_student, of_teacher, words, axis_name)
-    if other.shape[:-1] != shape:
+    if teacher_hidden.shape[:-1] != shape:
         raise InputError(
-            f"teacher's hidden must have shape {[*shape, 'width']}, got {[*other.shape]}"
+            f"teacher's hidden must have shape {[*shape, 'width']}, got {[*teacher_hidden.shape]}"
         )
     arrays = [of_student.table, of_student.bias, of_teacher.table, of_teacher.bias]
     if len(of_student.table) != len(of_teacher.table):
@@ -95,7 +95,7 @@ def linear_distillation(
     dtype = sum_dtype(hidden.dtype)
     by_token = token_targets(ids, weights, None, shape, count, ignored, dtype)
     weights, axes = reduced_weights(reduction, by_token, token_axes, (hidden, by_token.weights))
-    frozen = not_differentiable((other, *arrays[2:]), "the teacher has no gradient here")
+    frozen = not_differentiable((teacher_hidden, *arrays[2:]), "the teacher has no gradient here")
     tables = (*arrays[:2], *frozen[1:])
     factors = (weights != 0).astype(dtype) if reduction == "none" else weights
     hidden, (*tables, _), *by_token = same_axes(
@@ -103,7 +103,8 @@ def linear_distillation(
     )
     tokens = hidden, *by_token
     tokens, tables = partitioned.aligned(tokens, tuple(tables), _by_words(tables))
-    loss = FusedLoss(_pass, settings, _by_words(tables), _by_words(tables))
+    has_gradient = (*_by_words(tables[:2]), *(False for _ in _by_words(tables[2:])))
+    loss = FusedLoss(_pass, settings, _by_words(tables), has_gradient)
     if reduction == "none":
         return weights * fused.each(loss, tokens, tables)
     total, _ = fused.total(loss, tokens, tables)
@@ -140,10 +141,10 @@ def _pass(call, axis_name, tokens, tables):
     """The losses `[...]` of the tokens of one device, and the student's gradients."""
     (settings, gradients), shape = call, tokens[3].shape
     settings = settings._replace(axis_name=axis_name or settings.axis_name)
-    hidden, other, ids, weights = (a.reshape(-1, *a.shape[len(shape) :]) for a in tokens)
+    hidden, teacher_hidden, ids, weights = (a.reshape(-1, *a.shape[len(shape) :]) for a in tokens)
     live = (weights != 0)[:, None]  # 0 · NaN is NaN
     hidden = hidden.astype(settings.dtype)
-    parts = jnp.where(live, hidden, 0), jnp.where(live, other, 0), ids, weights
+    parts = jnp.where(live, hidden, 0), jnp.where(live, teacher_hidden, 0), ids, weights
     count, (rows, width) = len(ids), tables[0].shape
     # Two softmaxes of a chunk are alive.
     chunk = plan(0, (2 * rows,), width, count, hidden.dtype.itemsize)
@@ -160,15 +161,14 @@ def _pass(call, axis_name, tokens, tables):
     d_tables = [
         None if a is None else d.astype(a.dtype) for a, d in zip(tables, sums, strict=False)
     ]
-    rest = [None if a is None else jnp.zeros_like(a) for a in tables[2:]]
     d_hidden = d_hidden.reshape(-1, d_hidden.shape[-1])[:count].reshape(tokens[0].shape)
-    return (losses,), d_hidden.astype(tokens[0].dtype), (*d_tables, *rest)
+    return (losses,), d_hidden.astype(tokens[0].dtype), (*d_tables, None, None)
 
 
 def _visit(settings, tables, gradients, sums, part):
     """The losses of a chunk, and `sums` with its gradients."""
-    (hidden, other, ids, weights), axis = part, settings.axis_name
-    table, bias, other_table, other_bias = tables
+    (hidden, teacher_hidden, ids, weights), axis = part, settings.axis_name
+    table, bias, teacher_table, teacher_bias = tables
     first = 0 if axis is None else lax.axis_index(axis) * len(table)
     column = first + jnp.arange(len(table), dtype=ids.dtype)[None]
     total = lambda a: jnp.sum(a, 1) if axis is None else lax.psum(jnp.sum(a, 1), axis)
@@ -191,18 +191,21 @@ def _visit(settings, tables, gradients, sums, part):
 
     logits, beta = logits_of(hidden, table, bias), settings.beta
     log_q = log_softmax(logits / settings.temperature)
-    log_p = log_softmax(logits_of(other, other_table, other_bias) / settings.temperature)
+    log_p = log_softmax(
+        logits_of(teacher_hidden, teacher_table, teacher_bias) / settings.temperature
+    )
     log_p = log_p.astype(log_q.dtype)
-    p, q = jnp.exp(log_p), jnp.exp(log_q)
+    teacher_probs, student_probs = jnp.exp(log_p), jnp.exp(log_q)
     if beta == 0:
-        losses, slope = total(times(p, log_p - log_q)), q - p
+        losses, slope = total(times(teacher_probs, log_p - log_q)), student_probs - teacher_probs
     else:
         log_m = (
             log_p if beta == 1 else jnp.logaddexp(log_p + jnp.log(beta), log_q + jnp.log1p(-beta))
         )
-        pull = times(q, log_q - log_m) * (1.0 if beta == 1 else 1 - beta)
-        losses, slope = total(pull), pull - q * total(pull)[:, None]
-        losses = losses + (0 if beta == 1 else beta * total(times(p, log_p - log_m)))
+        weighted_logs = times(student_probs, log_q - log_m) * (1.0 if beta == 1 else 1 - beta)
+        losses = total(weighted_logs)
+        slope = weighted_logs - student_probs * losses[:, None]
+        losses = losses + (0 if beta == 1 else beta * total(times(teacher_probs, log_p - log_m)))
     losses = (1 - settings.hard_weight) * losses
     slope = (1 - settings.hard_weight) / settings.temperature * slope
     if settings.hard_weight:

@@ -51,8 +51,8 @@ def _total_forward(fused, tokens, shared):
 
 def _total_backward(fused, saved, cotangents):
     ids, *gradients = saved
-    times = functools.partial(scaled, cotangents[0], in_place=False)
-    d_hidden, d_weights, d_shared = jax.tree.map(times, gradients)
+    scale = functools.partial(scaled, cotangents[0])
+    d_hidden, d_weights, d_shared = jax.tree.map(scale, gradients)
     return (d_hidden, *[None] * len(ids), d_weights), d_shared
 
 

@@ -98,16 +98,16 @@ def join(bands: list[Band]) -> tuple[tuple[tuple[int, ...], ...], tuple[Band, ..
     width]`, projection `[bands · width, features]` and bias `[words]`. The head is a group of its
     own; so is every tail that has fewer than `MANY_BANDS` similar ones in a row.
     """
-    runs = [[bands[0]]]
+    candidates = [[bands[0]]]
     for i, band in enumerate(bands[1:]):
-        sizes = [len(member.table) for member in (*runs[-1], band)]
-        if i and _kind(band) == _kind(runs[-1][-1]) and max(sizes) <= PADDING * min(sizes):
-            runs[-1].append(band)
+        sizes = [len(member.table) for member in (*candidates[-1], band)]
+        if i and _kind(band) == _kind(candidates[-1][-1]) and max(sizes) <= PADDING * min(sizes):
+            candidates[-1].append(band)
         else:
-            runs.append([band])
+            candidates.append([band])
     groups = []
-    for run in runs:
-        groups += [run] if len(run) >= MANY_BANDS else [[band] for band in run]
+    for candidate in candidates:
+        groups += [candidate] if len(candidate) >= MANY_BANDS else [[band] for band in candidate]
     sizes = tuple(tuple(len(band.table) for band in group) for group in groups)
     return sizes, tuple(map(_concatenated, groups))
 
@@ -124,7 +124,7 @@ def in_dtype(tree, dtype):
 
 
 def lay_out(bands: list[Band], clusters: Band | None, words: Sequence[int], axis_name):
-    """`(sizes, groups, clusters)`, as `join` gives them and, on accelerators, in whole tiles.
+    """`(sizes, groups, clusters)`, as `join` gives them, padded to whole tiles on accelerators.
 
     Clusters become rows of the head there, after its words, and None is returned for them. With
     `axis_name`, words are sharded, and nothing is moved.

@@ -16,7 +16,7 @@ hidden states are fewer numbers than tables, also where they shard tokens, which
 or the table by width, which crosses once. Axes of size 1 do not count.
 """
 
-import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -38,7 +38,9 @@ from adaptive_jax.losses.sharded import for_all
 from adaptive_jax.numerics.meshes import compiled_once
 
 
-class Gradients(NamedTuple):
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Gradients:
     """Flags of the gradients that a function of tokens computes: that of its first array of tokens,
     and of each array that all tokens read.
     """
@@ -184,7 +186,7 @@ def _program(call):
 def _placed(call, *leaves):
     if AxisType.Explicit not in call.mesh.axis_types:
         return _auto(call, *leaves)
-    layout = _layout_of_types(call, leaves, decided=True)
+    layout = _layout_of_types(call, leaves, already_aligned=True)
     results = layout.tokens, layout.tokens, layout.gradients
     local = functools.partial(_local, call, layout)
     # Sums over devices are in `_local`, and derivatives around it: nothing is to be tracked.
@@ -229,7 +231,7 @@ class _Layout(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """The arrays of a call, as a partitioner describes them.
+    """Shapes and shardings of a call's arrays.
 
     Attributes:
         sizes: of the axes of the mesh.
@@ -278,12 +280,12 @@ def _token_axes(call, arrays):
     return token_axes
 
 
-def _words(call, arrays, token_axes, decided):
+def _words(call, arrays, token_axes, already_aligned):
     """The sharding of words, by that of the largest table.
 
     Words are whole where a table cannot be cut evenly; where its axes shard several dimensions of
-    tokens; and, unless `decided`, where tokens or the table would have to move and tokens are more
-    numbers.
+    tokens; and, unless `already_aligned`, where tokens or the table would have to move and tokens
+    are more numbers.
     """
     shapes, levels = arrays.shapes, len(call.levels)
     tables = [
@@ -308,20 +310,20 @@ def _words(call, arrays, token_axes, decided):
     numbers = sum(math.prod(shapes[leaf]) for leaf, _ in tables)
     width = max(math.prod(shapes[leaf][dim + 1 :]) for leaf, dim in tables)
     tokens = math.prod(shapes[0][:-1]) // arrays.devices(used - {*axes})
-    if not decided and tokens * width >= numbers:
+    if not already_aligned and tokens * width >= numbers:
         return _Words()
     return _Words(axes, by_width, shared[0] if shared else None)
 
 
-def _layout(call, arrays: _Arrays, decided=False, may_transpose=False) -> _Layout:
+def _layout(call, arrays: _Arrays, already_aligned=False, may_transpose=False) -> _Layout:
     """The shardings of a call.
 
     Args:
-        decided: whether `aligned` has put the tables where they are to be read.
+        already_aligned: whether `aligned` has put the tables where they are to be read.
         may_transpose: whether a table sharded by width may be brought to rows on the device.
     """
     levels, token_axes = len(call.levels), _token_axes(call, arrays)
-    words = _words(call, arrays, token_axes, decided)
+    words = _words(call, arrays, token_axes, already_aligned)
     may_transpose = may_transpose and words.by_width
     arguments, dims, by_width = [P(*token_axes)] * call.count, [], []
     for leaf, is_table in enumerate(call.by_words, call.count):
@@ -348,10 +350,10 @@ def _layout(call, arrays: _Arrays, decided=False, may_transpose=False) -> _Layou
     )
 
 
-def _layout_of_types(call, leaves, decided=False):
+def _layout_of_types(call, leaves, already_aligned=False):
     specs = [jax.typeof(leaf).sharding.spec for leaf in leaves]
     shapes = [leaf.shape for leaf in leaves]
-    return _layout(call, _Arrays(dict(call.mesh.shape), specs, shapes), decided)
+    return _layout(call, _Arrays(dict(call.mesh.shape), specs, shapes), already_aligned)
 
 
 def _local(call, layout, *leaves):
@@ -417,10 +419,11 @@ def _partition(call, mesh, arguments, results):
     # The compiler calls this later, when settings that held around the loss may have ended.
     def local(*leaves):
         precision, x64 = call.numerics
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(jax.default_matmul_precision(precision))
-            stack.enter_context(jax.enable_x64(x64))
-            stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh))
+        with (
+            jax.default_matmul_precision(precision),
+            jax.enable_x64(x64),
+            jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+        ):
             return _local(call, layout, *leaves)
 
     def on(spec):

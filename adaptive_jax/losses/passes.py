@@ -16,7 +16,7 @@ from adaptive_jax.losses.chunks import Results, Softmax, Tokens, Wanted, one_chu
 from adaptive_jax.losses.groups import band_slice, in_dtype, lay_out
 from adaptive_jax.losses.plans import Plan
 from adaptive_jax.losses.reports import LOG_PROBS
-from adaptive_jax.losses.sharded import columns_on_device, present
+from adaptive_jax.losses.sharded import columns_on_device, words_on_device
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype
 
@@ -108,7 +108,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         flags = jax.tree.unflatten(jax.tree.structure(softmax), gradients.shared)
     zeros = jnp.zeros_like(queue.weight, dtype)
     d_hidden = jnp.zeros_like(queue.hidden, dtype) if flags and gradients.tokens else None
-    statistics = reports.empty(settings, queue.weight, queue.column) if names else {}
+    statistics = reports.empty(settings, queue.weight, queue.column)
     totals, first, sums = Results(zeros, zeros, statistics, d_hidden), 0, []
     for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True)):
         end = first + len(sizes)
@@ -172,7 +172,8 @@ def _places(ids, words, rows, has_clusters: bool, axis_name: str | None) -> Plac
     in_tail = ids - starts[band]
     if axis_name is not None:
         in_head, in_tail = columns_on_device(axis_name, in_tail, band, jnp.array(rows))
-    return Places(band, in_head, in_tail, columns, present(axis_name, rows, in_tables))
+    word_counts = words_on_device(axis_name, rows, in_tables)
+    return Places(band, in_head, in_tail, columns, word_counts)
 
 
 class Order(NamedTuple):
@@ -265,27 +266,27 @@ def visit_chunks(stage: Stage, queue: Tokens, totals: Results):
     def visit_chunk(trip, state):
         totals, sums = state
         number, trip = locate(trip)
-        first = stage.begins[number] + trip * size
-        part_of = functools.partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=size)
-        inside = first + jnp.arange(size) < stage.ends[number]
-        tokens = jax.tree.map(part_of, queue)
+        start = stage.begins[number] + trip * size
+        chunk_of = functools.partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+        inside = start + jnp.arange(size) < stage.ends[number]
+        tokens = jax.tree.map(chunk_of, queue)
         tokens = tokens._replace(weight=jnp.where(inside, tokens.weight, 0.0))
         if tokens.normaliser is not None:  # of rows outside it is 0, and 0 / 0 is NaN
             peak = jnp.where(inside, tokens.normaliser.logsumexp, HIGH)
             relative = {"peak": peak, "total": jnp.ones_like(peak), "logsumexp": peak}
             tokens = tokens._replace(normaliser=tokens.normaliser._replace(**relative))
-        part = band_slice(group, stage.sizes, number, stage.word_counts)
+        band_rows = band_slice(group, stage.sizes, number, stage.word_counts)
         columns = stage.columns[0] if single else jnp.array(stage.columns)[number]
-        arrays = stage.settings, group, part, stage.clusters, columns
+        arrays = stage.settings, group, band_rows, stage.clusters, columns
         softmax = Softmax(*arrays, tile, tiles, stage.plan.keeps_logits, narrow)
-        tokens = tokens._replace(column=tokens.column + part.shift)
+        tokens = tokens._replace(column=tokens.column + band_rows.shift)
         results, sums = one_chunk(softmax, tokens, wanted, sums)
 
-        # Rows after the band's last token belong to the next band: they get 0 here and the results
-        # of another chunk there.
+        # Rows after the band's last token belong to the next band: this chunk adds 0 to them, and a
+        # later chunk adds their results.
         def put(total, result):
             result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0)
-            return lax.dynamic_update_slice_in_dim(total, part_of(total) + result, first, 0)
+            return lax.dynamic_update_slice_in_dim(total, chunk_of(total) + result, start, 0)
 
         return jax.tree.map(put, totals, results), sums
 

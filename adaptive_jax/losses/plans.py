@@ -1,9 +1,9 @@
 """Tokens of a chunk and words of a tile, for each softmax and each kind of device.
 
 A chunk of n tokens through a table of V words and width d computes 6 n V d FLOPs: logits, the
-gradient of the hidden states and that of the table. It adds the last to a float32 sum of V d
-numbers, which moves 8 bytes a number. That product alone, 2 n V d FLOPs, takes as long as its
-traffic at
+gradient of the hidden states and that of the table. Adding the table's gradient to its float32 sum
+reads and writes 4 bytes for each of V d numbers. That product alone, 2 n V d FLOPs, takes as long
+as its traffic at
 
     n0 = 4 · peak / bandwidth
 
@@ -87,11 +87,11 @@ def plan(
 
 def _on_cpu(index, words, width, tokens, itemsize):
     rows, tile = chunk_size(index, words, width), None
-    keeps = rows >= LEAST_KEPT
-    if words * width >= LONG and not (keeps and itemsize == 2):
-        rows = rows if keeps else (TAIL_CHUNK if index else HEAD_CHUNK)
+    keeps_logits = rows >= LEAST_KEPT
+    if words * width >= LONG and not (keeps_logits and itemsize == 2):
+        rows = rows if keeps_logits else (TAIL_CHUNK if index else HEAD_CHUNK)
         tile = max(TILE_LOGITS // max(rows, width) // TILE, 1) * TILE
-    return Plan(rows, tile, keeps or tile is None)
+    return Plan(rows, tile, keeps_logits or tile is None)
 
 
 def _on_accelerator(index, words, width, tokens, itemsize):

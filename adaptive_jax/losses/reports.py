@@ -128,7 +128,7 @@ def observed(settings, stats: dict, logsumexp, scored, column, columns: int) -> 
         peak, best = stats["best"]
         out["predicted"], column = best + shift, column + shift
         if axis is not None:
-            highest = peak == lax.pmax(peak, axis)
+            highest = (peak == lax.pmax(peak, axis)) | jnp.isnan(peak)
             candidate = jnp.where(highest, out["predicted"], jnp.iinfo(jnp.int32).max)
             out["predicted"] = lax.pmin(candidate, axis)
             column = lax.pmax(column, axis)  # of a word on another device it is `ABSENT`
@@ -149,12 +149,13 @@ def empty(settings, weight: jax.Array, column: jax.Array) -> dict:
     """Zeros in the shapes of what `observed` returns, for tokens of `weight [tokens]` and targets
     of the shape of `column`.
     """
-    zero, number = jnp.zeros_like(weight), jnp.zeros_like(weight, jnp.int32)
-    several = (jnp.repeat(array[:, None], settings.top_k, axis=1) for array in (zero, number))
-    special = {"predicted": number, "correct": number, "top_k": TopK(*several)}
+    zero, integer_zero = jnp.zeros_like(weight), jnp.zeros_like(weight, jnp.int32)
+    arrays = zero, integer_zero
+    of_top_k = (jnp.repeat(array[:, None], settings.top_k, axis=1) for array in arrays)
+    other_shapes = {"predicted": integer_zero, "correct": integer_zero, "top_k": TopK(*of_top_k)}
     if LOG_PROBS in settings.reports:  # the columns differ between devices, the weights do not
-        special[LOG_PROBS] = jnp.broadcast_to(zero[:, None], column.shape)
-    return {name: special.get(name, zero) for name in settings.reports}
+        other_shapes[LOG_PROBS] = jnp.broadcast_to(zero[:, None], column.shape)
+    return {name: other_shapes.get(name, zero) for name in settings.reports}
 
 
 def _moments(moments, logits):

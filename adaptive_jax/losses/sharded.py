@@ -54,7 +54,7 @@ def for_all(function: Callable, axes: str | Sequence[str], tokens, softmax, dim:
     `adaptive_jax.losses.partitioned.run` takes it; returns the results and gradients of a device's
     own tokens, and the gradient of `softmax` from all tokens.
 
-    tokens: a tree of arrays, whose axis `dim` the devices cut evenly.
+    tokens: a tree of arrays, sharded evenly over `axes` along axis `dim`.
     """
     count = jax.tree.leaves(tokens)[0].shape[dim]
     gathered = jax.tree.map(lambda a: lax.all_gather(a, axes, axis=dim, tiled=True), tokens)
@@ -101,9 +101,11 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
     )
 
 
-def present(axis_name: str | None, rows: Sequence[int], words: Sequence[int]) -> jax.Array | None:
-    """Numbers of words among each band's rows on this device, the others being padding; None if
-    all are words.
+def words_on_device(
+    axis_name: str | None, rows: Sequence[int], words: Sequence[int]
+) -> jax.Array | None:
+    """How many of each band's rows on this device are words; the rest are padding. None if there
+    is no padding.
     """
     devices = 1 if axis_name is None else lax.axis_size(axis_name)
     if all(devices * size == count for size, count in zip(rows, words, strict=True)):

@@ -1,5 +1,5 @@
-"""Conversion and checks of a caller's arrays: numpy arrays and lists become JAX arrays, and what
-does not fit fails in one line.
+"""Converts and checks the caller's arrays: numpy arrays and lists become JAX arrays, and what does
+not fit fails in one line.
 
 Sizes are written as `"rows", "time", 16`: a name stands for any size, and `...` in front for any
 axes. Shapes and dtypes are known inside `jax.jit` too; values are not, so there an id that does not

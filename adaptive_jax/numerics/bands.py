@@ -168,14 +168,14 @@ def make_tables(layer) -> "list[jax.Array]":
 
     The layer is one that `band_shapes` takes. A table of `MANY_BANDS` or more of one width is one
     parameter, `table`, which starts as the table of a full softmax does. With `word_axes`, a table
-    has the rows of one device, see `own_rows`.
+    has the rows of one device, see `rows_per_device`.
     """
     import jax.numpy as jnp  # processes that only read text should not wait for JAX
 
     widths = iter([width for _, width in band_shapes(layer)])
     tables = []
     for name, words in words_in_tables(layer).items():
-        rows, width = [own_rows(count, layer.word_axes) for count in words], next(widths)
+        rows, width = [rows_per_device(count, layer.word_axes) for count in words], next(widths)
         table = layer.param(name, layer.table_init, (sum(rows), width), jnp.float32)
         tables += split_rows(table, rows) if len(rows) > 1 else [jnp.asarray(table)]
     return tables
@@ -187,9 +187,9 @@ def axes_of_words(layer) -> str | Sequence[str]:
     return layer.word_axes if hasattr(type(layer), "word_axes") else ()
 
 
-def own_rows(words: int, axes: Sequence[str]) -> int:
-    """Rows of so many words on one device, whose words are cut over these axes of
-    `jax.shard_map`: the last ones may be padding.
+def rows_per_device(words: int, axes: Sequence[str]) -> int:
+    """Rows per device when `words` rows are sharded over `axes` of `jax.shard_map`; the last ones
+    may be padding.
 
     Raises:
         InputError: axes that do not exist.

@@ -2,6 +2,7 @@
 that is not here.
 """
 
+import re
 from typing import NamedTuple
 
 KIB, MIB = 2**10, 2**20
@@ -33,6 +34,7 @@ class Chip(NamedTuple):
 DEVICES = {
     "a100": Device("A100", 312e12, 81_920 * MIB, 2.039e12),
     "rtx4090": Device("RTX 4090", 165e12, 24_564 * MIB, 1.008e12),
+    "h100pcie": Device("H100 PCIe", 756e12, 81_008 * MIB, 2.039e12),
     "h100": Device("H100", 989e12, 81_008 * MIB, 3.352e12),
     "h200": Device("H200", 989e12, 143_771 * MIB, 4.8e12),
     "b200": Device("B200", 2250e12, 183_359 * MIB, 8.0e12),
@@ -56,7 +58,14 @@ GPUS = {
 
 def find(kind: str) -> Device | None:
     """The device of a `device_kind`; None for a CPU or any other device that is not listed."""
-    return next((device for device in DEVICES.values() if device.name in kind), None)
+    return next((device for device in DEVICES.values() if _has_name(kind, device.name)), None)
+
+
+def _has_name(kind, name):
+    """True where the name is a word of its own: "RTX A1000" and "RTX 4090 Laptop" are other devices
+    than A100 and RTX 4090.
+    """
+    return re.search(rf"\b{name}(?!\d| Laptop)", kind)
 
 
 def description(name: str) -> str:

@@ -1,5 +1,4 @@
-"""Dropout whose masks are a function of the key and of each row's number in the update, and of
-nothing else.
+"""Dropout masks depend only on the key and the row number in the update.
 
 A row drops the same entries on one device or on 64, in one microbatch or in sixteen, in whatever
 order a kernel visits it: a mask is a hash of the row's seeds and of the entry's position in the

@@ -5,7 +5,7 @@ the lexicon's arrays.
 The one file of this folder that needs flax.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -70,10 +70,11 @@ def from_lexicon(layer: nn.Module, name: str, words: int):
 
 def _sizes(name, arrays):
     """Shapes of the arrays in words, such as {"spelling lengths": "of shape [10]"}."""
-    if not isinstance(arrays, Mapping):
-        return {name: f"of shape {list(jnp.shape(arrays))}"}
-    parts = [_sizes(f"{name} {inner}", array) for inner, array in sorted(arrays.items())]
-    return {part: size for inner_sizes in parts for part, size in inner_sizes.items()}
+    leaves = jax.tree_util.tree_leaves_with_path({name: arrays})
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=" "): f"of shape {list(jnp.shape(leaf))}"
+        for path, leaf in leaves
+    }
 
 
 def uniform(bound: float) -> Callable:

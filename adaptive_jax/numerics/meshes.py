@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 
-def several(axes: str | Sequence[str]) -> tuple[str, ...]:
+def as_tuple(axes: str | Sequence[str]) -> tuple[str, ...]:
     """The names of one axis or of several, as a tuple."""
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
@@ -77,8 +77,8 @@ def _compiled(function, static, *arrays):
 def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
     """`function(tokens, shared)`; on Explicit axes each device computes its own tokens.
 
-    JAX asks there how every gather, reshape and product is to be cut. Under `jax.shard_map` the
-    function needs no such answers.
+    On Explicit axes JAX requires an output sharding for every gather, reshape and product; inside
+    `jax.shard_map` it does not.
 
     Args:
         function: returns an array with the axes of tokens first. It is defined outside any other

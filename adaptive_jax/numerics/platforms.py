@@ -27,11 +27,6 @@ def platform() -> str:
     return NAMES.get(name, name)
 
 
-def is_present() -> bool:
-    """True if the device that this code is traced for is present, with its libraries."""
-    return device_kind() == _default_device().device_kind
-
-
 def device_kind() -> str:
     """`jax.Device.device_kind` of the device that this code is traced for."""
     device = jax.sharding.get_abstract_mesh().abstract_device
@@ -52,7 +47,7 @@ def capability() -> tuple[int, int]:
     """
     if platform() != "gpu":
         return 0, 0
-    if not is_present():
+    if device_kind() != _default_device().device_kind:  # it need not be here
         kinds = {chip.kind: chip.capability for chip in GPUS.values()}
         return kinds.get(device_kind(), (0, 0))
     major, _, minor = str(getattr(_default_device(), "compute_capability", "")).partition(".")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.errors import check_at_least, check_known
-from adaptive_jax.losses import banded
+from adaptive_jax.losses import banded, distribution
 from adaptive_jax.losses.arguments import validate_bands
 from adaptive_jax.losses.plans import chunk_size
 from adaptive_jax.numerics.arrays import look_up
@@ -123,7 +123,7 @@ class Sampled(Output):
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
         needed.
         """
-        return banded.log_probs(hidden, self.bands())
+        return distribution.log_probs(hidden, self.bands())
 
     @staticmethod
     def losses(nll: jax.Array, target_odds: jax.Array, odds: jax.Array) -> jax.Array:

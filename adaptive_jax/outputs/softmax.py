@@ -13,12 +13,12 @@ import numpy as np
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.losses import banded
+from adaptive_jax.losses import banded, distribution
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, axes_of_words, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
-from adaptive_jax.numerics.meshes import several
+from adaptive_jax.numerics.meshes import as_tuple
 from adaptive_jax.outputs.output import Loss, Output
 from adaptive_jax.outputs.tables import OwnTable, check_bands
 
@@ -116,7 +116,7 @@ class Softmax(Output):
         """
         hidden, settings, seeds = self._with_dropout(hidden, None, train)
         settings = settings._replace(
-            ignore_index=ignore_index, reports=several(reports), top_k=top_k
+            ignore_index=ignore_index, reports=as_tuple(reports), top_k=top_k
         )
         arguments = hidden, targets, weights, *self.arrays(train=train), settings
         return banded.reduced(reduction, *arguments, seeds=seeds)
@@ -148,7 +148,7 @@ class Softmax(Output):
         Raises:
             InputError: the table has the words of one device alone.
         """
-        return banded.log_probs(hidden, *self._arrays_of_all_words())
+        return distribution.log_probs(hidden, *self._arrays_of_all_words())
 
     def predict(self, hidden: jax.Array) -> jax.Array:
         """The most probable word of each token, int32 `[...]`: the argmax of `log_probs`, without
@@ -157,7 +157,7 @@ class Softmax(Output):
         Raises:
             InputError: as `log_probs`.
         """
-        return banded.predict(hidden, *self._arrays_of_all_words())
+        return distribution.predict(hidden, *self._arrays_of_all_words())
 
     def _with_dropout(self, hidden, row_ids, train):
         """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""
@@ -185,7 +185,7 @@ class Softmax(Output):
         if not (axes := axes_of_words(self.table)):
             return settings
         words = tuple(self.table.words())
-        return settings._replace(axis_name=several(axes), gathers=True, words=words)
+        return settings._replace(axis_name=as_tuple(axes), gathers=True, words=words)
 
 
 class FullSoftmax(Softmax):

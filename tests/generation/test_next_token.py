@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.generation.next_token import Grouped, NextToken, draw, draw_among, top_k
-from adaptive_jax.losses.banded import log_probs
+from adaptive_jax.losses.distribution import log_probs
 from adaptive_jax.losses.groups import join
 from adaptive_jax.numerics.bands import Band
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.losses import banded, plans
+from adaptive_jax.losses import banded, distribution, plans
 from adaptive_jax.losses.banded import PLAIN, Settings
 from adaptive_jax.losses.groups import join
 from adaptive_jax.numerics import dropout
@@ -218,7 +218,7 @@ def test_hundreds_of_bands(case):
         return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
 
     def fast(hidden, bands, clusters, *settings):
-        log_probs = banded.log_probs(hidden, bands, clusters)
+        log_probs = distribution.log_probs(hidden, bands, clusters)
         return *banded.loss(hidden, targets, weights, bands, clusters, *settings), log_probs
 
     def slow(hidden, bands, clusters, *settings):
@@ -261,7 +261,7 @@ def test_nll_with_any_cotangent_and_log_probs(case):
         return jax.jit(run)
 
     in_fives = lambda h, y, *softmax: banded.losses(h, y, None, *softmax, Settings(chunk=5))
-    fast = both(in_fives, banded.log_probs)(hidden, softmax, pull)
+    fast = both(in_fives, distribution.log_probs)(hidden, softmax, pull)
     twin = both(
         lambda *a: slow_losses(*a)[1], lambda h, *s: slow_losses(h, np.zeros(4, int), *s)[2]
     )
@@ -345,7 +345,7 @@ def test_hundreds_of_bands_make_a_small_program():
     assert many.count("stablehlo.while") < few.count("stablehlo.while")
     assert len(many.splitlines()) < 3 * len(few.splitlines())
     hidden, _, _, *softmax = shapes(4, [20] * 500, [8] * 500, projected=False)
-    text = jax.jit(banded.log_probs).lower(hidden, *softmax).as_text()
+    text = jax.jit(distribution.log_probs).lower(hidden, *softmax).as_text()
     assert text.count("dot_general") == 3
 
 

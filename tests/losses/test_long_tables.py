@@ -2,11 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from adaptive_jax import Band, adaptive_cross_entropy, linear_cross_entropy
-from adaptive_jax.losses import banded, plans
+from adaptive_jax.losses import plans
 from adaptive_jax.losses.plans import Plan, plan
 from adaptive_jax.numerics.devices import DEVICES, GPUS
 from adaptive_jax.numerics.platforms import tracing_for
@@ -126,13 +125,3 @@ def test_memory_of_a_long_table(tokens, width, words):
         plan(0, (words,), width, tokens).keeps_logits
         or memory.temp_size_in_bytes < 4 * words * width / 50
     )
-
-
-def test_scaled_in_place(monkeypatch):
-    """Every row once, also where the last tile of rows begins in the one before."""
-    monkeypatch.setattr(banded, "LONG", 1)
-    monkeypatch.setattr(banded, "TILE_LOGITS", 12)
-    array = np.random.default_rng(0).standard_normal((10, 3)).astype("f")
-    for scale in 0.3, 1.0:
-        scaled = jax.jit(banded.scaled)(jnp.float32(scale), array)
-        np.testing.assert_array_equal(scaled, np.float32(scale) * array)

@@ -25,10 +25,7 @@ MANY = """
 import itertools, json
 import jax, jax.numpy as jnp, numpy as np
 from tests.losses import shardings
-from adaptive_jax.losses import banded
 from tests.losses.shardings import apart, arrange, arrays, loss, mapped, with_gradients
-
-banded.LONG = 6_000  # as long as a table whose gradient is multiplied in place
 
 def reported(*arrays):
     names = "nll", "predicted", "entropy"

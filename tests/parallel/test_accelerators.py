@@ -14,14 +14,29 @@ from adaptive_jax.parallel import accelerators
     [
         ("NVIDIA H200", 989e12),
         ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("Tesla V100-SXM2-16GB", 125e12),
         ("TPU v5 lite", 197e12),
         ("TPU v5", 459e12),
         ("TPU v4", 275e12),
+        ("TPU v6 lite", 918e12),
+        ("TPU7x", 2307e12),
     ],
 )
 def test_devices_are_found_by_their_kind(kind, flops):
     """The name that a device reports picks its figures; "TPU v5 lite" is not a "TPU v5"."""
     assert find(kind).flops == flops
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["NVIDIA RTX A1000 6GB Laptop GPU", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GH200 480GB"],
+)
+def test_other_devices_with_such_a_name(kind):
+    """They are not listed: an A1000 was taken for an A100."""
+    assert find(kind) is None
 
 
 def test_utilisation_is_work_over_what_was_possible():

@@ -17,7 +17,7 @@ from adaptive_jax.data.batches import streams
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.interop.awd_lstm import config_of, parameters_of, settings_of
 from adaptive_jax.interop.words import awd_lstm_words, read_corpus
-from adaptive_jax.losses import banded
+from adaptive_jax.losses import banded, distribution
 from adaptive_jax.model.language_model import build, init_params, parameter_shapes
 from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
 from adaptive_jax.optimizers import optim
@@ -412,7 +412,7 @@ def test_splitcross(case):
             )[0]
 
         values = jax.value_and_grad(loss, argnums=tuple(range(1 + len(params))))(hidden, *params)
-        return values, banded.log_probs(hidden, *layers(*params))
+        return values, distribution.log_probs(hidden, *layers(*params))
 
     (loss, gradients), log_probs = everything(*(arrays[name] for name in names))
     np.testing.assert_allclose(loss, arrays["loss"], rtol=1e-6)
