@@ -60,7 +60,7 @@ class Settings(NamedTuple):
         punctuation marks of running text; "moses" as the tokeniser of Moses for English.
     lower: whether to lower-case the text.
     vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
-        Not used to load it, but for ids: the size of the tokenizer's whole vocabulary.
+        Ignored when a text is loaded; for `corpus=ids`, the size of the tokenizer's vocabulary.
     tokenizer: path of a tokenizer.json of the `tokenizers` library, which turns text into ids, and
         ids of data.corpus=ids into text; see docs/own_data.md. Empty: none.
     eos: for ids: the id that ends a document, with a tokenizer also a line of text; -1: none does.
@@ -88,7 +88,8 @@ def load(
     """Loads a corpus. The first call prepares it; later calls only map its ids into memory.
 
     It is prepared in `adaptive_jax.config.cache.directory()`. If several processes need the same
-    corpus, one prepares it and the others wait. An interrupted preparation resumes.
+    corpus, one prepares it and the others wait. Run it again after an interruption: finished
+    shards are kept.
 
     Args:
         data: the settings by name, see `Settings`; those left out keep their defaults.
@@ -292,10 +293,10 @@ class PreparedText:
         settings = self.settings
         if settings.tokenizer:
             model = read_model(settings.tokenizer)
-            numbers = settings.eos, max(settings.vocabulary_size, size_of(model))
+            numbers = settings.eos, size_of(model)
             name = hashlib.sha256(model + repr(numbers).encode()).hexdigest()[:16]
             path = self._all_words.parents[1] / f"tokenizer-{name}" / "vocabulary.txt"
-            build = lambda: Tokenizer.build(self.count_words("train"), model, *numbers)
+            build = lambda: Tokenizer.build(self.count_words("train"), model, settings.eos)
             return self._once(path, build)
         if settings.words:
             return self._words().only(read_words(settings.words))

@@ -80,7 +80,8 @@ def count_ids(
             place = int(invalid.argmax())
             raise InputError(
                 f"ids must be from 0 to {vocabulary_size - 1:,}, got {part[place]:,} at place"
-                f" {begin + place:,}: use the size of the tokenizer's whole vocabulary"
+                f" {begin + place:,}: use ids of one tokenizer, and the size of its whole"
+                " vocabulary"
             )
         counts += np.bincount(part.astype(np.int64, copy=False), minlength=vocabulary_size)
         show((begin + len(part)) / len(ids))

@@ -265,8 +265,9 @@ def relations(
     form: "paper" (Pappas et al. 2020, section 3.1), synonyms, then hyponyms, in the lexicon's
         order; or "code", as its public code: synonyms only, in code point order.
     share: of the vocabulary's words, those that keep their related words, at most (Table 4,
-        "coverage"). The spelling of words decides which ones: the same at training and at
-        evaluation, and the larger share has all of the smaller.
+        "coverage"). The spelling of words decides which ones: the same for the same vocabulary;
+        with more words (`--vocabulary=union`) the share is one of more words, and other words of
+        training may have entries.
 
     Raises:
         InputError: as `read_entries`.
