@@ -9,7 +9,7 @@ import tokenizers
 import adaptive_jax
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary import tokenizer
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.generation import generate

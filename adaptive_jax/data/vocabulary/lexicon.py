@@ -315,7 +315,7 @@ SOURCES = {
     "definitions": definitions,
     "ngrams": sorted_ngrams,
 }
-READ = ("relations", "definitions")  # sources that read a lexicon
+FROM_LEXICON = ("relations", "definitions")  # sources that read a lexicon
 
 
 def lexicon(vocabulary: Vocabulary, spec: Mapping) -> dict:
@@ -328,12 +328,8 @@ def lexicon(vocabulary: Vocabulary, spec: Mapping) -> dict:
     same size needs no new one.
 
     Raises:
-        InputError: no vocabulary, or no such tree; a lexicon that cannot be read.
+        InputError: a lexicon that cannot be read.
     """
-    if not isinstance(vocabulary, Vocabulary):
-        raise InputError(f"vocabulary must be a Vocabulary, got {type(vocabulary).__name__}")
-    if not isinstance(spec, Mapping):
-        raise InputError(f"spec must be the lexicon_spec of a layer, got {type(spec).__name__}")
     return {
         name: SOURCES[name](vocabulary, **inner) if name in SOURCES else lexicon(vocabulary, inner)
         for name, inner in spec.items()
@@ -346,7 +342,7 @@ def coverage(arrays: Mapping) -> dict[str, float]:
     """
     shares = {}
     for name, inner in arrays.items():
-        if name in READ:
+        if name in FROM_LEXICON:
             shares[name] = float(np.mean(inner["words"][:, 0] >= 0))
         elif isinstance(inner, Mapping):
             shares |= coverage(inner)
