@@ -64,14 +64,11 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _sentences(ids, eos, index):
     """The ends of the sentences, and the numbers of those that are only an `<eos>`."""
-    ends = np.concatenate(
-        [
-            begin + 1 + np.flatnonzero(np.asarray(ids[begin : begin + CHUNK_TOKENS]) == eos)
-            for begin in range(0, len(ids), CHUNK_TOKENS)
-        ],
-        dtype=index,
-        casting="same_kind",
-    )
+    sentences = []
+    for begin in range(0, len(ids), CHUNK_TOKENS):
+        chunk = np.asarray(ids[begin : begin + CHUNK_TOKENS])
+        sentences.append((begin + 1 + np.flatnonzero(chunk == eos)).astype(index))
+    ends = np.concatenate(sentences)
     empty_lines = np.flatnonzero(np.diff(ends, prepend=index.type(0)) == 1).astype(index)
     if not len(ends) or ends[-1] < len(ids):  # the last sentence of a text that was cut off
         ends = np.append(ends, index.type(len(ids)))

@@ -144,8 +144,8 @@ def in_order(vocabulary: Vocabulary, path: str | Path) -> Vocabulary:
             f" {OTHER_WORDS}"
         )
     words = path.read_bytes().decode(errors="replace").removesuffix("\n").split("\n")[1:]
-    sizes = sum(header.sizes), len(words)
-    if sizes != (len(vocabulary),) * 2 or {*words} != {*vocabulary.words}:
+    whole = sum(header.sizes) == len(words) == len(vocabulary)
+    if not whole or {*words} != {*vocabulary.words}:
         raise InputError(
             f"{path} is damaged: it does not hold every word of the vocabulary once; {OTHER_WORDS}"
         )
