@@ -6,7 +6,7 @@ import errno
 import numbers
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 
 class InputError(ValueError):
@@ -97,13 +97,8 @@ def check_at_least(least: int, **values: int) -> None:
             raise InputError(f"{name} must be in [{least}, inf), got {value!r}")
 
 
-def check_known(
-    what: str, name: str, choices: Iterable[str], aliases: Mapping[str, str] | None = None
-) -> None:
+def check_known(what: str, name: str, choices: Iterable[str]) -> None:
     """Checks that `name` is known, and suggests the closest known name if it is not.
-
-    aliases: other names of known ones, to be suggested for, without regard to upper case, spaces,
-        "-" and "_".
 
     Raises:
         InputError: `config.body.layrs is not one of layers, heads. Did you mean "layers"?`, where
@@ -112,8 +107,7 @@ def check_known(
     choices = list(choices)
     if name in choices:
         return
-    close = {_plain(alias): meant for alias, meant in (aliases or {}).items()}.get(_plain(name))
-    close = close or next(iter(difflib.get_close_matches(str(name), choices, n=1)), None)
+    close = next(iter(difflib.get_close_matches(str(name), choices, n=1)), None)
     raise InputError(
         f"{what} is not one of {', '.join(choice or repr(choice) for choice in choices)}"
         + (f'. Did you mean "{close}"?' if close else "")
@@ -168,7 +162,3 @@ def one_line(error: BaseException) -> str:
     # str of a KeyError would quote its message.
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return " ".join(text.split()) or type(error).__name__
-
-
-def _plain(name):
-    return "".join(letter for letter in str(name).lower() if letter.isalnum())

@@ -13,8 +13,8 @@ from optax.tree_utils import tree_get
 
 from adaptive_jax.config import rows
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.data.corpora.known import CORPORA
-from adaptive_jax.data.vocabulary.clusters import cut
+from adaptive_jax.data.corpora.published import CORPORA
+from adaptive_jax.data.vocabulary.clusters import with_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.model.language_model import build, parameter_shapes
@@ -288,7 +288,7 @@ def test_a_row_whose_clusters_are_missing():
     """One line names the file and the command that makes it."""
     config = resolve(FILES["penn_treebank"].get_config("hsm_kmeans_glove"))
     with refuses("clusters/penn_treebank_hsm_kmeans_glove.txt", "python -m adaptive_jax clusters"):
-        cut(config)
+        with_clusters(config)
 
 
 def test_counts_that_two_papers_define():

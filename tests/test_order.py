@@ -13,10 +13,11 @@ from adaptive_jax.data.vocabulary.clusters import (
     cut,
     in_clusters,
     in_order,
-    read_clusters,
+    read_header,
     write_clusters,
 )
-from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
+from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.interop.export import export
 from adaptive_jax.model.language_model import build
@@ -157,17 +158,14 @@ def test_files_that_are_none(change, name, tmp_path):
     """A file is read as it was written, or one line says what is wrong."""
     path = tmp_path / "clusters.txt"
     words = shuffled(WORDS, path, SIZES)
-    header, read = read_clusters(path, WORDS)
-    assert (
-        header == Header("kmeans", 3, WORDS.digest, SIZES)
-        and header.cutoffs() == CUTOFFS
-        and (read == words).all()
-    )
+    header = read_header(path)
+    assert header == Header("kmeans", 3, WORDS.digest, SIZES) and header.cutoffs() == CUTOFFS
+    assert in_order(WORDS, path).words == tuple(WORDS.words[i] for i in words)
     with refuses("another vocabulary"):  # of the same words, with other counts
-        read_clusters(path, Vocabulary(WORDS.words, WORDS.counts + 1))
+        in_order(Vocabulary(WORDS.words, WORDS.counts + 1), path)
     path.write_text("\n".join([*change(path.read_text().splitlines()), ""]))
     with refuses(name):
-        read_clusters(path, WORDS)
+        in_order(WORDS, path)
 
 
 @pytest.mark.parametrize(

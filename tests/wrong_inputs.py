@@ -197,7 +197,7 @@ PREPARE = rows(
     ("--config.data.threshold=0", "data.threshold", "got 0"),
     ("--config.data.limit=2", "data.limit=2", "3 or more"),
     ("--config.data.tokeniser=mose", "'mose'", 'Did you mean "moses"'),
-    ("--config.data.corpus=ptb", "'ptb'", 'Did you mean "penn_treebank"'),
+    ("--config.data.corpus=treebank", "'treebank'", 'Did you mean "penn_treebank"'),
     ("--config.data.codes=-1", "data.codes", "got -1"),
     ("--config.data.codes=100000", "data.codes=100000", "or less"),
     ("--config.data.codes=9 --config.data.limit=50", "data.codes=9", "data.limit=0"),

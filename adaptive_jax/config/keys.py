@@ -51,7 +51,7 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
     "output": "adaptive_jax.model.language_model:OUTPUTS",
     "output.table": "adaptive_jax.model.language_model:TABLES",
     "output.table.cnn": "adaptive_jax.inputs.char_cnn:CharacterCNN",
-    "output.clusters": "adaptive_jax.data.vocabulary.clusters:cut",
+    "output.clusters": "adaptive_jax.data.vocabulary.clusters:with_clusters",
     "optimizer": "adaptive_jax.optimizers.optim:OPTIMIZERS",
     "optimizer.name": "adaptive_jax.optimizers.optim:optimizer_named",  # those of optax, too
     "optimizer.arguments": "adaptive_jax.optimizers.optim:arguments",

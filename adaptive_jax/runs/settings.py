@@ -9,7 +9,7 @@ from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
 from adaptive_jax.config.keys import General, at, check_allowed, keys_of, resolve, with_words
-from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
+from adaptive_jax.data.vocabulary.clusters import cutoffs_of, with_clusters, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.ngrams import counted_settings
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums
@@ -123,17 +123,17 @@ def read_words(workdir: Path) -> Vocabulary:
 
 
 def at_clusters(config: dict, begun: dict | None) -> dict:
-    """The config cut at its clusters, see `cut`; of a run that has begun and whose file of clusters
-    is gone, as it began.
+    """The config cut at its clusters, see `with_clusters`; of a run that has begun and whose file
+    of clusters is gone, as it began.
 
     begun: see `begun_config`.
 
     Raises:
-        InputError: as `cut`.
+        InputError: as `with_clusters`.
     """
     if begun and begun["output"]["clusters"] and not path_of(config["output"]["clusters"]).exists():
         return with_cutoffs(config, cutoffs_of(begun), begun["data"]["vocabulary_size"])
-    return cut(config)
+    return with_clusters(config)
 
 
 def with_own_files(config: dict, workdir: Path | None, other_words: bool = False) -> dict:

@@ -13,8 +13,8 @@ import numpy as np
 from adaptive_jax.config.options import Option, check
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
-from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.corpora.published import CORPORA
 from adaptive_jax.data.corpora.text import is_one_split
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends

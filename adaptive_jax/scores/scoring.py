@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check_windows, windows
+from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, windows
 from adaptive_jax.data.vocabulary.words import pieces
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import Compose, compose_shared
@@ -70,7 +70,6 @@ def scores(
     Raises:
         InputError: see `windows`.
     """
-    check_windows(settings)
     settings = as_stream(run.model, settings._replace(multiple=run.mesh.size), len(ids))
     count, batches = windows(ids, run.vocabulary.eos, settings)
     tables, rows = composed_once or composed(run, ids)

@@ -155,7 +155,7 @@ class LineScorer:
         self.settings = Windows.of(run.config, window, context, break_mode)
         self.given, self._begun, self._line_end = NO_TOKENS, "", lines.words("\n")
         if config.given:
-            closed, self._begun = lines.cut_open(config.given)
+            closed, self._begun = lines.split_open_word(config.given)
             self.given = last_example(lines.encode(closed), self.eos, break_mode)
         self._reader = WindowReader(self.eos, self.settings.window, self._rows)
         self._scorer = functools.partial(Scorer, run, tables, hidden=config.rank_and_entropy)

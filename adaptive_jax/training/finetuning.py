@@ -124,7 +124,7 @@ def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vo
 
     Raises:
         InputError: the other run is missing or damaged, or has sub-word units; clusters that do not
-            fit, see `read_clusters`.
+            fit, see `in_order`.
     """
     begun = (workdir / "config.json").exists()
     both = config["init_from"] and config["init_words"] != "new"

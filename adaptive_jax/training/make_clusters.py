@@ -15,9 +15,14 @@ from absl import flags
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.options import Option, PositiveInt, check
-from adaptive_jax.data.vocabulary.clustering import WAYS, by_label, nearest_known, run_way
+from adaptive_jax.data.vocabulary.clustering import (
+    METHODS,
+    by_label,
+    nearest_with_vector,
+    run_method,
+)
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -43,7 +48,7 @@ class Clustering(NamedTuple):
         seed: Of k-means or mixture.
     """
 
-    method: Annotated[str, Option(among=WAYS)] = "frequency"
+    method: Annotated[str, Option(among=METHODS)] = "frequency"
     embeddings: str = ""
     clusters: PositiveInt = 3
     factor: PositiveInt = 3
@@ -76,21 +81,21 @@ def make_clusters(
             order of frequency, as those of a run with clusters.
     """
     check(options)
-    way = WAYS[options.method]
-    draws = way.needs_vectors and not way.cuts
+    kind = METHODS[options.method]
+    draws = kind.needs_vectors and not kind.cuts
     _check_fit(options, draws, vocabulary)
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
-    if way.cuts:
+    if kind.cuts:
         workload = Workload(WIDTH, options.factor)
         cutoffs = options.cutoffs or equal_products(len(ids), options.clusters, workload)
         sizes = band_sizes(len(ids), cutoffs)
-    if way.needs_vectors:
+    if kind.needs_vectors:
         with_vectors, vectors, lines = _embeddings(vocabulary, options.embeddings)
-        clusters = run_way(
+        clusters = run_method(
             options.method, vectors, counts[with_vectors], options.clusters, options.seed
         )
-        clusters = clusters[nearest_known(with_vectors, len(ids))]
-        if way.cuts:
+        clusters = clusters[nearest_with_vector(with_vectors, len(ids))]
+        if kind.cuts:
             ids = np.argsort(-clusters, kind="stable")
         else:
             ids, sizes = by_label(clusters, counts)
@@ -106,13 +111,14 @@ def make_clusters(
 
 def _check_fit(options, draws, vocabulary):
     """Checks that options fit each other and the vocabulary. draws: the method reads the seed."""
-    way, defaults = WAYS[options.method], Clustering._field_defaults
+    kind, defaults = METHODS[options.method], Clustering._field_defaults
     if options.clusters > len(vocabulary):
         raise InputError(
             f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
             " vocabulary"
         )
-    fits = {"cutoffs": way.cuts, "factor": way.cuts, "embeddings": way.needs_vectors, "seed": draws}
+    fits = dict.fromkeys(("cutoffs", "factor"), kind.cuts)
+    fits |= {"embeddings": kind.needs_vectors, "seed": draws}
     for flag in fits:
         if not fits[flag] and getattr(options, flag) != defaults[flag]:
             raise InputError(f"--{flag} does not fit --method={options.method}: leave it out")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from adaptive_jax.config import cache, rows
 from adaptive_jax.config.keys import at, maker, word_group
 from adaptive_jax.data.corpora.load import count_words, load
-from adaptive_jax.data.corpora.split import one_text, split_lines
+from adaptive_jax.data.corpora.split import split_lines, unsplit_text
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
@@ -149,7 +149,7 @@ def _split(data: dict) -> list[str]:
             "configs/own_text.py needs a text: pass --config.data.path=DIR, with train.txt,"
             " valid.txt and test.txt in it or files of one text"
         )
-    text = one_text(data["path"])
+    text = unsplit_text(data["path"])
     if text is None:
         return []
     directory, (train, validation, test) = split_lines(text, cache.directory())

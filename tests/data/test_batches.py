@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
+from adaptive_jax.data.batches.layouts import check_layout
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.spans import Spans, fill_rows
 from adaptive_jax.data.batches.windows import Windows, windows
@@ -224,12 +225,7 @@ def test_impossible_settings_are_named():
     ]:
         with refuses(*names.split()):
             windows(ids, EOS, good._replace(**wrong))
-    for arguments, names in [
-        (("none", "packed", 0), "batches.sequence_length"),
-        (("none", "packed", 8, 1, 0), "microbatches"),
-        (("sentence", "packed"), "batches.break_mode='sentence' complete_doc"),
-    ]:
-        with refuses(*names.split()):
-            batches_of(ids, *arguments)
+    with refuses("batches.break_mode='sentence'", "complete_doc"):
+        check_layout("sentence", "packed")
     with refuses("0 tokens"):
         batches_of(ids[:0], "none", "packed")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.vocabulary import clustering
-from adaptive_jax.data.vocabulary.clusters import read_clusters
+from adaptive_jax.data.vocabulary.clusters import in_order, read_header
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.planning.cutoffs import Workload, equal_products
@@ -114,15 +114,15 @@ def test_vectors_that_are_far_apart_are_clusters(method):
     """The three points are found, in any order of labels; the same seed gives the same ones."""
     vectors, labels = blobs()
     found, again = (
-        clustering.run_way(method, vectors, np.arange(240, 0, -1), 3, 1) for _ in range(2)
+        clustering.run_method(method, vectors, np.arange(240, 0, -1), 3, 1) for _ in range(2)
     )
     assert (found == again).all()
     assert len(set(zip(labels.tolist(), found.tolist(), strict=True))) == 3
     with refuses("240", "300"):
-        clustering.run_way(method, vectors, np.ones(240), 300, 1)
+        clustering.run_method(method, vectors, np.ones(240), 300, 1)
     vectors[3, 1] = np.inf  # scikit-learn's own traceback
     with refuses("vectors", "finite"):
-        clustering.run_way(method, vectors, np.ones(240), 3, 1)
+        clustering.run_method(method, vectors, np.ones(240), 3, 1)
 
 
 @needs_sklearn
@@ -130,7 +130,7 @@ def test_weights_are_log_counts():
     """Counts move the centres of 0, 1 and of 9, 10, and so decide whom 5 belongs to."""
     points = np.array([[0.0], [1.0], [5.0], [9.0], [10.0]])
     for counts, side in ([1_000, 1, 2, 1_000, 1], 4), ([1, 1_000, 2, 1, 1_000], 0):
-        clusters = clustering.run_way("weighted_kmeans", points, np.array(counts), 2, 0)
+        clusters = clustering.run_method("weighted_kmeans", points, np.array(counts), 2, 0)
         assert (
             clusters[2] == clusters[side]
             and clusters[0] == clusters[1] != clusters[3] == clusters[4]
@@ -141,7 +141,7 @@ def test_scikit_learn_is_optional(monkeypatch):
     """Without it, one line names the command that installs it."""
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with refuses("--method=kmeans", "scikit-learn"):
-        clustering.run_way("kmeans", *blobs(), 3, 0)
+        clustering.run_method("kmeans", *blobs(), 3, 0)
 
 
 def test_the_autoencoder_is_at_its_minimum():
@@ -150,8 +150,8 @@ def test_the_autoencoder_is_at_its_minimum():
     """
     vectors = np.random.default_rng(0).normal(size=(600, 40)).astype(np.float32)
     with refuses("vectors", "32", "autoencoder"):
-        clustering.run_way("autoencoder", vectors[:, :32], np.ones(600), 3, 0)  # order of rounding
-    ours = clustering.run_way("autoencoder", vectors, np.ones(600), 3, 0)
+        clustering.run_method("autoencoder", vectors[:, :32], np.ones(600), 3, 0)
+    ours = clustering.run_method("autoencoder", vectors, np.ones(600), 3, 0)
     centred = vectors - vectors.mean(axis=0)
     rest = np.linalg.svd(centred.astype(np.float64), full_matrices=False)[2][32:]
     np.testing.assert_allclose(ours, np.linalg.norm(centred @ rest.T, axis=1), rtol=1e-4)
@@ -159,8 +159,8 @@ def test_the_autoencoder_is_at_its_minimum():
 
 def test_a_way_is_one_entry(monkeypatch, tmp_path):
     """A toy way that puts words by the sign of their first number."""
-    toy = clustering.Way(lambda vectors, *_: (vectors[:, 0] < 0).astype(int), True, False)
-    monkeypatch.setitem(clustering.WAYS, "sign", toy)
+    toy = clustering.Method(lambda vectors, *_: (vectors[:, 0] < 0).astype(int), True, False)
+    monkeypatch.setitem(clustering.METHODS, "sign", toy)
     signs = np.sign(np.arange(240) % 3 - 0.5)
     lines = [f"{word} {sign} 1" for word, sign in zip(WORDS.words, signs, strict=True)]
     (tmp_path / "vectors.txt").write_text("\n".join(lines))
@@ -174,7 +174,8 @@ def test_a_way_is_one_entry(monkeypatch, tmp_path):
 
 def test_words_without_a_vector_go_with_their_neighbours():
     """The nearest word in frequency that has one; of two as near, the more frequent."""
-    assert clustering.nearest_known(np.array([1, 4, 5]), 9).tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    nearest = clustering.nearest_with_vector(np.array([1, 4, 5]), 9)
+    assert nearest.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
     ids, sizes = clustering.by_label(np.array([2, 0, 2, 1, 0]), np.array([9, 8, 3, 2, 1]))
     assert (ids.tolist(), sizes) == ([0, 2, 1, 4, 3], (2, 2, 1))
 
@@ -212,7 +213,8 @@ def test_the_command(method, tmp_path, quick_command):
     read += [f"--vocabulary={tmp_path / 'vocabulary.txt'}", f"--output={tmp_path / 'c.txt'}"]
     done = quick_command("-m", "adaptive_jax", "clusters", f"--method={method}", *read)
     assert (done.returncode, done.stderr) == (0, "")
-    header, order = read_clusters(tmp_path / "c.txt", WORDS)
+    header = read_header(tmp_path / "c.txt")
+    order = np.array([WORDS.index[word] for word in in_order(WORDS, tmp_path / "c.txt").words])
     assert header[:2] == (method, 0) and len(header.sizes) == 3
     share = WORDS.counts[order[: header.sizes[0]]].sum() / WORDS.counts.sum()
     said = f"{header.sizes[0]} words with {share:.1%} of the tokens"
@@ -222,7 +224,7 @@ def test_the_command(method, tmp_path, quick_command):
         assert order.tolist() == list(range(240))
         again = quick_command("-m", "adaptive_jax", "clusters", "--clusters=2", *read)
         assert again.returncode == 2 and "c.txt already exists: use another" in again.stderr
-        assert read_clusters(tmp_path / "c.txt", WORDS)[0] == header
+        assert read_header(tmp_path / "c.txt") == header
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_jax.data.corpora import known
 from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora import published
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.download import File
 from adaptive_jax.data.corpora.text import Text
@@ -235,8 +235,8 @@ def test_a_corpus_is_one_entry(served, tmp_path, load, monkeypatch):
     for name, content in contents.items():
         (folder / f"{name}.txt").write_bytes(content)
         files[f"{address}/{name}.txt"] = File(len(content), hashlib.sha256(content).hexdigest())
-    toy = known.Published(("toys",), files, words={"train": 3, "validation": 2, "test": 9})
-    monkeypatch.setitem(known.CORPORA, "toy", toy)
+    toy = published.Published(files, words={"train": 3, "validation": 2, "test": 9})
+    monkeypatch.setitem(published.CORPORA, "toy", toy)
     (folder / "test.txt").write_bytes(b"dog\n")
     with refuses("toy", "data.path=DIR"):
         load("toy")
@@ -260,8 +260,8 @@ def test_raw_wikitext_as_it_is_published(served, tmp_path, load, monkeypatch):
     content = archive.read_bytes()
     file = File(len(content), hashlib.sha256(content).hexdigest())
     files = {f"{address}/{archive.name}": file}
-    entry = dataclasses.replace(known.CORPORA["wikitext2_raw"], files=files)
-    monkeypatch.setitem(known.CORPORA, "wikitext2_raw", entry)
+    entry = dataclasses.replace(published.CORPORA["wikitext2_raw"], files=files)
+    monkeypatch.setitem(published.CORPORA, "wikitext2_raw", entry)
     for path in "", str(archive), str(tmp_path / "wikitext-2-raw"):
         corpus = load("wikitext2_raw", path=path, threshold=2)
         assert [words(corpus, split) for split in ("train", "test")] == [
@@ -286,8 +286,8 @@ def test_embedded_has_the_sizes_its_config_relies_on(embedded):
 
 def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
     """An error names the package, not the import that failed."""
-    entry = dataclasses.replace(known.CORPORA["embedded"], package="pythonbible-none")
-    monkeypatch.setitem(known.CORPORA, "embedded", entry)
+    entry = dataclasses.replace(published.CORPORA["embedded"], package="pythonbible-none")
+    monkeypatch.setitem(published.CORPORA, "embedded", entry)
     with refuses("pythonbible"):
         load("embedded")
 
@@ -335,23 +335,23 @@ SETTINGS_OF = {
 CONTENT = "“Noah’s ark,” he said: “It <unk> floats.”\n\n Mr. Smith's 1,000 cats\tsat .\n"
 
 
-@pytest.mark.parametrize("name", [name for name in known.CORPORA if name != "ids"])
+@pytest.mark.parametrize("name", [name for name in published.CORPORA if name != "ids"])
 def test_a_split_of_ones_own_is_that_of_the_corpus(name, tmp_path, load, monkeypatch):
     """`evaluate --data_path` of a corpus's split reads the ids of `--split`, whatever the corpus
     and its tokeniser; its numbers were other ones where one of them tokenised.
     """
-    entry, published = known.CORPORA[name], tmp_path / "published"
-    published.mkdir()
+    entry, folder = published.CORPORA[name], tmp_path / "published"
+    folder.mkdir()
     patterns = entry.patterns if any(entry.patterns) else ("train.txt", "valid.txt", "test.txt")
     for split, pattern in zip(SPLITS, patterns, strict=True):
-        file = published / pattern.replace("*", "1")
+        file = folder / pattern.replace("*", "1")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(CONTENT * (2 if split == "train" else 1), encoding="utf-8")
     texts = {
-        s: Text((published / p.replace("*", "1"),)) for s, p in zip(SPLITS, patterns, strict=True)
+        s: Text((folder / p.replace("*", "1"),)) for s, p in zip(SPLITS, patterns, strict=True)
     }
-    monkeypatch.setattr(known.Published, "texts", lambda *_: texts)
-    monkeypatch.setattr(known.Published, "version", lambda self: "toy")
+    monkeypatch.setattr(published.Published, "texts", lambda *_: texts)
+    monkeypatch.setattr(published.Published, "version", lambda self: "toy")
     split, lower = SETTINGS_OF.get(name, ("none", False))
     settings = {"tokeniser": split, "lower": lower, "threshold": 3}
     corpus = load(name, **settings)
@@ -370,22 +370,21 @@ def test_a_split_of_ones_own_is_that_of_the_corpus(name, tmp_path, load, monkeyp
 )
 def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
     """Perplexities compare with published ones only over as many words of the same vocabulary."""
-    published = known.CORPORA[name]
+    entry = published.CORPORA[name]
     for merges in codes:
         corpus = load(name, path=str(REAL / folder), codes=merges)
         assert {
             split: np.count_nonzero(corpus.vocabulary.ends_word[ids])
             for split, ids in corpus.ids.items()
-        } == published.words
+        } == entry.words
         times = np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary))
         assert times.tolist() == corpus.vocabulary.counts.tolist()
         if merges:
             assert all(
-                1.1 < len(corpus.ids[split]) / count < 1.8
-                for split, count in published.words.items()
+                1.1 < len(corpus.ids[split]) / count < 1.8 for split, count in entry.words.items()
             )
         else:
-            assert len(corpus.vocabulary) == published.vocabulary
+            assert len(corpus.vocabulary) == entry.vocabulary
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 

@@ -19,21 +19,21 @@ IDS = np.minimum(np.random.default_rng(0).zipf(1.4, 400) - 1, len(WORDS) - 1).as
 @pytest.mark.parametrize("order", [2, 3])
 def test_counts_are_those_of_a_dict(monkeypatch, words, piece, order):
     """Also of a text that is read in pieces: an n-gram over two of them is counted once."""
-    monkeypatch.setattr(ngrams, "PIECE", piece)
+    monkeypatch.setattr(ngrams, "CHUNK_TOKENS", piece)
     ids = IDS * (words // 17)
     pairs = zip(*(ids[i:].tolist() for i in range(order)), strict=False)
     counts = collections.Counter(pairs)
     expected = sorted(counts, key=lambda each: (-counts[each], each))
     expected = [each for each in expected if counts[each] >= 3][:25]
-    result = ngrams.count(ids, words, order, most=25, least=3)
+    result = ngrams.count(ids, words, order, limit=25, min_count=3)
     assert result.tolist() == [[*each, counts[each]] for each in expected] and len(expected) > 5
 
 
 def test_orders_that_are_too_long_and_texts_that_are_too_short():
     """One line says which orders would do; a text may have no n-gram."""
     with refuses("orders", "3"):
-        ngrams.count(IDS, 1 << 30, 3, most=5, least=1)
-    assert ngrams.count(IDS[:1], 17, 2, most=5, least=2).shape == (0, 3)
+        ngrams.count(IDS, 1 << 30, 3, limit=5, min_count=1)
+    assert ngrams.count(IDS[:1], 17, 2, limit=5, min_count=2).shape == (0, 3)
 
 
 def test_the_file_of_a_vocabulary(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptive_jax.data.corpora.download import File, download
-from adaptive_jax.data.corpora.known import Published
+from adaptive_jax.data.corpora.published import Published
 from adaptive_jax.errors import explain
 from tests import refuses
 
@@ -64,7 +64,7 @@ def test_a_killed_draw_leaves_no_files(tmp_path):
         archive.writestr("folder/all.en", "a line\n" * 50)
     (tmp_path / "splits").mkdir()
     (tmp_path / "splits" / ".train.txt.0123").write_text("half")
-    published = Published(whole="all.en", held_out=0.2)
+    published = Published(text_member="all.en", held_out=0.2)
     texts = published.splits([tmp_path / "text.zip"], tmp_path / "splits")
     assert sum(len([*text.lines()]) for text in texts.values()) == 50
     names = {path.name for path in (tmp_path / "splits").iterdir()} - {".complete.lock"}

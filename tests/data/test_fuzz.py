@@ -19,12 +19,16 @@ from hypothesis import strategies as st
 
 from adaptive_jax.config.cache import VARIABLE
 from adaptive_jax.data.corpora import load as corpora
-from adaptive_jax.data.corpora.cached import read_ids
-from adaptive_jax.data.corpora.known import CORPORA
+from adaptive_jax.data.corpora.cached import checksum, read_ids
+from adaptive_jax.data.corpora.published import CORPORA
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
-from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
-from adaptive_jax.data.vocabulary.subwords import FILE, Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import (
+    read_vocabulary,
+    read_with_checksums,
+    write_with_checksums,
+)
+from adaptive_jax.data.vocabulary.subwords import FILE, Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from tests import refuses
@@ -125,9 +129,8 @@ def check_words(vocabulary):
 
 
 def check_ids(directory):
-    ids = read_ids(directory / "train.npy", 30)
-    assert (ids.dtype, ids.ndim) == (np.int32, 1) and len(ids) <= 40
-    assert not len(ids) or 0 <= ids.min() <= ids.max() < 30
+    ids = read_ids(directory / "train.npy", checksum(IDS))
+    assert ids.dtype == np.int32 and ids.tolist() == IDS.tolist()
 
 
 def compressed(name, content, text=b"the cat\n"):
@@ -143,6 +146,7 @@ def compressed(name, content, text=b"the cat\n"):
     return lambda directory: (directory / name).write_bytes(content), read
 
 
+IDS = np.arange(30, dtype="i4")
 WORDS = Vocabulary.build({"the": 5, "<eos>": 3, "cat": 2})
 KINDS = {  # functions that write the files of a kind to a directory, and that read them
     "words": (lambda directory: WORDS.write(directory / "vocabulary.txt"), read_words),
@@ -151,7 +155,7 @@ KINDS = {  # functions that write the files of a kind to a directory, and that r
         read_units,
     ),
     "ids": (
-        lambda directory: np.save(directory / "train.npy", np.arange(30, dtype="i4")),
+        lambda directory: np.save(directory / "train.npy", IDS),
         check_ids,
     ),
     "shards": (write_shards, read_shards),
@@ -197,7 +201,7 @@ def test_headers_of_ids(descr, shape, tmp_path):
     content = saved(lambda stream: np.lib.format.write_array_header_1_0(stream, header))
     (tmp_path / "train.npy").write_bytes(content + bytes(120))
     with one_line_at_most(tmp_path), refuses("train.npy", "damaged"):
-        read_ids(tmp_path / "train.npy", 30)
+        read_ids(tmp_path / "train.npy")
 
 
 @pytest.mark.parametrize("make, name", [(zipped, "evil.zip"), (tarred, "evil.tar.gz")])

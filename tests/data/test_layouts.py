@@ -82,7 +82,7 @@ def test_breaking_is_that_of_a_plain_loop(words, longest, mode, part):
     ids = split(words)
     slow = slow_examples(ids.tolist(), mode, longest)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breaking, "PART", part)
+        patch.setattr(breaking, "CHUNK_TOKENS", part)
         if not slow:
             with refuses("empty lines"):
                 examples(ids, EOS, mode, longest)

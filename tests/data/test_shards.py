@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.config.cache import VARIABLE
-from adaptive_jax.data.corpora import known, line_files, shards
+from adaptive_jax.data.corpora import line_files, published, shards
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora import text as text_module
 from adaptive_jax.data.corpora.corpus import SPLITS
@@ -91,7 +91,7 @@ def test_ids_are_those_of_a_plain_loop(lines, size, tmp_path_factory):
     lines = "\n".join(lines).removesuffix("\n").split("\n") if "\n".join(lines) else []
     expected = [word for line in lines for word in (*line.split(), "<eos>")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "PIECE", size)
+        patch.setattr(shards, "CHUNK_BYTES", size)
         patch.setattr(
             shards, "_processes", lambda: shards.contextlib.nullcontext(shards.operator.call)
         )
@@ -139,7 +139,7 @@ def made_of(content, tmp_path):
 
 def test_a_giant_line(tmp_path, monkeypatch):
     """Is cut between words, whatever separates them, and ends once; a giant word is no text."""
-    monkeypatch.setattr(shards, "PIECE", 1 << 15)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 1 << 15)
     others = dict.fromkeys(["cat", "sat", "on", "mat"], 10_000)
     for name, space in ("spaces", b" "), ("tabs", b"\t"), ("returns", b"\r"):
         (directory := tmp_path / name).mkdir()
@@ -170,7 +170,7 @@ def test_files_of_a_directory_end_their_last_lines(tmp_path):
     texts = local_texts(tmp_path, ("train", "test"))
     assert list(texts["train"].lines()) == [b"train 0\n", b"train 1\n", b"train 2\n"]
     (tmp_path / "train" / "1.txt").write_text("\ufeff")  # which became a line without words
-    [(piece, _)] = shards.pieces(texts["train"].chunks(), shards.PIECE)
+    [(piece, _)] = shards.pieces(texts["train"].chunks(), shards.CHUNK_BYTES)
     assert piece == b"train 0\ntrain 2\n"
     (tmp_path / "train" / "0.txt").rename(tmp_path / "train" / "0.jsonl")
     with refuses("train/0.jsonl", "JSON"):
@@ -198,7 +198,7 @@ def test_files_that_are_no_text(content, names, tmp_path):
 
 def test_the_line_of_a_fault_far_in(tmp_path, monkeypatch):
     """Counted over pieces and files, in other processes too."""
-    monkeypatch.setattr(shards, "PIECE", 64)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
     files = []
     for i in range(3):
         files.append(tmp_path / f"{i}.txt")
@@ -209,7 +209,7 @@ def test_the_line_of_a_fault_far_in(tmp_path, monkeypatch):
 
 def test_an_end_of_sentence_of_its_own(tmp_path, monkeypatch):
     """Refused where the text has more than one in two lines, whatever a single piece has."""
-    monkeypatch.setattr(shards, "PIECE", 64)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
     clean = b"some words\n" * 30
     assert made_of(clean + b"the end <eos>\n", tmp_path)["<eos>"] == 32
     (tmp_path / "more.txt").write_bytes(clean + b"the end <EOS>\n" * 31)
@@ -272,7 +272,7 @@ def test_a_script_without_a_guard(text, tmp_path):
     script = tmp_path / "script.py"
     data = {"corpus": "text_files", "path": str(text)}
     script.write_text(
-        "from adaptive_jax.data.corpora import load, shards\nshards.PIECE = 64\n"
+        "from adaptive_jax.data.corpora import load, shards\nshards.CHUNK_BYTES = 64\n"
         f"load.load({data})\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -288,7 +288,7 @@ import logging, sys
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora import text as text_module
 from adaptive_jax.data.corpora import shards
-shards.PIECE = 64
+shards.CHUNK_BYTES = 64
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
@@ -444,7 +444,7 @@ def test_two_copies_of_a_split(own_text, tmp_path):
     with refuses("test.txt", "test/"):
         local_texts(own_text, SPLITS)
     with refuses("wiki.test.raw"):
-        local_texts(own_text, SPLITS, known.CORPORA["wikitext2_raw"].patterns)
+        local_texts(own_text, SPLITS, published.CORPORA["wikitext2_raw"].patterns)
     (tmp_path / "mine.tar.gz").touch()
     with refuses("mine.tar.gz", "is an archive: unpack it", "test.txt"):
         local_texts(tmp_path / "mine.tar.gz", ("test",))
@@ -466,7 +466,7 @@ def test_counts_of_the_held_out_text(corpus, folder, validation, test, tmp_path)
     """Real text has the counts of shared/data/README.md; words lost between pieces of a file would
     change them.
     """
-    texts = local_texts(REAL / folder, (), known.CORPORA[corpus].patterns)
+    texts = local_texts(REAL / folder, (), published.CORPORA[corpus].patterns)
     for split, expected in ("validation", validation), ("test", test):
         counts = shards.Shards.make(texts[split], tmp_path / split).counts()
         assert (sum(counts.values()), len(counts) - 1) == expected

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.data.batches import streams
+from adaptive_jax.data.batches.layouts import check_layout
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.numerics.batch import Batch
@@ -181,7 +182,7 @@ def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple, 
 def test_settings_that_streams_refuse():
     """Settings that streams would ignore are refused."""
     with refuses("batches.break_mode='eos'", "none"):
-        TrainingBatches(np.arange(9, dtype=np.int32), EOS, Layout(4, "eos", "streams"), 1)
+        check_layout("eos", "streams")
     with refuses("context=3", "batches.layout='streams'", "--rows=2"):
         windows(np.arange(9), EOS, Windows(4, 3, "none", "streams", 1))
     with refuses("window=0", "context=0"):

@@ -12,8 +12,12 @@ import pytest
 import sentencepiece
 
 from adaptive_jax.data.vocabulary import subwords
-from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
-from adaptive_jax.data.vocabulary.subwords import BYTES, MARK, Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import (
+    read_vocabulary,
+    read_with_checksums,
+    write_with_checksums,
+)
+from adaptive_jax.data.vocabulary.subwords import BYTES, MARK, Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from tests import refuses
 

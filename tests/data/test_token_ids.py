@@ -148,6 +148,18 @@ def test_wrong_settings_are_named(data, changes, names):
         load(data | changes)
 
 
+@pytest.mark.parametrize("wrong", (-100, SIZE))
+def test_wrong_ids_of_evaluated_text_are_named(data, directory, tmp_path, wrong):
+    """The cure was a larger vocabulary, which no trained model has, nor a negative id."""
+    for split in TOKENS:
+        ids = ids_of(split)
+        ids[5] = wrong if split == "test" else ids[5]
+        np.save(tmp_path / f"{split}.npy", ids)
+    vocabulary = load(data).vocabulary
+    with refuses("test.npy", "59", f"{wrong}", "ids of one tokenizer", "training"):
+        load(data | {"path": str(tmp_path)}, vocabulary=vocabulary)
+
+
 def test_wrong_files_are_told_in_one_line(data, tmp_path):
     """Missing, doubled, empty, of another dtype, cut off: each would be noise to train on."""
     wrong = data | {"path": str(tmp_path)}

@@ -9,7 +9,7 @@ import tokenizers
 import adaptive_jax
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary import tokenizer
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.generation import generate
@@ -237,12 +237,15 @@ def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache
 
 
 def test_a_text_is_counted_once(directory, own_cache, monkeypatch):
-    """Own text asks for the tokenizer's number of ids first, then names it."""
-    sizes, build = [], Tokenizer.build
-    monkeypatch.setattr(Tokenizer, "build", lambda *a: sizes.append(a[-1]) or build(*a))
-    for _ in range(2):
-        vocabulary = load(data_of(directory, vocabulary_size=max([0, *sizes]))).vocabulary
-        assert sizes == [len(vocabulary)]
+    """Whatever the size that plans are made with: a larger one enlarged the model in silence, by
+    ids that the tokenizer never makes.
+    """
+    built, build = [], Tokenizer.build
+    monkeypatch.setattr(Tokenizer, "build", lambda *a: built.append(build(*a)) or built[-1])
+    for size in 0, 10_000:
+        vocabulary = load(data_of(directory, vocabulary_size=size)).vocabulary
+        assert (len(vocabulary), len(built)) == (len(built[0]), 1)
+        assert len(vocabulary) == tokenizer.size_of(vocabulary.model)
 
 
 def test_wrong_settings(directory, tmp_path):
@@ -274,7 +277,7 @@ def test_lines_are_neither_cut_nor_filled_up(directory):
     program.enable_padding(length=20)
     counts = {line: 1 for line in LINES if line} | {"<eos>": len(LINES)}
     expected, vocabulary = (
-        Tokenizer.build(counts, model.encode(), 0, 0) for model in (content, program.to_str())
+        Tokenizer.build(counts, model.encode(), 0) for model in (content, program.to_str())
     )
     assert vocabulary.words == expected.words
     np.testing.assert_array_equal(vocabulary.counts, expected.counts)

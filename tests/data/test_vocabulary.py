@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.files import replacing
 from tests import refuses
@@ -20,7 +20,7 @@ COUNTS = {"the": 5, "b": 2, "a": 2, "hat": 1, "mat": 1, "<eos>": 3}
 def test_impossible_limits_are_named(limit):
     """`<eos>` and `<unk>` alone would be no vocabulary."""
     with refuses(f"data.limit={limit}"):
-        Vocabulary.build(COUNTS, limit=limit)
+        load({"corpus": "text_files", "limit": limit})
 
 
 def test_words_from_outside(tmp_path, own_cache):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop import torch_files
 from adaptive_jax.interop.convert import convert

@@ -20,7 +20,7 @@ from adaptive_jax.bodies.lstm import State as Memory
 from adaptive_jax.bodies.lstm import Weights, lstm
 from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.data.batches.windows import Windows, windows
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop.convert import convert

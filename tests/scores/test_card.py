@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.keys import complete
-from adaptive_jax.data.corpora.known import CORPORA
+from adaptive_jax.data.corpora.published import CORPORA
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.runs.run import Run

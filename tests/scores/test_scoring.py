@@ -14,7 +14,8 @@ import pytest
 from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
+from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.evaluate import Request, evaluate

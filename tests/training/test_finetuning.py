@@ -170,7 +170,8 @@ def test_another_tokenizer_has_other_ids(tmp_path):
 
     config = config_of("tied")
     models = (json.dumps(test_tokenizer.made(kind)).encode() for kind in ("bytes", "spaces"))
-    old, new = (Tokenizer.build({"<eos>": 1}, model, 0, 600) for model in models)
+    ids = TokenIds.of_counts(np.zeros(600, np.int64), eos=0)
+    old, new = (Tokenizer.of(ids, model) for model in models)
     saved_run(tmp_path, config, old)
     for vocabulary, carried in (old, True), (new, False):
         _, fresh, params = started(config | {"init_from": str(tmp_path)}, vocabulary)

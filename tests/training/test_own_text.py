@@ -10,7 +10,7 @@ import pytest
 
 from adaptive_jax.config.keys import resolve, switch
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.corpora.split import one_text, split_lines
+from adaptive_jax.data.corpora.split import split_lines, unsplit_text
 from adaptive_jax.data.corpora.text import Text
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -87,20 +87,20 @@ def test_a_file_is_split_in_order(lines, expected, compress, tmp_path):
     file = folder / ("book.md.gz" if compress else "book.md")
     file.write_bytes(compress.compress(text) if compress else text)
     (folder / ".hidden").touch()
-    assert one_text(str(folder)) == one_text(str(file)) == Text((file,))
-    directory, counts = split_lines(one_text(str(folder)), cache)
+    assert unsplit_text(str(folder)) == unsplit_text(str(file)) == Text((file,))
+    directory, counts = split_lines(unsplit_text(str(folder)), cache)
     parts = [(directory / f"{name}.txt").read_bytes() for name in ("train", "valid", "test")]
     assert counts == expected == tuple(part.count(b"\n") for part in parts)
     assert b"".join(parts) == text + b"\n"
     assert directory.parent.parent == cache
     assert {path.name for path in folder.iterdir()} == {".hidden", file.name}
-    (directory / "valid.txt").unlink()
+    (directory / "test.txt").unlink()
     (left := directory / ".train.txt.1f").touch()  # by a process that was killed
-    assert split_lines(one_text(str(file)), cache) == (directory, counts) and not left.exists()
+    assert split_lines(unsplit_text(str(file)), cache) == (directory, counts) and not left.exists()
     (link := tmp_path / file.name).symlink_to(file.rename(tmp_path / "blob"))  # as hubs keep files
-    assert split_lines(one_text(str(link)), cache).lines == counts
+    assert split_lines(unsplit_text(str(link)), cache)[1] == counts
     file.write_bytes(compress.compress(text + b" x") if compress else text + b" x")
-    assert split_lines(one_text(str(file)), cache).directory != directory
+    assert split_lines(unsplit_text(str(file)), cache)[0] != directory
 
 
 def test_places_without_a_single_text(text, tmp_path):
@@ -108,10 +108,10 @@ def test_places_without_a_single_text(text, tmp_path):
     (tmp_path / "text.tar.gz").touch()
     (tmp_path / "empty").mkdir()
     for name in "text.tar.gz", "empty", "nowhere":
-        assert one_text(str(tmp_path / name)) is None
-    assert one_text(str(text)) is None
+        assert unsplit_text(str(tmp_path / name)) is None
+    assert unsplit_text(str(text)) is None
     (tmp_path / "one.zip").touch()  # `unpacked` reads it
-    assert one_text(str(tmp_path / "one.zip")) == Text((tmp_path / "one.zip",))
+    assert unsplit_text(str(tmp_path / "one.zip")) == Text((tmp_path / "one.zip",))
     with refuses("empty", "split"):
         chosen(**{"data.path": str(tmp_path / "empty")})
     with refuses("data.path", "local disk"):

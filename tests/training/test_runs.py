@@ -16,7 +16,8 @@ from optax.tree_utils import tree_get
 from adaptive_jax.config.keys import resolve, switch
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
+from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding

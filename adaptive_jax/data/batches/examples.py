@@ -4,10 +4,10 @@ fairseq's --sample-break-mode.
 
 import numpy as np
 
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import InputError
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
-PART = 1 << 22  # tokens looked at in one go: ids may be larger than memory
+CHUNK_TOKENS = 1 << 22  # read at a time: ids may be larger than memory
 
 
 def examples(
@@ -33,10 +33,8 @@ def examples(
         of ids.
 
     Raises:
-        InputError: `longest` below 1, an empty split, or only empty lines
-            for complete_doc.
+        InputError: an empty split, or only empty lines for complete_doc.
     """
-    check_at_least(1, **{"batches.sequence_length": longest})
     check_split(ids)
     index = np.dtype(np.int32 if len(ids) < 2**31 - longest else np.int64)
     if break_mode == "none":
@@ -66,10 +64,10 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _sentences(ids, eos, index):
     """The ends of the sentences, and the numbers of those that are only an `<eos>`."""
-    sentences = [
-        (begin + 1 + np.flatnonzero(np.asarray(ids[begin : begin + PART]) == eos)).astype(index)
-        for begin in range(0, len(ids), PART)
-    ]
+    sentences = []
+    for begin in range(0, len(ids), CHUNK_TOKENS):
+        chunk = np.asarray(ids[begin : begin + CHUNK_TOKENS])
+        sentences.append((begin + 1 + np.flatnonzero(chunk == eos)).astype(index))
     ends = np.concatenate(sentences)
     empty_lines = np.flatnonzero(np.diff(ends, prepend=index.type(0)) == 1).astype(index)
     if not len(ends) or ends[-1] < len(ids):  # the last sentence of a text that was cut off

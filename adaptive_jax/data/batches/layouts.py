@@ -170,8 +170,7 @@ class Similar(Single):
         return Spans(self.starts[index], self.lengths[index], filled)
 
 
-# For each name the layout of text that is cut anywhere (break mode "none") and that of other
-# examples, if there is one.
+# Layout classes by name: for continuous text, and for separate examples (None if unsupported).
 LAYOUTS = {"packed": (Single, Packed), "similar": (Single, Similar), "streams": (Streams, None)}
 
 
@@ -189,7 +188,7 @@ def scored_break_mode(config: Mapping) -> str:
 def check_layout(break_mode: str, layout: str, key: str = "batches.break_mode") -> None:
     """Raises InputError for an unknown name, or a layout that cannot hold such examples."""
     check_known(f"{key}={break_mode!r}", break_mode, BREAK_MODES)
-    if LAYOUTS[layout][1] is None and break_mode != "none":
+    if layout == "streams" and break_mode != "none":
         raise InputError(
             f"batches.layout={layout!r} continues the text from row to row, and"
             f" {key}={break_mode!r} breaks it: use break_mode none, or layout packed"

@@ -8,9 +8,8 @@ import numpy as np
 
 from adaptive_jax.config.options import Option, PositiveInt
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples
-from adaptive_jax.data.batches.layouts import LAYOUTS, check_layout, layout_class
+from adaptive_jax.data.batches.layouts import LAYOUTS, layout_class
 from adaptive_jax.data.batches.spans import Spans, fill_rows, runs
-from adaptive_jax.errors import check_at_least
 from adaptive_jax.numerics.batch import Batch
 
 
@@ -40,8 +39,8 @@ class TrainingBatches:
         eos: the id of `<eos>`.
         rows: rows of an update. Layout "similar" has more where rows are shorter.
         microbatches: how many microbatches make up an update.
-        devices: that share each microbatch. Empty rows, of weight 0, fill up an update whose rows
-            do not divide among microbatches and devices.
+        devices: number of devices that share a microbatch. Empty rows, of weight 0, fill up an
+            update whose rows do not divide among microbatches and devices.
 
     Attributes:
         per_microbatch: rows of a microbatch; of the longest rows if lengths differ.
@@ -49,7 +48,7 @@ class TrainingBatches:
         layout: the object that numbers the rows, one of `layouts`.
 
     Raises:
-        InputError: an empty split, a size below 1, an unknown name.
+        InputError: an empty split.
     """
 
     def __init__(
@@ -62,8 +61,6 @@ class TrainingBatches:
         devices: int = 1,
     ):
         length, break_mode, name = layout
-        check_layout(break_mode, name)
-        check_at_least(1, rows=rows, microbatches=microbatches)
         starts, lengths = examples(ids, eos, break_mode, length)
         self.ids, self.eos = ids, eos
         self.microbatches, self.multiple = microbatches, microbatches * devices

@@ -52,7 +52,7 @@ class Windows(NamedTuple):
         break_mode: str | None = None,
         rows: int = 1,
     ) -> "Windows":
-        """Those of a run where nothing else is asked for: the sequence length, and the break mode
+        """The windows that a run is scored with by default: the sequence length, and the break mode
         of evaluation. Raises InputError as `check_windows`.
         """
         batches = config["batches"]
@@ -100,7 +100,7 @@ def check_windows(settings: Windows) -> None:
             f" batches.break_mode={break_mode!r} forbids that: use context 0, or break_mode none"
             " or complete"
         )
-    if context and rows == 1 and LAYOUTS[layout][1] is None:
+    if context and rows == 1 and layout == "streams":
         raise InputError(
             f"context={context} is not for one row of batches.layout={layout!r}, where a token sees"
             " all before it: use context 0, or --rows=2 or more"
@@ -114,7 +114,7 @@ def ends_example(ids: np.ndarray, before: np.ndarray, eos: int, break_mode: str)
 
 
 def last_example(ids: np.ndarray, eos: int, break_mode: str) -> np.ndarray:
-    """The end of a text that what follows it may see."""
+    """The tokens at the end of a text that the next token may see: those of its last example."""
     ends = ends_example(ids, np.append(eos, ids[:-1]), eos, break_mode)
     return ids[np.append(0, 1 + np.flatnonzero(ends))[-1] :]
 

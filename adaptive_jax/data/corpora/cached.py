@@ -20,7 +20,7 @@ with of_extra("train"):
     import filelock
 
 logger = logging.getLogger(__name__)
-BLOCK = 1 << 24  # bytes
+BLOCK_BYTES = 1 << 24
 
 
 def make_once(path: Path, make: Callable[[], object]) -> None:
@@ -49,21 +49,20 @@ def make_once(path: Path, make: Callable[[], object]) -> None:
 
 
 def checksum(array: np.ndarray) -> str:
-    """A checksum by which an array that was stored is known to be whole: its bytes, and the CRC-32
-    of the CRC-32s of its blocks, which threads compute. It finds damage, no forgery.
+    """Checksum of a stored array: its size in bytes and a CRC-32 of the CRC-32s of its blocks.
+    Detects damage, not forgery.
     """
     content = np.ravel(array).view(np.uint8)
-    blocks = np.split(content, range(BLOCK, len(content), BLOCK))
+    blocks = np.split(content, range(BLOCK_BYTES, len(content), BLOCK_BYTES))
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         sums = np.array([*threads.map(zlib.crc32, blocks)], "<u4")
     return f"{len(content)}-{zlib.crc32(sums.tobytes()):08x}"
 
 
-def read_ids(path: Path, words: int, stored: str | None = None) -> np.ndarray:
+def read_ids(path: Path, stored: str | None = None) -> np.ndarray:
     """Maps the ids of a split into memory: int32 `[tokens]`, read-only.
 
-    stored: their `checksum`, compared if there is one; otherwise only the ends of the file are
-        looked at.
+    stored: their `checksum`, if it is known.
 
     Raises:
         InputError: a damaged file.
@@ -71,13 +70,8 @@ def read_ids(path: Path, words: int, stored: str | None = None) -> np.ndarray:
     try:
         with np.errstate(over="ignore"):
             ids = np.lib.format.open_memmap(path, mode="r")
-        sample = np.concatenate([ids[:1000], ids[-1000:]])
-        if ids.dtype != np.int32 or ids.ndim != 1 or ids.nbytes + ids.offset != path.stat().st_size:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes for {ids.size:,} {ids.dtype}")
-        if len(ids) and not 0 <= sample.min() <= sample.max() < words:
-            raise ValueError(
-                f"it has ids from {sample.min()} to {sample.max()}, of {words:,} words"
-            )
+        if ids.dtype != np.int32 or ids.ndim != 1:  # of the header, which has no checksum
+            raise ValueError(f"it has {ids.dtype} of shape {ids.shape}")
         if stored is not None and stored != checksum(ids):
             raise ValueError("its checksum differs")
     except Exception as error:  # a damaged header makes NumPy fail in many ways

@@ -1,6 +1,6 @@
 """Prepared corpus: a vocabulary, and ids for each split."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +26,6 @@ class LazyIds:
 
     def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
         return self._read(index)
-
-    def __iter__(self) -> Iterator[np.int32]:
-        return iter(self[:])
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(self[:], dtype)

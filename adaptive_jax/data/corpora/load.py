@@ -14,26 +14,21 @@ from typing import Annotated, NamedTuple
 from adaptive_jax.config import cache
 from adaptive_jax.config.options import NonNegativeInt, Option, PositiveInt, check
 from adaptive_jax.data.corpora import token_files
-from adaptive_jax.data.corpora.cached import (
-    bar,
-    checksum,
-    damaged,
-    make_once,
-    read_ids,
-)
+from adaptive_jax.data.corpora.cached import bar, checksum, damaged, make_once, read_ids
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
-from adaptive_jax.data.corpora.known import CORPORA
+from adaptive_jax.data.corpora.published import CORPORA
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
 from adaptive_jax.data.corpora.tokenise import TOKENISERS
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.on_disk import (
     checksums_of,
+    read_vocabulary,
     read_with_checksums,
     write_with_checksums,
 )
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model, size_of
-from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut, read_words
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, read_words
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import local_directory, write_bytes
 
@@ -60,7 +55,7 @@ class Settings(NamedTuple):
         punctuation marks of running text; "moses" as the tokeniser of Moses for English.
     lower: whether to lower-case the text.
     vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
-        Not used to load it, but for ids: the size of the tokenizer's whole vocabulary.
+        Ignored when a text is loaded; for `corpus=ids`, the size of the tokenizer's vocabulary.
     tokenizer: path of a tokenizer.json of the `tokenizers` library, which turns text into ids, and
         ids of data.corpus=ids into text; see docs/own_data.md. Empty: none.
     eos: for ids: the id that ends a document, with a tokenizer also a line of text; -1: none does.
@@ -88,7 +83,8 @@ def load(
     """Loads a corpus. The first call prepares it; later calls only map its ids into memory.
 
     It is prepared in `adaptive_jax.config.cache.directory()`. If several processes need the same
-    corpus, one prepares it and the others wait. An interrupted preparation resumes.
+    corpus, one prepares it and the others wait. Run it again after an interruption: finished
+    shards are kept.
 
     Args:
         data: the settings by name, see `Settings`; those left out keep their defaults.
@@ -143,11 +139,9 @@ def count_prepared(data: Mapping, splits: Collection[str] = SPLITS) -> dict[str,
     data: as of `load`, which raises InputError.
     """
     settings = checked_settings(data)
-    if "://" in settings.path or settings.corpus == "ids":
-        return {}
     try:
         text = PreparedText(settings, ())
-    except InputError:  # the text, or its package, is on another machine
+    except InputError:  # the text, or its package, is on another machine, or a URL
         return {}
     return text.counts(splits)
 
@@ -162,9 +156,12 @@ def checked_settings(data: Mapping) -> Settings:
         check_known(f"data.{key}={data[key]!r}", key, Settings._fields)
     settings = Settings(**data)
     check(settings, prefix="data.")
-    aliases = {alias: name for name, published in CORPORA.items() for alias in published.aliases}
-    check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA, aliases)
-    check_cut(settings.limit)
+    check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA)
+    if settings.limit in (1, 2):
+        raise InputError(
+            f"data.limit={settings.limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and"
+            " a word"
+        )
     if settings.codes and (settings.threshold, settings.limit) != (1, 0):
         raise InputError(
             f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not"
@@ -292,10 +289,10 @@ class PreparedText:
         settings = self.settings
         if settings.tokenizer:
             model = read_model(settings.tokenizer)
-            numbers = settings.eos, max(settings.vocabulary_size, size_of(model))
+            numbers = settings.eos, size_of(model)
             name = hashlib.sha256(model + repr(numbers).encode()).hexdigest()[:16]
             path = self._all_words.parents[1] / f"tokenizer-{name}" / "vocabulary.txt"
-            build = lambda: Tokenizer.build(self.count_words("train"), model, *numbers)
+            build = lambda: Tokenizer.build(self.count_words("train"), model, settings.eos)
             return self._once(path, build)
         if settings.words:
             return self._words().only(read_words(settings.words))
@@ -326,7 +323,7 @@ class PreparedText:
             return {*vocabulary.words, UNKNOWN}
         if not all(checksums_of(path).exists() for path in (self._units, self._all_words)):
             return None
-        same = vocabulary.same_words(subwords.read_vocabulary(self._units))
+        same = vocabulary.same_words(read_vocabulary(self._units))
         return {*self._words().words, UNKNOWN} if same else None
 
     def _ids(self, split, vocabulary):
@@ -341,7 +338,7 @@ class PreparedText:
             with bar(f"encoding {split}") as show:
                 words, unseen = shards.encode(vocabulary, path, learnt_from or (), show)
             numbers_of_text = {"words": words, "unseen": None if learnt_from is None else unseen}
-            numbers_of_text["checksum"] = checksum(read_ids(path, len(vocabulary)))
+            numbers_of_text["checksum"] = checksum(read_ids(path))
             # Last, so that the ids exist wherever this file does
             write_bytes(numbers, json.dumps(numbers_of_text).encode())
 
@@ -351,4 +348,4 @@ class PreparedText:
             words, unseen = numbers_of_split["words"], numbers_of_split["unseen"]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise damaged(numbers, error) from error
-        return read_ids(path, len(vocabulary), numbers_of_split.get("checksum")), words, unseen
+        return read_ids(path, numbers_of_split.get("checksum")), words, unseen

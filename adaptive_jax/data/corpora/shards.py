@@ -36,7 +36,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import remove_unfinished, replacing, write_bytes
 from adaptive_jax.parallel import processors
 
-PIECE = 1 << 23  # bytes of text: counting its words takes some 70 MiB of memory
+CHUNK_BYTES = 1 << 23  # of text: counting its words takes some 70 MiB of memory
 PROCESSES = 8  # at most, since each needs that memory and one process reads for all
 COMPLETE = "whole.json"
 NEWLINE = b"\n"
@@ -134,8 +134,8 @@ class Shards:
         number, words, ends, lines = 0, False, 0, 0
         one = contextlib.nullcontext(operator.call)
         try:
-            with _processes() if text.size > 2 * PIECE else one as submit:
-                for piece, done in pieces(text.chunks(), PIECE):
+            with _processes() if text.size > 2 * CHUNK_BYTES else one as submit:
+                for piece, done in pieces(text.chunks(), CHUNK_BYTES):
                     words = words or bool(piece.strip())
                     ends += (piece.lower() if lower else piece).count(EOS.encode())
                     lines += piece.count(NEWLINE)

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from adaptive_jax.data.corpora.cached import make_once
 from adaptive_jax.data.corpora.corpus import SPLITS
@@ -20,20 +19,11 @@ from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import TARS, remove_unfinished, replacing
 
-SHARE = 20  # one line in 20 is validation text, and one in 20 is test text
-MOST = 10_000  # lines of each
+HELD_OUT = 20  # one line in 20 is validation text, and one in 20 is test text
+MAX_LINES = 10_000  # of each
 
 
-class Split(NamedTuple):
-    """The copies of a text's lines: the directory with train.txt, valid.txt and test.txt, and
-    the lines of each, in this order.
-    """
-
-    directory: Path
-    lines: tuple[int, int, int]
-
-
-def one_text(path: str) -> Text | None:
+def unsplit_text(path: str) -> Text | None:
     """The text of the file `path`, or of the files of a directory and its folders, see
     `text_files`; None for a directory with splits or without files, and for archives but .zip.
     """
@@ -45,7 +35,7 @@ def one_text(path: str) -> Text | None:
     return None if packed else Text(tuple(files))
 
 
-def split_lines(text: Text, cache: Path) -> Split:
+def split_lines(text: Text, cache: Path) -> tuple[Path, tuple[int, int, int]]:
     """Copies the lines of a text into a directory below `cache`: the first 90 % to train, then 5 %
     and 5 % to validate and test.
 
@@ -54,6 +44,9 @@ def split_lines(text: Text, cache: Path) -> Split:
     break_mode "complete_doc". The same text is copied once.
 
     text: files in UTF-8, as `adaptive_jax.files.unpacked` reads them.
+
+    Returns:
+        The directory with train.txt, valid.txt and test.txt, and the lines of each, in this order.
 
     Raises:
         InputError: JSON, fewer than three lines, a part without words, a file that cannot be read,
@@ -68,8 +61,8 @@ def split_lines(text: Text, cache: Path) -> Split:
             f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each"
             " line, or use a directory with train.txt, valid.txt and test.txt"
         )
-    few = max(1, min(total // SHARE, MOST))
-    counts = total - 2 * few, few, few
+    held_out = max(1, min(total // HELD_OUT, MAX_LINES))
+    counts = total - 2 * held_out, held_out, held_out
     directory = cache / SPLIT / hashlib.sha256(repr(text.identity).encode()).hexdigest()[:16]
     paths = [directory / f"{NAMES[name][0]}.txt" for name in SPLITS]
 
@@ -88,10 +81,8 @@ def split_lines(text: Text, cache: Path) -> Split:
                         " lines at its beginning and end"
                     )
 
-    if paths[-1].exists() and not all(path.exists() for path in paths):
-        paths[-1].unlink(missing_ok=True)  # written last: one of the others was removed
     make_once(paths[-1], copy)
-    return Split(directory, counts)
+    return directory, counts
 
 
 def _documents(text):

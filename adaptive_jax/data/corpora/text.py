@@ -26,9 +26,8 @@ NAMES = {"train": ("train",), "validation": ("valid", "validation", "val"), "tes
 SUFFIXES = ("", ".xz", ".gz")
 ARCHIVES = (".zip", *TARS)
 SPLIT = "split"  # the directory of a cache that holds copies of split files
-COPIES = re.compile("[0-9a-f]{16}")  # the name of one file's directory there
 JSON = re.compile(r"\.jsonl?(\.(gz|xz|bz2|zip))?$", re.IGNORECASE)
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 # Bytes of a word, and of a line where one is held whole, at most: a small packed file may unpack to
 # an endless one
 WORD, LINE = 1 << 23, 1 << 27
@@ -115,7 +114,7 @@ class Text(NamedTuple):
                 with file.open("rb") as raw:
                     for name, stream in _streams(file, raw, self.members):
                         start = read
-                        while data := stream.read(CHUNK):
+                        while data := stream.read(CHUNK_BYTES):
                             text = data if read > start else data.removeprefix(codecs.BOM_UTF8)
                             read += len(data)
                             if text:
@@ -161,8 +160,6 @@ def _split_lines(parts):
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
     """Name and text of the file itself, or of each member of an archive."""
     if not members:
-        if file.suffix == ".gz" and not file.stat().st_size:  # which gzip takes for an empty text
-            raise OSError("it has no bytes")
         yield str(file), unpacked(raw, str(file))
         return
     has_members = False
@@ -245,8 +242,6 @@ def _fault_of_place(place: Path, splits: Collection[str], published: bool) -> st
     names = [f"{NAMES[split][0]}.txt" for split in SPLITS if split in splits or not splits]
     archive = ", or the published archive" if published else ""
     cure = f"use a directory with {', '.join(names)}{archive}"
-    if place.parent.name == SPLIT and COPIES.fullmatch(place.name):
-        cure = "it held copies of a file that was split: train again to make them, or " + cure
     if not place.exists():
         return f"does not exist; {cure}"
     if is_archive(place):

@@ -120,8 +120,8 @@ class Files(NamedTuple):
                     counts = count_ids(ids, self.vocabulary_size, show)
             except InputError as error:
                 raise InputError(
-                    f"{path}: {error} as data.vocabulary_size; read as {ids.dtype}, which"
-                    " data.ids_dtype changes for .bin files"
+                    f"{path}: {error} (data.vocabulary_size in training); read as {ids.dtype},"
+                    " which data.ids_dtype changes for .bin files"
                 ) from None
             with replacing(file) as stream:
                 np.savez(stream, counts=counts)

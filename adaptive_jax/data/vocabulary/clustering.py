@@ -1,4 +1,4 @@
-"""Ways to put words into clusters: by frequency, by their vectors, or by how well an autoencoder
+"""Methods that cluster words: by frequency, by their vectors, or by how well an autoencoder
 reproduces these.
 
 Apostoae 2019, section 3.3. k-means, weighted k-means (weights: log counts) and Gaussian mixtures,
@@ -19,7 +19,7 @@ HIDDEN = 32  # units of the autoencoder
 ITERATIONS = 300  # at most, of k-means; a third, of a mixture
 
 
-class Way(NamedTuple):
+class Method(NamedTuple):
     """Method of clustering words.
 
     function: maps the vectors `[n, width]`, the counts `[n]`, the number of clusters and the seed
@@ -70,16 +70,16 @@ def autoencoder(vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: in
     return np.linalg.norm(centred - centred @ basis @ basis.T, axis=1)
 
 
-WAYS = {
-    "frequency": Way(None, needs_vectors=False, cuts=True),
-    "kmeans": Way(kmeans, needs_vectors=True, cuts=False),
-    "weighted_kmeans": Way(weighted_kmeans, needs_vectors=True, cuts=False),
-    "mixture": Way(mixture, needs_vectors=True, cuts=False),
-    "autoencoder": Way(autoencoder, needs_vectors=True, cuts=True),
+METHODS = {
+    "frequency": Method(None, needs_vectors=False, cuts=True),
+    "kmeans": Method(kmeans, needs_vectors=True, cuts=False),
+    "weighted_kmeans": Method(weighted_kmeans, needs_vectors=True, cuts=False),
+    "mixture": Method(mixture, needs_vectors=True, cuts=False),
+    "autoencoder": Method(autoencoder, needs_vectors=True, cuts=True),
 }
 
 
-def run_way(
+def run_method(
     method: str, vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int
 ) -> np.ndarray:
     """Clusters that a method returns for `vectors [n, width]`.
@@ -88,34 +88,34 @@ def run_way(
         InputError: scikit-learn is missing, infinite vectors, fewer than clusters, those that an
             autoencoder reproduces exactly, or an empty cluster.
     """
-    way = WAYS[method]
+    kind = METHODS[method]
     if not np.isfinite(vectors).all():
         raise InputError("vectors must be finite, got NaN or infinite numbers")
-    if not way.cuts and len(vectors) < clusters:
+    if not kind.cuts and len(vectors) < clusters:
         raise InputError(
             f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: use fewer"
             " --clusters"
         )
-    if way.function is autoencoder and vectors.shape[1] <= HIDDEN:
+    if kind.function is autoencoder and vectors.shape[1] <= HIDDEN:
         raise InputError(
             f"vectors of width {vectors.shape[1]} lose nothing in the autoencoder, which has"
             f" {HIDDEN} units: use wider ones, or another --method"
         )
     try:
-        result = way.function(vectors, counts, clusters, seed)
+        result = kind.function(vectors, counts, clusters, seed)
     except ImportError as error:
         raise InputError(
             f"--method={method} needs scikit-learn: run `pip install scikit-learn`, or take another"
             " method"
         ) from error
-    if not way.cuts and (empty := clusters - len(np.unique(result))) > 0:
+    if not kind.cuts and (empty := clusters - len(np.unique(result))) > 0:
         raise InputError(
             f"{empty} of {clusters} clusters are empty; try another --seed or fewer --clusters"
         )
     return result
 
 
-def nearest_known(ids: np.ndarray, words: int) -> np.ndarray:
+def nearest_with_vector(ids: np.ndarray, words: int) -> np.ndarray:
     """The index in `ids [n]` of the word nearest in frequency to each word, int `[words]`; of
     two, the more frequent.
     """

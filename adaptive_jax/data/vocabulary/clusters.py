@@ -72,7 +72,7 @@ def read_header(path: str | Path) -> Header:
     return Header(match[1], int(match[2]), match[3], tuple(map(int, match[4].split(","))))
 
 
-def cut(config: Mapping) -> dict:
+def with_clusters(config: Mapping) -> dict:
     """The config with the cutoffs and the number of words of its clusters; one without clusters as
     it is. Reads the first line of the file only.
 
@@ -122,16 +122,16 @@ def in_clusters(config: Mapping, vocabulary: Vocabulary) -> tuple[dict, Vocabula
     order. Without clusters both stay as they are.
 
     Raises:
-        InputError: as `cut` and `read_clusters`.
+        InputError: as `with_clusters` and `in_order`.
     """
     if not (path := config["output"].get("clusters")):
         return dict(config), vocabulary
-    new = cut(config)
+    new = with_clusters(config)
     return new | {"output": new["output"] | {"clusters": ""}}, in_order(vocabulary, path)
 
 
-def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.ndarray]:
-    """The header and the word ids int32 `[V]` in the order of the clusters.
+def in_order(vocabulary: Vocabulary, path: str | Path) -> Vocabulary:
+    """The vocabulary with its words, and their counts, in the order of a file of clusters.
 
     Raises:
         InputError: as `read_header`; a file of another vocabulary, or one that lacks words.
@@ -144,24 +144,13 @@ def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.
             f" {OTHER_WORDS}"
         )
     words = path.read_bytes().decode(errors="replace").removesuffix("\n").split("\n")[1:]
-    order = np.array([dict.get(vocabulary.index, word, -1) for word in words], np.int32)
-    every = np.arange(len(vocabulary))
-    if sum(header.sizes) != len(every) or not np.array_equal(np.sort(order), every):
+    whole = sum(header.sizes) == len(words) == len(vocabulary)
+    if not whole or {*words} != {*vocabulary.words}:
         raise InputError(
             f"{path} is damaged: it does not hold every word of the vocabulary once; {OTHER_WORDS}"
         )
-    return header, order
-
-
-def in_order(vocabulary: Vocabulary, path: str | Path) -> Vocabulary:
-    """The vocabulary with its words, and their counts, in the order of a file of clusters.
-
-    Raises:
-        InputError: as `read_clusters`.
-    """
-    _, ids = read_clusters(path, vocabulary)
-    words = tuple(vocabulary.words[i] for i in ids)
-    return dataclasses.replace(vocabulary, words=words, counts=vocabulary.counts[ids])
+    ids = [vocabulary.index[word] for word in words]
+    return dataclasses.replace(vocabulary, words=tuple(words), counts=vocabulary.counts[ids])
 
 
 def _cut_by_input(config):

@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive_jax.errors import InputError, check_at_least
 
-PART = 1 << 22  # ids looked at in one go: a file may be larger than memory
+CHUNK_TOKENS = 1 << 22  # read at a time: a file may be larger than memory
 
 
 class FrequencyOrder(NamedTuple):
@@ -67,8 +67,8 @@ def count_ids(
     """
     check_at_least(1, vocabulary_size=vocabulary_size)
     counts = np.zeros(vocabulary_size, np.int64)
-    for begin in range(0, len(ids), PART):
-        part = np.asarray(ids[begin : begin + PART])
+    for begin in range(0, len(ids), CHUNK_TOKENS):
+        part = np.asarray(ids[begin : begin + CHUNK_TOKENS])
         if part.dtype.kind not in "iu":
             raise InputError(f"ids must be integers, got {part.dtype}: use those of a tokenizer")
         if part.ndim != 1:
@@ -80,7 +80,8 @@ def count_ids(
             place = int(invalid.argmax())
             raise InputError(
                 f"ids must be from 0 to {vocabulary_size - 1:,}, got {part[place]:,} at place"
-                f" {begin + place:,}: use the size of the tokenizer's whole vocabulary"
+                f" {begin + place:,}: use ids of one tokenizer, and the size of its whole"
+                " vocabulary"
             )
         counts += np.bincount(part.astype(np.int64, copy=False), minlength=vocabulary_size)
         show((begin + len(part)) / len(ids))

@@ -265,8 +265,9 @@ def relations(
     form: "paper" (Pappas et al. 2020, section 3.1), synonyms, then hyponyms, in the lexicon's
         order; or "code", as its public code: synonyms only, in code point order.
     share: of the vocabulary's words, those that keep their related words, at most (Table 4,
-        "coverage"). The spelling of words decides which ones: the same at training and at
-        evaluation, and the larger share has all of the smaller.
+        "coverage"). The spelling of words decides which ones: the same for the same vocabulary;
+        with more words (`--vocabulary=union`) the share is one of more words, and other words of
+        training may have entries.
 
     Raises:
         InputError: as `read_entries`.
@@ -314,7 +315,7 @@ SOURCES = {
     "definitions": definitions,
     "ngrams": sorted_ngrams,
 }
-READ = ("relations", "definitions")  # sources that read a lexicon
+FROM_LEXICON = ("relations", "definitions")  # sources that read a lexicon
 
 
 def lexicon(vocabulary: Vocabulary, spec: Mapping) -> dict:
@@ -327,12 +328,8 @@ def lexicon(vocabulary: Vocabulary, spec: Mapping) -> dict:
     same size needs no new one.
 
     Raises:
-        InputError: no vocabulary, or no such tree; a lexicon that cannot be read.
+        InputError: a lexicon that cannot be read.
     """
-    if not isinstance(vocabulary, Vocabulary):
-        raise InputError(f"vocabulary must be a Vocabulary, got {type(vocabulary).__name__}")
-    if not isinstance(spec, Mapping):
-        raise InputError(f"spec must be the lexicon_spec of a layer, got {type(spec).__name__}")
     return {
         name: SOURCES[name](vocabulary, **inner) if name in SOURCES else lexicon(vocabulary, inner)
         for name, inner in spec.items()
@@ -345,7 +342,7 @@ def coverage(arrays: Mapping) -> dict[str, float]:
     """
     shares = {}
     for name, inner in arrays.items():
-        if name in READ:
+        if name in FROM_LEXICON:
             shares[name] = float(np.mean(inner["words"][:, 0] >= 0))
         elif isinstance(inner, Mapping):
             shares |= coverage(inner)

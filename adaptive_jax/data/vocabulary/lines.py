@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora.known import CORPORA
+from adaptive_jax.data.corpora.published import CORPORA
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError, check_known
@@ -103,9 +103,9 @@ class Lines(NamedTuple):
         """
         return self.tokens(self.words(text))[0]
 
-    def cut_open(self, text: str) -> tuple[str, str]:
-        """Text in two: what follows may go on in the last word of the second part, which has no
-        end. Empty after white space, and where the vocabulary is of words, which always end.
+    def split_open_word(self, text: str) -> tuple[str, str]:
+        """Splits text before its last, possibly unfinished word. The second part is empty after
+        white space, and where the vocabulary is of words, which are complete.
         """
         border = self.vocabulary.border(text)
         return text[:border], text[border:]
@@ -115,7 +115,7 @@ class Lines(NamedTuple):
         UTF-8: together with what follows the text, other units may spell it.
         """
         ids, lengths = self.tokens(self.words(text))
-        if not len(ids) or not self.cut_open(text)[1]:
+        if not len(ids) or not self.split_open_word(text)[1]:
             return ids, b""
         names, spells, end = self.vocabulary.words, self.vocabulary.utf8, len(ids)
         for i in ids[::-1][: min(OPEN, lengths[-1])]:
@@ -126,7 +126,7 @@ class Lines(NamedTuple):
         return ids[:end], spelling.removesuffix(self.vocabulary.mark)
 
     def units_within(self, ids: np.ndarray, begun: str) -> int:
-        """The number of the first tokens that lie in `begun`, with which their text begins."""
+        """How many leading tokens lie within `begun`, a prefix of their text."""
         spells, before = self.vocabulary.utf8, self.encode(begun)
         spelling = b"".join(spells[i] for i in before).removesuffix(self.vocabulary.mark)
         special = [i for i in before if not spells[i]]  # these have no letters

@@ -13,16 +13,16 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
-PIECE = 1 << 26  # ids that are sorted at a time
+CHUNK_TOKENS = 1 << 26  # sorted at a time
 PADDING = np.iinfo(np.int32).max  # behind the last n-gram; no id is as large
 
 
-def count(ids: np.ndarray, words: int, order: int, most: int, least: int) -> np.ndarray:
-    """The `most` frequent n-grams of a text that occur `least` times or more; if there are none,
-    the most frequent ones. Equals are in the order of their ids.
+def count(ids: np.ndarray, words: int, order: int, limit: int, min_count: int) -> np.ndarray:
+    """The `limit` most frequent n-grams of a text that occur `min_count` times or more; if there
+    are none, the most frequent ones. Equals are in the order of their ids.
 
-    Exact: each n-gram is one whole number, the bits of its ids side by side. Of a text that is read
-    in segments, also those that no segment has whole are counted.
+    Exact: each n-gram is one whole number, the bits of its ids side by side. N-grams that cross
+    segment borders are counted, too.
 
     ids: int32 `[tokens]`, a split of a corpus. words: of the vocabulary.
 
@@ -39,11 +39,12 @@ def count(ids: np.ndarray, words: int, order: int, most: int, least: int) -> np.
             " an n-gram are counted as one number of 64 bits"
         )
     keys, counts = np.empty(0, np.uint64), np.empty(0, np.int64)
-    for begin in range(0, len(ids) - order + 1, PIECE):
-        new = _counted(_packed(np.asarray(ids[begin : begin + PIECE + order - 1]), order, bits))
+    for begin in range(0, len(ids) - order + 1, CHUNK_TOKENS):
+        chunk = np.asarray(ids[begin : begin + CHUNK_TOKENS + order - 1])
+        new = _counted(_packed(chunk, order, bits))
         keys, counts = _counted(*map(np.append, (keys, counts), new)) if begin else new
-    frequent = np.flatnonzero(counts >= min(least, counts.max(initial=0)))
-    first = frequent[np.argsort(-counts[frequent], kind="stable")[:most]]
+    frequent = np.flatnonzero(counts >= min(min_count, counts.max(initial=0)))
+    first = frequent[np.argsort(-counts[frequent], kind="stable")[:limit]]
     shifts = bits * np.arange(order - 1, -1, -1, dtype=np.uint64)
     ngrams = keys[first, None] >> shifts & np.uint64(2**bits - 1)
     return np.column_stack([ngrams.astype(np.int64), counts[first]])

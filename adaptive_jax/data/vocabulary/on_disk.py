@@ -1,17 +1,38 @@
-"""Vocabularies on the disk with their checksums: vocabulary.txt, for sub-words also
-subwords.model, and vocabulary.sha256.
+"""Vocabularies on the disk with their checksums: vocabulary.txt; for sub-words also
+subwords.model, for a tokenizer tokenizer.json; and vocabulary.sha256.
 """
 
+import os
 from pathlib import Path
 
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary import tokenizer
+from adaptive_jax.data.vocabulary.subwords import BYTES, MARK, Subwords
+from adaptive_jax.data.vocabulary.token_ids import TokenIds, holds_ids
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
+from adaptive_jax.data.vocabulary.words import Vocabulary, read_counts
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import changed_file, write_checksums
+from adaptive_jax.files import changed_file, path_of, write_checksums
+
+
+def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
+    """Reads a vocabulary of words, of sub-word units or of token ids, whichever was written.
+    Raises InputError for anything else.
+    """
+    counts = read_counts(path)
+    kind = Vocabulary
+    if holds_ids(counts):  # words would have `<eos>` among them
+        kind = Tokenizer if path_of(path).with_name(tokenizer.FILE).exists() else TokenIds
+    # Its units decide, not the model beside it: a missing model is an error, a left-over one is
+    # not.
+    elif all(name in counts for name in (MARK, *BYTES)):
+        kind = Subwords
+    return kind.from_lines(path, counts)
 
 
 def checksums_of(path: Path) -> Path:
-    """The checksums of a vocabulary's file. They are written last: where they are, all is."""
+    """The checksums of a vocabulary's file. Written last, so their presence means that all files
+    are complete.
+    """
     return path.with_suffix(".sha256")
 
 

@@ -1,4 +1,4 @@
-"""Places of words in the text that they were split from."""
+"""Character offsets of words in the text they came from."""
 
 import re
 from collections.abc import Sequence

@@ -13,27 +13,16 @@ import dataclasses
 import functools
 import io
 import itertools
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from adaptive_jax.data.vocabulary import tokenizer
-from adaptive_jax.data.vocabulary.token_ids import TokenIds, holds_ids
-from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
-from adaptive_jax.data.vocabulary.words import (
-    EOS,
-    UNKNOWN,
-    Vocabulary,
-    most_frequent_first,
-    read_counts,
-)
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.files import path_of
 
-logger = logging.getLogger(__name__)
 # Part of the path of learnt units: increase it when the same text and codes are to give others
 FORMAT = 3
 MARK = "▁"  # U+2581
@@ -141,8 +130,8 @@ class Subwords(Vocabulary):
 
     @property
     def unigram_probs(self) -> np.ndarray:
-        """float64 `[V]`: the probability of each unit by its count. All share one extra count,
-        for open text may need any.
+        """float64 `[V]`: the probability of each unit by its count. One extra count is spread over
+        all units, since open text may use any of them.
         """
         return (self.counts + 1 / len(self)) / (self.counts.sum() + 1)
 
@@ -150,11 +139,6 @@ class Subwords(Vocabulary):
     def ends_word(self) -> np.ndarray:
         """bool `[V]`: whether a unit ends a word."""
         return np.array([word.endswith(MARK) or word in (EOS, UNKNOWN) for word in self.words])
-
-    @functools.cached_property
-    def index(self) -> dict[str, int]:
-        """Id of each unit."""
-        return {word: i for i, word in enumerate(self.words)}
 
     @functools.cached_property
     def utf8(self) -> tuple[bytes, ...]:
@@ -186,34 +170,14 @@ class Subwords(Vocabulary):
         return split
 
 
-def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
-    """Reads a vocabulary of words, of sub-word units or of token ids, whichever was written.
-    Raises InputError for anything else.
-    """
-    counts = read_counts(path)
-    kind = Vocabulary
-    if holds_ids(counts):  # words would have `<eos>` among them
-        kind = Tokenizer if path_of(path).with_name(tokenizer.FILE).exists() else TokenIds
-    # Its units decide, not the model beside it: a missing model is an error, a left-over one is
-    # not.
-    elif all(name in counts for name in (MARK, *BYTES)):
-        kind = Subwords
-    return kind.from_lines(path, counts)
-
-
 def _learn(counts: Mapping[str, int], codes: int) -> bytes:
     """A sentencepiece model of `codes` merges."""
     parts: collections.Counter[str] = collections.Counter()
-    longer = 0
     for word, count in counts.items():
         if RESERVED.search(word):
             continue
-        longer += len(word) >= LONGEST
         for start in range(0, len(word), LONGEST - 1):
             parts[word[start : start + LONGEST - 1]] += count
-    if longer:
-        message = "units are learnt from %s words of %s characters or more cut into shorter parts"
-        logger.info(message, f"{longer:,}", LONGEST)
     words = dict(parts)
     if not words:
         raise InputError(

@@ -32,7 +32,7 @@ CHARACTERS = {chr(byte): byte for byte in PRINTED} | {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer(TokenIds):
-    """The ids of a tokenizer that is there: text is encoded and written.
+    """Token ids with their tokenizer, which encodes and decodes text.
 
     model: the content of its tokenizer.json.
     """
@@ -41,16 +41,15 @@ class Tokenizer(TokenIds):
     spells, file = True, FILE
 
     @classmethod
-    def build(cls, counts: Mapping[str, int], model: bytes, eos: int, size: int) -> "Tokenizer":
+    def build(cls, counts: Mapping[str, int], model: bytes, eos: int) -> "Tokenizer":
         """The vocabulary of a training text.
 
         Args:
             counts: occurrences of each line; for `<eos>` the number of lines.
             model: content of a tokenizer.json.
             eos: the id that ends a line.
-            size: of the vocabulary, at least; 0: that of the tokenizer.
         """
-        size = max(size, size_of(model))
+        size = size_of(model)
         draft = cls.of(TokenIds.of_counts(np.zeros(size, np.int64), eos), model)
         totals, lines = np.zeros(size, np.int64), [*counts]
         for begin in range(0, len(lines), BATCH):

