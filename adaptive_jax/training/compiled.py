@@ -19,7 +19,8 @@ from adaptive_jax.planning.targets import Target, topology
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 
-SHARE = 0.9  # of a device's memory that a program may take; the rest is lost between its arrays
+# Share of a device's memory that a program may take; the rest is lost between its arrays
+USABLE_MEMORY = 0.9
 
 
 class Memory(NamedTuple):
@@ -89,8 +90,9 @@ def plan_update(
     plan = make_plan(config, parts, len(devices), memory, hosts)
     if config["tokens_per_device"] or memory is None:
         return plan, None
-    length, most = config["batches"]["sequence_length"], plan.accumulation * plan.rows_per_device
-    rows, limit = most, int(SHARE * memory)
+    length = config["batches"]["sequence_length"]
+    rows = all_rows = plan.accumulation * plan.rows_per_device
+    limit = int(USABLE_MEMORY * memory)
     while rows:
         changes = {"tokens_per_device": rows * length, "fsdp": plan.fsdp}
         plan = make_plan(config | changes, parts, len(devices), memory, hosts)
@@ -100,13 +102,13 @@ def plan_update(
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            least = rows // 2
+            fitting_rows = rows // 2
         else:
             if state + temporary <= limit:
                 return plan, compiled
-            least = rows * max(0, limit - state) / temporary  # that surely fit
-        fewer = [n for n in range(1, rows) if most % n == 0]
-        rows = next((n for n in fewer if n >= least), fewer[-1] if fewer else 0)
+            fitting_rows = rows * max(0, limit - state) / temporary
+        divisors = [n for n in range(1, rows) if all_rows % n == 0]
+        rows = next((n for n in divisors if n >= fitting_rows), divisors[-1] if divisors else 0)
     raise InputError(
         f"a device of {memory / 1e9:,.1f} GB cannot hold one row of {length:,} tokens: make the"
         " model smaller, raise fsdp, or lower sequence_length"
