@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from adaptive_jax.config.keys import complete
-from adaptive_jax.config.rows import Paper, Row, streams
+from adaptive_jax.config.rows import Paper, Row, mean_window, streams
 from adaptive_jax.scores.evaluate import Request
 from configs import billion_word, europarl, news_crawl, penn_treebank, wikitext2, wikitext103
 
@@ -152,6 +152,14 @@ def config_of(table: Table, line: Line, size: str) -> dict:
     return complete(
         file.SETTINGS, layers[row.layers], settings | changes | tuning(table, line, size)
     )
+
+
+def epochs(config: Mapping, updates: int, words: int) -> float:
+    """Number of times that a config's updates read a text of so many words, `<eos>` included."""
+    tokens, window = config["tokens_per_update"], config["batches"]["sequence_length"]
+    if config["batches"]["layout"] == "streams":
+        tokens *= mean_window(window) / window
+    return updates * tokens / words
 
 
 def tuning(table: Table, line: Line, size: str) -> dict:

@@ -27,9 +27,10 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax.config import commands, rows
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, path_of
+from benchmarks.lines import epochs
 
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).with_name("published")
@@ -214,7 +215,7 @@ def keep(target: Target) -> dict:
         "published": target.paper.test,
         "published_validation": target.paper.valid,
         "valid_perplexity": min((e["validation/perplexity"] for e in evaluations), default=None),
-        "epochs": round(rows.epochs(config, lines[-1]["step"], target.words), 1),
+        "epochs": round(epochs(config, lines[-1]["step"], target.words), 1),
         "updates": lines[-1]["step"],
         "hours": round(sum(seconds) / 3600, 2),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPU cores, beside other work",

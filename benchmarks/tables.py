@@ -26,7 +26,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax.config import commands, rows
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import processors
@@ -38,7 +38,7 @@ from adaptive_jax.training.divergence import Diverged
 from adaptive_jax.training.loop import train
 from benchmarks import figures
 from benchmarks.groc_tables import FAR, NEAR, TARGETS
-from benchmarks.lines import CORPORA, TUNED_EPOCHS, WORDS, Line, Table, config_of
+from benchmarks.lines import CORPORA, TUNED_EPOCHS, WORDS, Line, Table, config_of, epochs
 from benchmarks.paper_tables import TABLES
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -211,11 +211,11 @@ def section(name: str, size: str, measured: list[tuple[Line, dict]]) -> str:
     for corpus in dict.fromkeys(line.corpus for line, _ in measured):
         inside = [(line, numbers) for line, numbers in measured if line.corpus == corpus]
         config = config_of(table, inside[0][0], size)
-        body, epochs = config["body"], rows.epochs(config, config["steps"], WORDS[corpus])
+        body, read = config["body"], epochs(config, config["steps"], WORDS[corpus])
         lines += [
             (
                 f"\nOurs: {corpus}, {config['steps']:,} updates of {config['tokens_per_update']:,}"
-                f" tokens, {epochs:.1f} epochs; {body['name']} of width"
+                f" tokens, {read:.1f} epochs; {body['name']} of width"
                 f" {body.get('widths', body['features'])}. One run each.\n"
             ),
             TITLE,

@@ -115,8 +115,9 @@ def our_update(
     batch = Batch(inputs, ids[..., 1:], np.ones(inputs.shape, np.float32), row_ids)
     words = jax.device_put(words, sharding.replicated(mesh))
     arguments = words, sharding.put_batch(mesh, batch, axis=1)
-    state = [initial_state(model, optimizer, 0, mesh)]
-    update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh))
+    layout = shape_of_state(model, optimizer, mesh)
+    state = [initial_state(model, optimizer, 0, layout)]
+    update = make_update(model, optimizer, mesh, 0, layout)
     with exact_products(config["dtype"]):
         compiled = update.lower(state[0], *arguments).compile()
 

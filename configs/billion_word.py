@@ -1,10 +1,7 @@
 """Billion Word (768M words without `<eos>`, vocabulary 793,471): the rows of Baevski & Auli 2019,
 Tables 1 and 4, and of Dauphin et al. 2017.
 
-`ROWS` holds the published numbers; hours are those of 32 V100 GPUs in Table 4, of 64 in Table 1. To
-print them as a table:
-
-    python -c "from configs import billion_word; print(billion_word.rows.table(billion_word.ROWS))"
+`ROWS` holds the published numbers; hours are those of 32 V100 GPUs in Table 4, of 64 in Table 1.
 
 The text of the paper gives 24.14 where Table 1 has 23.91. None has been trained to the end here
 yet. The commands, with a directory of the corpus' train, valid and test text:

@@ -1,11 +1,7 @@
 """WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3 and 6
 to 8, and the models of Table 5; of Dauphin et al. 2017, Table 3; of Apostoae 2019, Table 4.6.
 
-`ROWS` holds the published numbers; hours are those of 8 V100 GPUs, and of one P100 for `awd_sm`. To
-print them as a table:
-
-    python -c "from configs import wikitext103; print(wikitext103.rows.table(wikitext103.ROWS))"
-
+`ROWS` holds the published numbers; hours are those of 8 V100 GPUs, and of one P100 for `awd_sm`.
 None has been trained to the end here yet. The commands:
 
     python train.py --config=configs/wikitext103.py:adp_t --workdir=runs/adp_t

@@ -38,23 +38,29 @@ def state_key(model, optimizer, *given, **how):
     return model, optimizer, *given, tuple(how.items())
 
 
+def initial_key(model, optimizer, seed, layout):
+    """All that decides a state before the first update."""
+    leaves, tree = jax.tree.flatten(layout)
+    return model, optimizer, seed, tuple(leaves), tree
+
+
 def update_key(model, optimizer, mesh, seed, layout, options):
     """All that decides an update."""
     leaves, tree = jax.tree.flatten(layout)
     return model, optimizer, mesh, seed, tuple(leaves), tree, options
 
 
-def first_states(make, shapes_of):
+def first_states(make):
     """`initial_state` that computes each state once: on devices it is a copy, as an update takes
     the arrays that it is given.
     """
-    first = once(lambda *given, **how: jax.device_get(make(*given, **how)), state_key)
+    first = once(lambda *given: jax.device_get(make(*given)), initial_key)
 
-    def initial_state(model, optimizer, seed, mesh, rows=None, **how):
-        state = first(model, optimizer, seed, mesh, rows, **how)
-        shapes = shapes_of(model, optimizer, mesh, rows, **how)
+    def initial_state(model, optimizer, seed, layout):
         return jax.tree.map(
-            lambda a, like: jax.device_put(np.copy(a), like.sharding), state, shapes
+            lambda a, like: jax.device_put(np.copy(a), like.sharding),
+            first(model, optimizer, seed, layout),
+            layout,
         )
 
     return initial_state
@@ -72,9 +78,8 @@ def sharing():
         self._cache, self._programs = decoders.setdefault(key, (self._cache, self._programs))
 
     with pytest.MonkeyPatch.context() as patch:
-        shape_of_state = once(loop.shape_of_state, state_key)
-        patch.setattr(loop, "initial_state", first_states(loop.initial_state, shape_of_state))
-        patch.setattr(loop, "shape_of_state", shape_of_state)
+        patch.setattr(loop, "initial_state", first_states(loop.initial_state))
+        patch.setattr(loop, "shape_of_state", once(loop.shape_of_state, state_key))
         patch.setattr(loop, "make_update", once(loop.make_update, update_key))
         patch.setattr(sparse, "optimizer", once(sparse.optimizer, optimizer_key))
         patch.setattr(decoding.Decoder, "__init__", decoder)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from optax.tree_utils import tree_get
 
-from adaptive_jax.config import rows
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.published import CORPORA
 from adaptive_jax.data.vocabulary.clusters import with_clusters
@@ -23,6 +22,7 @@ from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
+from benchmarks import lines
 from configs import wikitext103
 from tests import refuses
 from tests.toys import NoBody
@@ -322,17 +322,10 @@ def test_rows_of_europarl_are_those_of_wikitext103():
         assert ours["output"] == theirs["output"] and ours["body"] == theirs["body"]
         assert ours["input"].get("words", ours["input"]) == theirs["input"]
         epochs = [
-            rows.epochs(config, config["steps"], words)
+            lines.epochs(config, config["steps"], words)
             for config, words in ((ours, 52_383_095), (theirs, wikitext103.WORDS))
         ]
         assert epochs[0] == pytest.approx(epochs[1], rel=0.03)
-
-
-def test_rows_as_a_table():
-    """A line for each row, with what differs from the file's settings and the published numbers."""
-    lines = rows.table(wikitext103.ROWS).splitlines()
-    assert len(lines) == 2 + len(wikitext103.ROWS)
-    assert "| `asm_256` | asm | input.width=256 | 23.39 |  | 314.7 |  | Table 7 |" in lines
 
 
 def test_settings_agree_with_each_other():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.__main__ import COMMANDS as NAMES_OF_COMMANDS
-from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of, resolve
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, definition, keys_of, resolve
 from adaptive_jax.runs.identity import FREE
 from tests.pages import PAGES, PYTHON, PYTHON_READ, READ, ROOT, commands, reads_quickstart
 
@@ -40,7 +40,7 @@ def keys():
     groups = ALL_GROUPS
     names = {*groups, *(f"{group}.name" for group in NAMES)}
     for group in groups:
-        for name in home(group) if group in NAMES else [None]:
+        for name in definition(group) if group in NAMES else [None]:
             names |= {f"{group}.{key}".lstrip(".") for key in keys_of(group, name)}
     return names
 

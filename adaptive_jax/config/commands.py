@@ -118,8 +118,8 @@ class _Warnings(standard_logging.Handler):
 
 
 def _silence_libraries():
-    """Libraries log nothing and warn of nothing, but JAX of devices that it cannot use; this
-    project's own warnings look like its other lines.
+    """Silences logs and warnings of libraries, except JAX's about devices that it cannot use;
+    prints this project's warnings as `warning: …`, one line each.
     """
     # Orbax warns about ordinary events, and logs the errors that it also raises.
     logging.set_verbosity(logging.FATAL)
@@ -158,8 +158,8 @@ def _handle_signals():
 
 
 def _ignore_signals():
-    """From now on Ctrl-C ends the process at once, and other signals do nothing: what libraries do
-    at its end would answer with tracebacks.
+    """Makes Ctrl-C end the process at once, and ignores other signals: libraries that shut down
+    would answer them with tracebacks.
     """
     signals.handle(lambda number, _: number == signal.SIGINT and _exit_at_once())
 
@@ -200,7 +200,9 @@ def _parse(argv, positional):
 
 
 def _guarded(call, stopped):
-    """Calls; ends with one line for bad input, for what `explain` knows and for an interruption."""
+    """Calls a function; bad input, an error that `explain` describes, or an interruption ends the
+    process with one line.
+    """
     try:
         result = call()
         sys.stdout.flush()
@@ -213,7 +215,7 @@ def _guarded(call, stopped):
             raise
         fail(f"the package {package} is missing: pip install {package}, or 'adaptive_jax[train]'")
     except BrokenPipeError:
-        os._exit(141)  # as others do whose reader, such as `head`, has read enough
+        os._exit(141)  # as other programs do once their reader, such as `head`, ends
     except Exception as error:
         if str(error).startswith("Unable to initialize backend"):
             fail(
@@ -223,7 +225,7 @@ def _guarded(call, stopped):
         if not (line := explain(error)):
             raise
         if is_out_of_memory(error):
-            traceback.print_exception(error)  # it says where, and how much was asked for
+            traceback.print_exception(error)  # it says where, and how many bytes
         fail(line)
     except KeyboardInterrupt as interruption:
         print(str(interruption) or stopped, file=sys.stderr)
@@ -235,5 +237,5 @@ def fail(message: object) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: threads of a checkpoint that cannot be written would add their tracebacks.
+    # Not sys.exit: threads that cannot write a checkpoint would print tracebacks.
     os._exit(2)

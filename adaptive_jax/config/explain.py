@@ -5,7 +5,7 @@ it.
 import inspect
 from collections.abc import Iterable, Mapping
 
-from adaptive_jax.config.keys import ALL_GROUPS, NAMES, at, home, keys_of, maker
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, at, definition, keys_of, maker
 from adaptive_jax.config.options import Field
 
 TITLES = {
@@ -63,7 +63,7 @@ def page() -> str:
             continue
         if paragraphs := _of_others(group):
             lines += ["```text", *paragraphs[:-1], "```\n"]
-        for name in home(group) if group in NAMES else [None]:
+        for name in definition(group) if group in NAMES else [None]:
             if name:
                 default = " (the default)" * (name == NAMES[group])
                 lines.append(f"### `{group}.name={name}`{default}\n")
@@ -90,12 +90,13 @@ def _of_others(group, name=None):
     optax.
     """
     if group == "optimizer":
-        of_optax = name and home("optimizer.is_of_optax")(name)
+        of_optax = name and definition("optimizer.is_of_optax")(name)
         text = ["clip_norm, l2_decay: as those of `adaptive_jax.optimizers.optim.sgd`.", ""]
-        return [*inspect.getdoc(home("optimizer.tables")).splitlines(), "", *text * bool(of_optax)]
+        of_tables = inspect.getdoc(definition("optimizer.tables")).splitlines()
+        return [*of_tables, "", *text * bool(of_optax)]
     if group != "output":
         return []
-    paragraphs = inspect.getdoc(home("output.clusters")).split("\n\n")
+    paragraphs = inspect.getdoc(definition("output.clusters")).split("\n\n")
     [meaning] = [paragraph for paragraph in paragraphs if paragraph.startswith("clusters:")]
     return [*meaning.splitlines(), ""]
 

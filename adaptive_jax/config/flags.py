@@ -24,7 +24,7 @@ with of_extra("train"):
     from absl import flags
     from ml_collections import ConfigDict
 
-flags.disclaim_key_flags()  # flags belong to the command that has them defined here
+flags.disclaim_key_flags()  # flags belong to the command that calls this module
 
 DEFINE = {
     bool: flags.DEFINE_bool,
@@ -86,7 +86,7 @@ def option_value(name: str, field: Field) -> Any:
     """The value of a flag of `define_option`.
 
     Raises:
-        InputError: a list of numbers that has another text among them, or none.
+        InputError: a list of numbers that is empty, or has an item that is no number.
     """
     flag = flags.FLAGS[name]
     if field.kind is not tuple or flag.value is None:
@@ -173,9 +173,9 @@ def config(default: Callable[[], dict] | None = None) -> tuple[dict, list[str]]:
 
 
 def published(config: Mapping) -> tuple[dict | None, list[str]]:
-    """Published numbers of the row that --config names: `validation`, `test` (perplexities, or
-    None), `table` and `row`, and the keys that flags changed; None and no keys where the file has
-    no dict `ROWS`, or the row no such numbers.
+    """Published numbers of the row that --config names, as `validation`, `test` (perplexities, or
+    None), `table` and `row`; and the keys that flags changed. None and no keys if the file has no
+    dict `ROWS`, or its row no published perplexity.
 
     config: what `config` returned.
     """

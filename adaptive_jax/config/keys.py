@@ -42,7 +42,14 @@ NAMES = {  # the default classes of groups with a key `name`, outer groups befor
 }
 # Texts of flags that are no literals of Python
 CONSTANTS = {"none": None, "inf": math.inf, "-inf": -math.inf, "true": True, "false": False}
-HOMES = {  # the classes that have the keys: not imported before a command has parsed its flags
+# Types that fit a tuple of items of one type, and what messages call them
+ITEMS = {
+    int: ({int}, "whole numbers"),
+    float: ({int, float}, "finite numbers"),
+    str: ({str}, "texts"),
+}
+# The classes that have the keys: not imported before a command has parsed its flags
+DEFINITIONS = {
     "": "adaptive_jax.config.keys:General",
     "metrics": "adaptive_jax.config.keys:Metrics",
     "input": "adaptive_jax.model.language_model:INPUTS",
@@ -61,7 +68,7 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
     "data": "adaptive_jax.data.corpora.load:Settings",
     "batches": "adaptive_jax.data.batches.pipeline:Layout",
 }
-GIVEN = {  # arguments that the program gives, never a config
+SET_BY_PROGRAM = {  # arguments that the program gives, never a config
     "input": {"vocabulary_size", "features", "word_axes"},
     "input.words": {"vocabulary_size", "features", "word_axes"},
     "output": {"table"},
@@ -69,7 +76,7 @@ GIVEN = {  # arguments that the program gives, never a config
     "output.table.cnn": {"vocabulary_size", "features"},
     "schedule": {"learning_rate"},
 }
-LAYERS = {"input.words", "output.table.cnn"}  # groups that some classes have
+OPTIONAL_GROUPS = {"input.words", "output.table.cnn"}  # groups that some classes have
 _allowed: set[str] = set()  # modules of other packages that this process may import
 
 
@@ -149,9 +156,9 @@ class Metrics:
     wandb: bool = False
 
 
-def home(place: str) -> Any:
-    """Imports an entry of `HOMES`: the class whose arguments are keys, or the classes by name."""
-    module, _, name = HOMES[place].partition(":")
+def definition(place: str) -> Any:
+    """Imports an entry of `DEFINITIONS`: the class whose arguments are keys, or classes by name."""
+    module, _, name = DEFINITIONS[place].partition(":")
     return getattr(importlib.import_module(module), name)
 
 
@@ -162,12 +169,12 @@ def maker(group: str, name: str | None = None) -> Callable:
         InputError: a name that does not exist.
     """
     if group not in NAMES:
-        return home(group)
+        return definition(group)
     name = name or NAMES[group]
     if group == "optimizer":
-        function = home("optimizer.name")(name)
+        function = definition("optimizer.name")(name)
     else:
-        function = find(group, home(group), name)
+        function = find(group, definition(group), name)
     if ":" in name:
         _allowed.add(name.partition(":")[0])
     return function
@@ -177,20 +184,18 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Field]:
     """The keys of a group, `name` and inner groups left out, see `maker`."""
     fields = fields_of(maker(group, name))
     if group == "optimizer":
-        fields = home("optimizer.arguments")(name or NAMES[group])
+        fields = definition("optimizer.arguments")(name or NAMES[group])
     if group == "output":
         fields = {"clusters": Field("", str, False)} | fields  # whose file adaptive_jax.data reads
     inner = {path.rpartition(".")[2] for path in inner_groups(group, name)}
-    reserved = GIVEN.get(group, set()) | inner | {"parent", "name"}
+    reserved = SET_BY_PROGRAM.get(group, set()) | inner | {"parent", "name"}
     return {key: field for key, field in fields.items() if key not in reserved}
 
 
 def inner_groups(group: str, name: str | None = None) -> list[str]:
-    """The groups inside a group. Those of `LAYERS` are some where the class has a layer of that
-    name.
-    """
+    """The groups inside a group; of `OPTIONAL_GROUPS` those of whose name the class has a layer."""
     inner = [path for path in rows.GROUPS if path.rpartition(".")[0] == group]
-    if not LAYERS.intersection(inner):
+    if not OPTIONAL_GROUPS.intersection(inner):
         return inner
     fields = fields_of(maker(group, name))
     layers = {key for key, field in fields.items() if field.default is inspect.Parameter.empty}
@@ -265,7 +270,7 @@ def _value(path, value, field):
     if kind is None:
         return value
     if kind is tuple:
-        return _tuple(path, value, default)
+        return _tuple(path, value, field)
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     finite = field.optional or not isinstance(value, float) or math.isfinite(value)
     number = is_integer or (isinstance(value, float) and not math.isnan(value) and finite)
@@ -276,7 +281,7 @@ def _value(path, value, field):
         str: (isinstance(value, str), "text"),
     }[kind]
     if not fits:
-        raise InputError(f"{path}={_short(value)} must be {expected}, such as {default!r}")
+        raise InputError(f"{path}={_short(value)} must be {expected}{_example(field)}")
     if value != default:
         check_value(path, kind(value), field.option)
     return kind(value)
@@ -292,21 +297,37 @@ def _literal(text):
         return text
 
 
-def _tuple(path, value, default):
-    """A tuple of whole numbers, or of such tuples if its default is one."""
-    nested = any(isinstance(item, tuple) for item in default or ())
+def _tuple(path, value, field):
+    """A tuple of items of one type: that of the annotation, or of the default's items; a tuple of
+    such tuples if the default is one.
+    """
+    default = field.default if isinstance(field.default, list | tuple) else ()
+    nested = any(isinstance(item, list | tuple) for item in default)
     items = value if isinstance(value, list | tuple) else (value,)
-    rows = items if nested else [items]
-    right = all(isinstance(row, list | tuple) for row in rows) and all(
-        isinstance(item, int) and not isinstance(item, bool) for row in rows for item in row
+    rows, default_rows = (items, default) if nested else ([items], [default])
+    kinds = {type(item) for row in default_rows for item in row} or {int}
+    if any(field.items is kind for kind in ITEMS):
+        kinds = {field.items}
+    kind = next((kind for kind in ITEMS if kinds <= ITEMS[kind][0]), None)
+    if not all(isinstance(row, list | tuple) and _fits(row, kind) for row in rows):
+        parts = "pairs of " if nested and len(default[0]) == 2 else "tuples of " if nested else ""
+        expected = f"a tuple of {parts}{ITEMS[kind][1]}" if kind else "a tuple of tuples"
+        raise InputError(f"{path}={_short(value)} must be {expected}{_example(field)}")
+    rows = [tuple(map(kind, row) if kind else row) for row in rows]
+    return tuple(rows) if nested else rows[0]
+
+
+def _fits(row, kind):
+    """True if the items of a tuple have a type of `ITEMS`; None: any."""
+    return kind is None or all(
+        type(item) in ITEMS[kind][0] and not (kind is float and not math.isfinite(item))
+        for item in row
     )
-    if not right:
-        parts = "pairs" if nested and len(default[0]) == 2 else "tuples"
-        expected = (
-            f"a tuple {f'of {parts} ' if nested else ''}of whole numbers, such as {default!r}"
-        )
-        raise InputError(f"{path}={_short(value)} must be {expected}")
-    return tuple(map(tuple, items)) if nested else tuple(items)
+
+
+def _example(field):
+    """The end of a message about a value: the default, if there is one."""
+    return "" if field.default in ((), inspect.Parameter.empty) else f", such as {field.default!r}"
 
 
 def _short(value):

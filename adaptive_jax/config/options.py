@@ -95,10 +95,13 @@ def field_of(parameter: inspect.Parameter) -> Field:
     hints = typing.get_args(hint) if union else (hint,)
     optional = default is None or types.NoneType in hints
     items = next((typing.get_args(kind)[0] for kind in hints if typing.get_args(kind)), None)
+    origins = [typing.get_origin(hint) or hint for hint in hints]
     if default is None or default is parameter.empty:
-        origins = {typing.get_origin(hint) or hint for hint in hints}
         kinds = [kind for kind in (str, float, int, bool) if kind in origins]
-        kind = tuple if origins & {tuple, list, Sequence} else (kinds or [None])[0]
+        sequence = any(kind in origins for kind in (tuple, list, Sequence))
+        kind = tuple if sequence else (kinds or [None])[0]
+    elif type(default) is int and float in origins and int not in origins:
+        kind = float
     else:
         kind = tuple if isinstance(default, list) else type(default)
     return Field(default, kind, optional, items, option)

@@ -117,22 +117,3 @@ def mean_window(window: int) -> float:
     lengths are cut to whole words.
     """
     return 0.975 * window - 0.5
-
-
-def epochs(config: Mapping, updates: int, words: int) -> float:
-    """Number of times that a config's updates read a text of so many words, `<eos>` included."""
-    tokens, window = config["tokens_per_update"], config["batches"]["sequence_length"]
-    if config["batches"]["layout"] == "streams":
-        tokens *= mean_window(window) / window
-    return updates * tokens / words
-
-
-def table(rows: Mapping[str, Row]) -> str:
-    """The rows as a Markdown table: layers, changes and published numbers."""
-    lines = [["row", "layers", "changes", *Paper._fields]]
-    lines.append(["---"] * len(lines[0]))
-    for name, row in rows.items():
-        changes = ", ".join(f"{key}={value}" for key, value in row.changes.items())
-        numbers = ["" if value is None else str(value) for value in row.paper]
-        lines.append([f"`{name}`", row.layers, changes, *numbers])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -50,16 +50,6 @@ def steps_in(directory: Path) -> list[int]:
     return sorted(map(int, names), reverse=True)
 
 
-def last_intact(directory: Path, enough: int) -> int:
-    """The latest intact step, 0 if there is none. A latest step of at most `enough` is returned
-    unchecked.
-    """
-    steps = steps_in(directory)
-    if max(steps, default=0) <= enough:
-        return max(steps, default=0)
-    return next((step for step in steps if not _problem(directory / str(step), ITEMS)), 0)
-
-
 def recorded(directory: Path, key: str) -> object:
     """A value that `Checkpoints.save` recorded of a checkpoint; None where it does not say, or is
     damaged.
@@ -73,7 +63,7 @@ def recorded(directory: Path, key: str) -> object:
 class _WithChecksums:
     """A directory that Orbax is about to finish; STEP with checksums of its items.
 
-    damaged: names of steps that Orbax is not to see, so that it neither counts nor deletes them.
+    damaged: names of steps hidden from Orbax, so that it neither counts nor deletes them.
     """
 
     damaged: Collection[str] = ()
@@ -111,6 +101,15 @@ def quietly() -> Iterator[None]:
         absl_logging.set_verbosity(verbosity)
 
 
+class _Manager(ocp.CheckpointManager):
+    """Never asks whether to stop: JAX remembers the last number it was asked for, and
+    `hosts.stopping` counts calls, not updates.
+    """
+
+    def reached_preemption(self, step):
+        return False
+
+
 def _beside_training(read: Callable[[], T]) -> T:
     """Reads again where a training deleted a checkpoint between Orbax's list and its look at it."""
     for _ in range(DELETIONS):
@@ -135,7 +134,8 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, keep: int = 1, *, read_only: bool = False):
         self.directory = absolute(workdir / "checkpoints")
-        if read_only and not self.directory.exists():  # is_dir takes a refusal of a bucket for no
+        # is_dir returns False where a bucket refuses access
+        if read_only and not self.directory.exists():
             raise InputError(
                 f"{self.directory} does not exist; train.py has saved no checkpoint yet: {WAIT}"
             )
@@ -159,9 +159,7 @@ class Checkpoints:
             temporary_path_class=type("Temporary", (temporary,), {"damaged": self._damaged}),
         )
         # Without item names, Orbax takes a directory without metrics for one of a single item.
-        manager = functools.partial(
-            ocp.CheckpointManager, self.directory, item_names=ITEMS, options=options
-        )
+        manager = functools.partial(_Manager, self.directory, item_names=ITEMS, options=options)
         try:
             self.manager = _beside_training(manager)
         except ValueError as error:  # it reads the validation losses

@@ -48,9 +48,15 @@ FREE = {
     *LEXICONS,
     "input.counts",
 }
-# Those in which the hosts of a run may differ
-OF_A_HOST = {"data.path", "data.tokenizer", "data.words", *LEXICONS, "output.clusters"}
-OF_A_HOST |= {"input.counts"}
+# Settings that may differ between the hosts of a run
+OF_A_HOST = {
+    "data.path",
+    "data.tokenizer",
+    "data.words",
+    "output.clusters",
+    *LEXICONS,
+    "input.counts",
+}
 ID = "id"  # key of text.json and of a checkpoint's metadata
 ENDS = 1 << 16  # tokens at each end of a text that its checksum reads
 

@@ -67,27 +67,28 @@ def locked(workdir: Path) -> Iterator[Lock]:
     # Where a disk has no locks, filelock would make a file that a killed process leaves behind.
     lock = filelock.FileLock(workdir / ".training.lock", fallback_to_soft=False)
     process = f"process {os.getpid()} on {platform.node()}"
-    held, busy = Lock(workdir / HOLDER, f"{process}\n{uuid.uuid4().hex}\n"), None
+    lock_of_this_run = Lock(workdir / HOLDER, f"{process}\n{uuid.uuid4().hex}\n")
+    other_process = None
     try:
         if hosts.first():
-            busy = _take(lock, held)
+            other_process = _take(lock, *lock_of_this_run)
         hosts.barrier("the lock")
-        if sharding.sum_over_hosts(busy is not None):
+        if sharding.sum_over_hosts(other_process is not None):
             raise InputError(
-                f"{workdir} is in use by the training of {busy or 'another process'}: wait for its"
-                " end, or use another --workdir"
+                f"{workdir} is in use by the training of {other_process or 'another process'}: wait"
+                " for its end, or use another --workdir"
             )
-        yield held if hosts.first() else Lock()
+        yield lock_of_this_run if hosts.first() else Lock()
     finally:
         if lock.is_locked:
-            if held.holder.exists() and held.holder.read_text() == held.content:
-                held.holder.unlink()
+            holder, content = lock_of_this_run
+            if holder.exists() and holder.read_text() == content:
+                holder.unlink()
             lock.release()
 
 
-def _take(lock, held):
+def _take(lock, holder, content):
     """Takes the lock. Returns the process that holds it if that is another training's."""
-    holder = held.holder
     holder.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire(timeout=0)
@@ -98,5 +99,5 @@ def _take(lock, held):
             raise
         text = "the disk of %s has no locks: start no second training there"
         logger.warning(text, holder.parent)
-    write_bytes(holder, held.content.encode())  # not the lock's file: whoever tries it empties it
+    write_bytes(holder, content.encode())  # not the lock's file: whoever tries it empties it
     return None

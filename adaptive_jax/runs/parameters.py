@@ -134,10 +134,7 @@ def _read_exported(workdir, like):
     path = workdir / EXPORTED
     if changed_file(path.with_suffix(".sha256")):
         raise _damaged(path)
-    try:
-        arrays = library.load(path.read_bytes()) if in_bucket(path) else library.load_file(path)
-    except Exception as error:  # the library raises many kinds
-        raise _damaged(path) from error
+    arrays = library.load(path.read_bytes()) if in_bucket(path) else library.load_file(path)
     like = traverse_util.flatten_dict(like, sep=".")
     stored = {name: array.shape for name, array in arrays.items()}
     expected = {name: array.shape for name, array in like.items()}

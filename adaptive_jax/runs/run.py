@@ -30,8 +30,9 @@ class Run:
         Run.open(workdir)    # reads all of it
         Run.of(workdir)      # reads its config and words, and the rest when it is first used
 
-    What was read stays, so a run whose workdir is gone can still score; what `with_parts` sets is
-    never read. `dataclasses.replace` changes fields, for which the rest is read anew.
+    What was read stays, so a run whose workdir is gone can still score; attributes set by
+    `with_parts` are never read from files. `dataclasses.replace` changes fields, for which the rest
+    is read anew.
 
     Attributes:
         workdir: None for a run of which nothing is read.

@@ -8,7 +8,7 @@ from pathlib import Path
 from flax import traverse_util
 
 from adaptive_jax.config.classes import ExternalClassError
-from adaptive_jax.config.keys import General, at, check_allowed, keys_of, resolve, with_words
+from adaptive_jax.config.keys import General, check_allowed, resolve, with_words
 from adaptive_jax.data.vocabulary.clusters import cutoffs_of, with_clusters, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of
 from adaptive_jax.data.vocabulary.ngrams import counted_settings
@@ -68,7 +68,6 @@ def read_config(workdir: Path) -> dict:
         ) from None
     try:
         check_allowed(config, path)
-        _rename_keys(config)
         resolved = resolve(config)
         if missing := flat(resolved).keys() - flat(config).keys():
             raise InputError(f"config.{min(missing)} is missing")
@@ -80,28 +79,6 @@ def read_config(workdir: Path) -> dict:
             f"{path} was written by an earlier version of adaptive_jax, or changed ({error}): train"
             " again, or use that version"
         ) from None
-
-
-def _rename_keys(config):
-    """Gives a config of an earlier version the keys of this one, in place.
-
-    The keys of a composed table's CNN stood among those of the table. The embedded corpus itself
-    separated its words. There were no data.tokenizer and data.words, and no optimizers of tables.
-    `data.cache`, a directory of the machine, is left out: programs would be run from there.
-    """
-    table, data = at(config, "output.table"), at(config, "data")
-    optimizer = at(config, "optimizer")
-    for key, off in ("tables", ""), ("tables_scale", 1.0):
-        optimizer.setdefault(key, off)
-    data.pop("cache", None)
-    embedded = (data.get("corpus"), data.get("tokeniser")) == ("embedded", "none")
-    if embedded and "tokenizer" not in data:
-        data |= {"tokeniser": "marks", "lower": True}
-    for key in ("tokenizer", "words"):
-        data.setdefault(key, "")
-    if table.get("name") == "composed" and "cnn" not in table:
-        cnn = [key for key in keys_of("output.table.cnn") if key in table]
-        table["cnn"] = {key: table.pop(key) for key in cnn}
 
 
 def begun_config(workdir: Path) -> dict | None:

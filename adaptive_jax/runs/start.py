@@ -1,7 +1,6 @@
 """Start of a run: checks of its workdir, and the files that say what the run is."""
 
 import logging
-import os
 import re
 import tempfile
 import time
@@ -17,7 +16,7 @@ from adaptive_jax.data.vocabulary.ngrams import count_for, counted_settings
 from adaptive_jax.data.vocabulary.ngrams import write as write_counts
 from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, in_bucket, names_in, replacing
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.runs.checkpoints import steps_in
@@ -34,6 +33,8 @@ from adaptive_jax.runs.settings import NGRAMS, PUBLISHED, is_exported, write_jso
 
 # Beginnings of the names that a dry run leaves, or a run that ended before it wrote config.json
 EARLY_FILES = ".", "plan.", "vocabulary.", "subwords.", "tokenizer.", "lexicon.", "ngrams.", "text."
+# Keys that may change when a run resumes, and are a difference from a published row
+DIFFERENCES = {"steps", "hours", "early_stopping", "data.words", "data.tokenizer"}
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
 
@@ -48,10 +49,10 @@ def write_published(
 
     row: as `config.flags.published` returns it.
     changed: keys of the config; those that change no update are left out, but for how long the run
-        trains.
+        trains, and its words.
     """
     if row is not None and hosts.first():
-        free = free_keys(config) - {"steps", "hours", "early_stopping"}
+        free = free_keys(config) - DIFFERENCES
         keys = [key for key in dict.fromkeys(changed) if key not in free]
         write_json(workdir / PUBLISHED, {**row, "changed": keys})
 
@@ -73,7 +74,7 @@ def check_place(workdir: Path) -> None:
 
     Raises:
         InputError: see `check_name`; or it holds an exported model, or checkpoints without a
-            config; or a bucket that cannot be written.
+            config.
         OSError: the directory cannot be made or written.
     """
     check_name(workdir)
@@ -98,14 +99,6 @@ def check_place(workdir: Path) -> None:
 
 def _check_writable(workdir):
     if in_bucket(workdir):
-        probe = workdir / ".writable"
-        try:
-            probe.write_bytes(b"")
-            probe.unlink()
-        except Exception as error:  # gcsfs raises many kinds
-            raise InputError(
-                f"cannot write {workdir} ({one_line(error)}): check its name and your credentials"
-            ) from error
         return
     path = workdir.absolute()
     nearest = next(place for place in (path, *path.parents) if place.exists())
@@ -165,8 +158,7 @@ def _check_shared(workdir):
     """
     if not jax.distributed.is_initialized():
         return
-    number = int.from_bytes(os.urandom(4)) if hosts.first() else 0
-    probe = workdir / f".shared-{sharding.sum_over_hosts(number)}"
+    probe = workdir / f".shared-{sharding.texts_of_hosts(uuid.uuid4().hex)[0]}"
     if hosts.first():
         with replacing(probe):
             pass

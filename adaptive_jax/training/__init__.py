@@ -1,4 +1,4 @@
-"""Training: the loop, one update, optimizers, metrics."""
+"""Text to Run: the loop, updates, metrics, finetuning, clusters of words."""
 
 from adaptive_jax.errors import of_extra
 

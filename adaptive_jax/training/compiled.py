@@ -19,7 +19,8 @@ from adaptive_jax.planning.targets import Target, topology
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 
-SHARE = 0.9  # of a device's memory that a program may take; the rest is lost between its arrays
+# Share of a device's memory that a program may take; the rest is lost between its arrays
+USABLE_MEMORY = 0.9
 
 
 class Memory(NamedTuple):
@@ -89,7 +90,7 @@ def plan_update(
     plan = make_plan(config, parts, len(devices), memory, hosts)
     if config["tokens_per_device"] or memory is None:
         return plan, None
-    length, limit = config["batches"]["sequence_length"], int(SHARE * memory)
+    length, limit = config["batches"]["sequence_length"], int(USABLE_MEMORY * memory)
     rows = plan.accumulation * plan.rows_per_device
     while rows:
         changes = {"tokens_per_device": rows * length, "fsdp": plan.fsdp}
@@ -101,17 +102,17 @@ def plan_update(
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            least = rows // 2
+            fitting_rows = rows // 2
         else:
             if state + temporary <= limit:
                 return plan, compiled
-            least = rows * max(0, limit - state) / temporary  # that surely fit
+            fitting_rows = rows * max(0, limit - state) / temporary
         divisions = (
             divide_update(config | {"tokens_per_device": n * length}, len(devices), hosts)
             for n in range(1, rows)
         )
         fewer = sorted({division.rows_per_device for division in divisions})
-        rows = next((n for n in fewer if n >= least), fewer[-1] if fewer else 0)
+        rows = next((n for n in fewer if n >= fitting_rows), fewer[-1] if fewer else 0)
     raise InputError(
         f"a device of {memory / 1e9:,.1f} GB cannot hold one row of {length:,} tokens: make the"
         " model smaller, raise fsdp, or lower sequence_length"

@@ -66,8 +66,5 @@ class DivergenceMonitor:
         names = [name for name, good in zip(self.names, finite, strict=True) if not good]
         if not names:
             return ""
-        if len(names) == len(self.names):
-            return ", not finite in any parameter"
         first = min(names, key=lambda name: FLOW.index(name.split("/")[0]))
-        further = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f", not finite in {first}{further}"
+        return f", not finite in {first} ({len(names)} of {len(self.names)} parameters)"

@@ -45,7 +45,7 @@ BY_CLUSTER = "clusters", "cluster_bias", "projections"
 LAYERS = re.compile(r"(input|body|output)\.")
 OF_TRAINING = re.compile(
     r"drop|init_|remat|cutoffs|clusters|lexicon|smoothing|z_loss|samples|proposal|max_positions"
-    r"|\.t?ar$"
+    r"|\.(t?ar|counts|least)$"
 )
 ONE_SOFTMAX = {"softmax", "sampled", "nce"}  # in evaluation
 
@@ -127,9 +127,9 @@ def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vo
             fit, see `in_order`.
     """
     begun = (workdir / "config.json").exists()
-    both = config["init_from"] and config["init_words"] != "new"
+    adds_old_words = config["init_from"] and config["init_words"] != "new"
     if clusters := config["output"]["clusters"]:
-        if both:
+        if adds_old_words:
             raise InputError(
                 f"init_words=both adds words that output.clusters={clusters!r} does not have: leave"
                 " one of them out"
@@ -138,7 +138,7 @@ def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vo
             saved = read_words(workdir)
             return saved if saved.same_words(vocabulary) else vocabulary
         return in_order(vocabulary, clusters)
-    if not both:
+    if not adds_old_words:
         return vocabulary
     words = read_words(workdir if begun else path_of(config["init_from"]))
     if {type(vocabulary), type(words)} != {Vocabulary}:
@@ -146,8 +146,6 @@ def vocabulary_for(config: Mapping, workdir: Path, vocabulary: Vocabulary) -> Vo
             "init_words=both is for words, and sub-word units or ids of a tokenizer are complete:"
             " leave it out"
         )
-    if begun and words.same_words(vocabulary.with_words(words.words)):
-        return words  # of an earlier version, which left the counts of added words 0
     everything = config["data"] | {"threshold": 1, "limit": 0, "words": ""}
     counts = load(everything, splits=()).vocabulary.counts_by_word
     return vocabulary.with_words(words.words, counts)
@@ -188,7 +186,7 @@ def finetuned(
     bands = run.model.word_tables(), model.word_tables()
     arrays, carried = _carry_over(old_arrays, fresh_arrays, old_ids, bands, same_ngrams)
     line = "all word vectors are composed, so new words start with a vector as others do"
-    if any(_by_word(path) and a.ndim for path, a in fresh_arrays.items()):
+    if any(_by_word(path) and path[-1] != "bias" for path in fresh_arrays):
         new_words = int(np.sum(old_ids < 0))
         moved = len(old_ids) - new_words - int(carried.sum())
         line = (

@@ -29,7 +29,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe
-from adaptive_jax.runs.checkpoints import Checkpoints, last_intact
+from adaptive_jax.runs.checkpoints import Checkpoints, steps_in
 from adaptive_jax.runs.identity import ID, check_hosts, check_resumes, id_of, of_corpus
 from adaptive_jax.runs.lock import Lock, locked
 from adaptive_jax.runs.run import Run, put_lexicon
@@ -53,7 +53,8 @@ from adaptive_jax.training.state import (
 )
 from adaptive_jax.training.update import UpdateOptions, make_update
 
-MEET = 100  # updates after which several hosts ask for the hours, also where they log less often
+# Updates after which several hosts compare their hours, also where they log less often
+CLOCK_EVERY = 100
 
 
 class Job(NamedTuple):
@@ -111,7 +112,8 @@ def train(
     hosts.log0(f"{unit + 's':<13}of the validation split: {description}")
     stopping = hosts.stopping("this update is finished and saved first")
     with locked(workdir) as lock, stopping as stop:
-        if (updates := last_intact(workdir / "checkpoints", config["steps"])) > config["steps"]:
+        updates = max(steps_in(workdir / "checkpoints"), default=0)
+        if updates > config["steps"]:
             raise InputError(
                 f"{workdir} has done {updates:,} updates, more than steps={config['steps']:,}: use"
                 f" steps={updates} or more, or another --workdir"
@@ -168,9 +170,7 @@ class Training:
         self.id, self.checkpoints = id_of(workdir), Checkpoints(workdir, config["keep"])
         step = self.checkpoints.latest()
         if step is None:
-            self.state = initial_state(
-                model, job.optimizer, config["seed"], mesh, rows, sparse=shared
-            )
+            self.state = initial_state(model, job.optimizer, config["seed"], shapes)
             if config["init_from"]:
                 self.state = finetuned(
                     config, self.state, model, job.optimizer, job.corpus.vocabulary, mesh
@@ -192,25 +192,25 @@ class Training:
             )
             for stored in ((False, True) if shared else (False,))
         ]
-        self.begun = set()  # programs that have run
+        self.used_programs = set()
 
     def run(self) -> None:
         """Trains to the end: updates, logs, evaluates and saves when due; then closes the files."""
-        together = True  # whether all hosts come here
+        all_hosts_end = True
         try:
-            step, over = self._catch_up() or self._train()
+            step, reason = self._catch_up() or self._train()
             self.checkpoints.wait()
-            self.metrics.finish(step, over)
+            self.metrics.finish(step, reason)
         except (Diverged, Stopped):  # on all hosts
             raise
         except BaseException:
-            together = not jax.distributed.is_initialized()
+            all_hosts_end = not jax.distributed.is_initialized()
             raise
         finally:
             try:
                 self.metrics.close()
             finally:
-                if together:  # or the other hosts would not answer
+                if all_hosts_end:  # or the other hosts would not answer
                     self.checkpoints.close()
 
     def _catch_up(self):
@@ -229,8 +229,8 @@ class Training:
             elif (nll := self.checkpoints.recorded_loss(step)) is not None:
                 self._tell_optimizer(step, nll)
         self._stop_unchanged()
-        over = self._reason(step, late)
-        return over and (step, over)
+        reason = self._reason(step, late)
+        return reason and (step, reason)
 
     def _stop_unchanged(self):
         """Stops, if told to, before the first update of this process: there is nothing to save."""
@@ -261,12 +261,13 @@ class Training:
                     self._read(step - 1, unread)
                 unread, stopped, last = (metrics, words), job.stop(step), step == steps
                 log = any(validates(config, step, last)) or due(step, config["log_every"], last)
-                late = self.clock.over(together=log or step % MEET == 0)
+                late = self.clock.over(together=log or step % CLOCK_EVERY == 0)
                 evaluate, save = validates(config, step, last or late)
                 if log or evaluate or stopped:
                     self._read(step, unread)
                     unread = None
-                    self.metrics.write(step, "train", self.interval.close())
+                    means, self.interval = self.interval.close(), Interval(*work)
+                    self.metrics.write(step, "train", means)
                 self.metrics.bar.show(step)
                 if stopped:
                     self._stop(step)
@@ -275,11 +276,11 @@ class Training:
                 nll = self._validate(step)
                 if nll is None:
                     self._stop(step)
-                over = self._reason(step, late)
-                if save or over or nll <= min(self.metrics.losses.values()):  # the best is kept
+                reason = self._reason(step, late)
+                if save or reason or nll <= min(self.metrics.losses.values()):  # the best is kept
                     self._save(step, nll)
-                if over:
-                    return step, over
+                if reason:
+                    return step, reason
                 self.interval = Interval(*work)  # neither scoring nor saving counts in its speed
         raise AssertionError("the last update ends the run")
 
@@ -301,7 +302,7 @@ class Training:
 
         program: a future, see `Programs.of`. waited: seconds that the batch took.
         """
-        if program in self.begun:
+        if program in self.used_programs:
             self.interval.waited += waited
         else:
             start = time.perf_counter() - waited
@@ -309,7 +310,7 @@ class Training:
             # A host that compiles for longer would keep the others waiting in the update itself,
             # which on CPUs fails after 30 seconds.
             hosts.barrier(f"the program of update {step}")
-            self.begun.add(program)
+            self.used_programs.add(program)
             # This counts neither as waiting nor as work.
             self.interval.leave_out(time.perf_counter() - start)
         with jax.transfer_guard("disallow"):

@@ -194,10 +194,11 @@ def _vocabulary(path):
             " --config=FILE for its corpus"
         )
     from adaptive_jax.data.corpora.load import load
+    from adaptive_jax.training.own_text import chooses_words
 
     config, _ = config_flags.config()
     data = config["data"]
-    if config["own_text"] and data["threshold"] == 1 and not data["codes"]:
+    if config["own_text"] and chooses_words(data):
         raise InputError(
             "configs/own_text.py chooses its words when training begins: pass --vocabulary=RUN of a"
             " run on this text, or --config.data.threshold=N for both commands"

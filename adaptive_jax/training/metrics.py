@@ -69,7 +69,7 @@ class Interval:
         self.compiled += seconds
 
     def close(self) -> dict[str, float]:
-        """The metrics of the interval; the next one starts."""
+        """The metrics of the interval, which ends."""
         seconds = time.perf_counter() - self.start
         words = sharding.sum_over_hosts(self.words)
         metrics = {}
@@ -97,7 +97,6 @@ class Interval:
         utilisation = accelerators.utilisation(work, seconds, self.devices, kind)
         if utilisation is not None:
             metrics["utilisation"] = utilisation
-        self.__init__(self.work, self.devices)
         return metrics
 
 
@@ -130,14 +129,14 @@ class Metrics:
     ):
         self.workdir, self.first_step, self.steps = workdir, first_step, config["steps"]
         self.unit, self.start, self.allow = unit, time.perf_counter(), allow_flag(config)
-        before = recorded(workdir, first_step)
-        losses = ((line["step"], line.get("validation/nll")) for line in before)
+        earlier_lines = recorded(workdir, first_step)
+        losses = ((line["step"], line.get("validation/nll")) for line in earlier_lines)
         self.losses = {step: nll for step, nll in losses if nll is not None}
-        self.extra = {line["step"] for line in before if "validation/extra" in line}
+        self.extra = {line["step"] for line in earlier_lines if "validation/extra" in line}
         # A run that is resumed twice from one checkpoint repeats the evaluation that was left out
         # before it.
-        self.written = {(line["step"], key.split("/")[0]) for line in before for key in line}
-        self.writers = open_writers(workdir, before, config) if hosts.first() else []
+        self.written = {(line["step"], key.split("/")[0]) for line in earlier_lines for key in line}
+        self.writers = open_writers(workdir, earlier_lines, config) if hosts.first() else []
         self.bar = Bar(self.steps, first_step, ["starting"], visible=hosts.first(), limit=limit)
 
     def write(self, step: int, group: str, metrics: Mapping[str, float]) -> None:

@@ -44,23 +44,21 @@ def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
     config = copy.deepcopy(config)
     data = config["data"]
     lines = _split(data)
-    open_keys, open_cutoffs = _open_keys(config), _open_cutoffs(config)
+    open_keys = [key for key, value in OPEN.items() if at(config, key) == value]
+    open_cutoffs = _open_cutoffs(config)
     if begun:
         if 0 < begun["data"]["codes"] < data["codes"]:  # the text gave no more
             open_keys.append("data.codes")
         for key in (*open_keys, *open_cutoffs):
             rows.put(config, key, at(begun, key))
         return config
-    fixed = data["limit"] or data["words"]
-    if {"data.threshold", "data.codes"} <= {*open_keys} and not fixed:
-        if data["corpus"] == "ids" or data["tokenizer"]:
-            lines.append("words        the ids of the tokenizer, the most frequent first")
-        else:
-            held_out = count_words(data, "validation")
-            everything = load(data | {"threshold": 1}, splits=()).vocabulary
-            chosen, line = choose_vocabulary(everything, held_out)
-            data |= chosen
-            lines.append(f"words        {line}")
+    if chooses_words(data):
+        held_out = count_words(data, "validation")
+        chosen, line = choose_vocabulary(load(data, splits=()).vocabulary, held_out)
+        data |= chosen
+        lines.append(f"words        {line}")
+    elif data["corpus"] == "ids" or data["tokenizer"]:
+        lines.append("words        the ids of the tokenizer, the most frequent first")
     try:
         vocabulary = load(data).vocabulary
     except TooManyCodes as error:
@@ -83,8 +81,15 @@ def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
                 f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {BANDS} bands"
             )
         lines.append(f"bands        {bands}")
-    hosts.log0("\n".join(lines))
+    for line in lines:
+        hosts.log0(line)
     return config
+
+
+def chooses_words(data: Mapping) -> bool:
+    """True if the text of a config with `own_text` decides what its words are."""
+    fixed = any(data[key] for key in ("limit", "words", "codes", "tokenizer"))
+    return data["threshold"] == 1 and data["corpus"] != "ids" and not fixed
 
 
 def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[dict, str]:
@@ -120,10 +125,6 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
     )
 
 
-def _open_keys(config: Mapping) -> list[str]:
-    return [key for key, value in OPEN.items() if at(config, key) == value]
-
-
 def _open_cutoffs(config: Mapping) -> list[str]:
     """The keys of cutoffs that the text decides where they are empty: those of the input, unless
     clusters cut its words, or the output that reads its table needs it in one band; and those of
@@ -141,7 +142,7 @@ def _open_cutoffs(config: Mapping) -> list[str]:
 
 
 def _split(data: dict) -> list[str]:
-    """Makes `data.path` a directory of three splits; returns the line that tells of a split."""
+    """Makes `data.path` a directory of three splits; returns the line about it, or nothing."""
     if data["corpus"] != "text_files":
         return []
     if not data["path"]:

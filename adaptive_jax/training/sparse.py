@@ -62,8 +62,8 @@ def sparse(
     `update(..., stored=True)` makes: no change, no weight decay, moments unchanged.
 
     A count of updates, by which Adam corrects its moments, is for the encoder the number of updates
-    that changed it. So does the public code on today's PyTorch, whose Adam passes over parameters
-    without a gradient and counts for each.
+    that changed it. The public code does the same on current PyTorch: its Adam skips parameters
+    without a gradient and keeps one count for each.
 
     encoder: which parameters are the encoder's: a tree of booleans.
     """

@@ -94,19 +94,18 @@ def initial_state(
     model: LanguageModel,
     optimizer: optax.GradientTransformation,
     seed: int,
-    mesh: Mesh,
-    rows: tuple[int, int] | None = None,
-    *,
-    sparse: bool = False,
+    layout: State,
 ) -> State:
-    """The state before the first update, laid out on `mesh` as `shape_of_state` says; its
-    tables, if any, are 0.
+    """The state before the first update; its tables, if any, are 0.
+
+    layout: see `shape_of_state`.
     """
-    layout = shape_of_state(model, optimizer, mesh, rows, sparse=sparse)
+    rows = next((a.shape[:2] for a in jax.tree.leaves(layout.carry)), None)
 
     def start():
         tables = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), layout.tables)
-        return _initial(model, optimizer, init_params(model, seed), rows)._replace(tables=tables)
+        state = _initial(model, optimizer, init_params(model, seed), rows)._replace(tables=tables)
+        return state if rows else state._replace(carry=layout.carry)
 
     return jax.jit(start, out_shardings=jax.tree.map(lambda a: a.sharding, layout))()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptive_jax.config import explain
-from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of, resolve
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, definition, keys_of, resolve
 from adaptive_jax.runs.settings import flat
 from configs import quickstart
 
@@ -37,7 +37,7 @@ def test_every_key_is_explained(group):
     """The docstring of its class, or of the one that it refers to, names it: without one a reader
     of --explain sees a key and no word about it.
     """
-    for name in home(group) if group in NAMES else [None]:
+    for name in definition(group) if group in NAMES else [None]:
         text = "\n".join([*explain.meanings(group, name), *explain._of_others(group)])
         if name in ELSEWHERE:
             text += "\n".join(explain.meanings(*ELSEWHERE[name]))

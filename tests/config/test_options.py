@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 import pytest
 
 from adaptive_jax.config import commands
-from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, definition, keys_of
 from adaptive_jax.config.options import Option, check, check_value, fields_of, meaning
 from adaptive_jax.data.corpora.load import Settings
 from adaptive_jax.errors import InputError
@@ -61,7 +61,7 @@ def test_a_flag_has_a_meaning(kind):
 @pytest.mark.parametrize("group", ALL_GROUPS)
 def test_defaults_of_keys_are_in_range(group):
     """A config that states nothing would be refused otherwise, or its row in the page be wrong."""
-    for name in home(group) if group in NAMES else [None]:
+    for name in definition(group) if group in NAMES else [None]:
         for key, field in keys_of(group, name).items():
             check_value(key, field.default, field.option)
 

@@ -61,6 +61,13 @@ def signs(learning_rate: float = 0.01, *, momentum: float | None = None):
     """Steps by the sign of every gradient."""
     return optax.chain(optax.scale_by_sign(), optax.scale_by_learning_rate(learning_rate))
 '''
+OPTIMIZERS = """
+def steps(learning_rate: float, sizes: tuple[int, ...], betas=(0.9, 0.999), scale: float = 1):
+    pass
+
+def names(learning_rate: float, names: tuple[str, ...] = (), grid=((0.5, 1), (2, 3))):
+    pass
+"""
 NAMES = {
     "input.name": "my_toys.layers:Input",
     "input.scale": 2,
@@ -126,6 +133,38 @@ def test_the_command_that_an_export_prints(run, quick_command):
     line = "export", "--workdir=run", "--output=model", "--allow=my_toys.layers"
     done = quick_command("-m", "adaptive_jax", *line, cwd=run)
     assert f"evaluate --workdir={run}/model --allow=my_toys.layers --split=test" in done.stdout
+
+
+def test_tuples_have_the_items_of_their_default_or_annotation(tmp_path, monkeypatch):
+    """Tuples of numbers or texts were refused at their own default, a tuple without default was a
+    TypeError, and a number whose default is written as 1 could not be 0.5.
+    """
+    (tmp_path / "toy_steps.py").write_text(OPTIMIZERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(keys, "_allowed", set())
+
+    def settings(name, **changes):
+        changes = {"name": f"toy_steps:{name}", "learning_rate": 0.1} | changes
+        return complete({f"optimizer.{key}": value for key, value in changes.items()})["optimizer"]
+
+    taken = settings("steps", sizes="3,4")
+    assert (taken["sizes"], taken["betas"], taken["scale"]) == ((3, 4), (0.9, 0.999), 1.0)
+    taken = settings("steps", sizes=[3], betas=(1, 0.5), scale=0.5)
+    assert (taken["sizes"], taken["betas"], taken["scale"]) == ((3,), (1.0, 0.5), 0.5)
+    taken = settings("names", names=["a"])
+    assert (taken["names"], taken["grid"]) == (("a",), ((0.5, 1.0), (2.0, 3.0)))
+    for name, changes, parts in (
+        ("steps", {}, ("sizes", "missing")),
+        ("steps", {"sizes": (0.5,)}, ("sizes=(0.5,)", "a tuple of whole numbers")),
+        ("steps", {"sizes": 3, "betas": "x"}, ("betas='x'", "numbers, such as (0.9, 0.999)")),
+        ("names", {"names": (1,)}, ("names=(1,)", "a tuple of texts")),
+        ("names", {"grid": (1, 2)}, ("grid=(1, 2)", "a tuple of pairs of finite numbers")),
+        ("names", {"grid": ((1, float("inf")),)}, ("grid", "finite")),
+    ):
+        with refuses(*parts):
+            settings(name, **changes)
+    muon = {"optimizer.name": "optax.contrib:muon", "optimizer.learning_rate": 0.1}
+    assert set(map(type, complete(muon)["optimizer"]["ns_coeffs"])) == {float}
 
 
 def test_resuming_needs_no_flag_more(run, monkeypatch):

@@ -227,6 +227,18 @@ def test_the_command(method, tmp_path, quick_command):
         assert read_header(tmp_path / "c.txt") == header
 
 
+def test_clusters_of_own_text_whose_words_are_fixed(in_process, tmp_path):
+    """By data.limit, say: they were refused, as if training would choose other words."""
+    for split in "train", "valid", "test":
+        (tmp_path / f"{split}.txt").write_text("a b c d\n" * 9)
+    line = "--config=configs/own_text.py", f"--config.data.path={tmp_path}", "--clusters=2"
+    line += f"--output={tmp_path / 'c.txt'}", f"--cache_dir={tmp_path / 'cache'}"
+    done = in_process("-m", "adaptive_jax", "clusters", *line)
+    assert done.returncode == 2 and "chooses its words" in done.stderr
+    done = in_process("-m", "adaptive_jax", "clusters", *line, "--config.data.limit=5")
+    assert done.returncode == 0 and (tmp_path / "c.txt").exists(), done.stderr
+
+
 @pytest.mark.parametrize(
     "flags, says",
     [

@@ -157,7 +157,7 @@ for name, grid in grids.items():
     gradients.platform = (lambda: "gpu") if name.startswith("accelerators") else platform
     update, (model, mesh, shapes), given = lowered("float32", *grid)
     if first is None or (name, layers["body"]["name"]) == ("eight_cut", "transformer"):
-        state = initial_state(model, optimizer, 0, mesh)
+        state = initial_state(model, optimizer, 0, shapes)
         first = first or jax.tree.map(np.asarray, state)
     else:  # quicker than to compile the start anew
         state = jax.tree.map(lambda a, shape: jax.device_put(a, shape.sharding), first, shapes)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import InputError
@@ -51,6 +52,21 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
         2,
     ]
     again.close()
+
+
+def test_saving_never_asks_whether_to_stop(tmp_path, monkeypatch):
+    """JAX stops all hosts at a number that follows the last one asked for. Orbax asked for the
+    number of the update, `hosts.stopping` for its count of calls: a run that was resumed on
+    several hosts never reached the number, and went on after Ctrl-C.
+    """
+    numbers = []
+    monkeypatch.setattr(
+        multihost_utils, "reached_preemption_sync_point", lambda step: bool(numbers.append(step))
+    )
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"params": {"a": jnp.zeros(3)}}, 1.0)
+    checkpoints.close()
+    assert (numbers, steps_in(tmp_path / "checkpoints")) == ([], [7])
 
 
 def test_hours_that_cannot_be_read(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from adaptive_jax import load, save_run
 from adaptive_jax.config import keys
-from adaptive_jax.config.keys import ALL_GROUPS, NAMES, complete, home, keys_of
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, complete, definition, keys_of
 from adaptive_jax.config.rows import put
 from adaptive_jax.data.vocabulary.ngrams import write
 from adaptive_jax.errors import InputError
@@ -89,7 +89,7 @@ def test_every_text_of_a_config_is_a_path_a_module_or_one_of_a_list():
     """A new key is put into one of the lists here, so that it gets a trap."""
     texts = {f"{group}.name" for group in NAMES}
     for group in ALL_GROUPS:
-        for name in home(group) if group in NAMES and group != "optimizer" else [None]:
+        for name in definition(group) if group in NAMES and group != "optimizer" else [None]:
             for key, field in keys_of(group, name).items():
                 if field.kind is str and not field.option.among:
                     texts.add(f"{group}.{key}".lstrip("."))

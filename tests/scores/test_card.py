@@ -215,6 +215,15 @@ def test_evaluations_that_change_updates_are_told(tmp_path):
         assert json.loads((tmp_path / "published.json").read_text())["changed"] == changed
 
 
+def test_other_words_are_a_difference_from_the_row(tmp_path):
+    """A run on other words stood beside the paper's perplexity as if it were the row. Where the
+    text lies is no difference.
+    """
+    for key in "data.words", "data.tokenizer":
+        write_published(tmp_path, complete({}), {}, [key, "data.path"])
+        assert json.loads((tmp_path / "published.json").read_text())["changed"] == [key]
+
+
 def test_published_numbers(in_process, flags, tmp_path):
     """train.py keeps what the paper prints of its row, and which keys differ; a result shows
     it, of its own split.

@@ -29,6 +29,7 @@ from adaptive_jax.runs.checkpoints import Checkpoints
 from adaptive_jax.runs.lock import locked
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.start import begin
+from adaptive_jax.training import finetuning as module
 from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned, vocabulary_for
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state
@@ -74,13 +75,14 @@ MODELS = {
         | SOFTMAX
     ),
     "groc": GATED | CNN | GROC | MAPPED | SOFTMAX,
+    "groc with biases": GATED | CNN | GROC | SOFTMAX | MAPPED | {"output.table.bias": "own"},
 }
 BANDED = "bands", "weight norm", "many bands", "clusters"  # whose vectors depend on the band
 
 
 def config_of(name, clusters="", **changes):
     more = {"output.clusters": clusters} if clusters else {}
-    return complete({} if name == "groc" else BODY, MODELS[name], more, changes)
+    return complete({} if name.startswith("groc") else BODY, MODELS[name], more, changes)
 
 
 def saved_run(workdir, config, vocabulary):
@@ -209,12 +211,19 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
     if "clusters" in params["output"]:
         kept = (tree["output"]["clusters"] for tree in (params, run.params))
         np.testing.assert_array_equal(*kept)
-    if name == "groc":
-        assert "all word vectors are composed" in printed
-        jax.tree.map(np.testing.assert_array_equal, params, run.params)
-        return
     both = set(OLD.words) & set(NEW.words)
     assert len(both) == 17
+    if name.startswith("groc"):
+        assert "all word vectors are composed" in printed
+        if name == "groc with biases":  # the only rows of words
+            biases = (tree["output"]["table"].pop("bias") for tree in (params, run.params))
+            new, old = (
+                np.asarray(bias)[[words.index[word] for word in sorted(both)]]
+                for bias, words in zip(biases, (NEW, OLD), strict=True)
+            )
+            np.testing.assert_array_equal(new, old)
+        jax.tree.map(np.testing.assert_array_equal, params, run.params)
+        return
     says = (
         rf"init_from +{tmp_path / 'run'} after 5 updates: vectors of (\d+) of 25 words carried"
         r" over; 8 new words and (\d+) that moved to another band start at random"
@@ -279,6 +288,14 @@ def test_layers_that_compute_something_else(tmp_path, caplog):
         config = complete(heads, changes, {"init_from": str(tmp_path / "run")})
         check_fits(config, tmp_path / "new", build(config, len(NEW)))
         assert [line[-len(says[0]) :] for line in caplog.messages] == says
+
+
+def test_counts_of_ngrams_are_no_other_layers(caplog):
+    """Where the n-grams are counted, and from how many on, was warned of as another computation."""
+    ngrams = complete({"input.name": "ngrams", "input.words.name": "lookup"})
+    other = {"counts": "ngrams.npz", "least": ngrams["input"]["least"] + 1}
+    module._warn_of_other_settings(ngrams | {"input": ngrams["input"] | other}, ngrams)
+    assert not caplog.messages
 
 
 SMALL = {
@@ -374,10 +391,8 @@ def test_words_of_both_runs_have_the_counts_of_the_new_text(tmp_path):
     np.testing.assert_array_equal(both.counts, np.bincount(ids, minlength=len(both)))
     assert both.counts_by_word == {"a": 3, EOS: 1, UNKNOWN: 0, "b": 2, "c": 1, "d": 0}
     (tmp_path / "run" / "config.json").touch()
-    for saved in both, vocabulary.with_words(["b", "c", "d"]):  # the second of an earlier version
-        write_with_checksums(saved, tmp_path / "run" / "vocabulary.txt")
-        resumed = vocabulary_for(config, tmp_path / "run", vocabulary)
-        assert resumed.digest == saved.digest
+    write_with_checksums(both, tmp_path / "run" / "vocabulary.txt")
+    assert vocabulary_for(config, tmp_path / "run", vocabulary).digest == both.digest
 
 
 def test_a_run_keeps_the_ngrams_that_it_counts(small, tmp_path):

@@ -258,6 +258,9 @@ def test_more_merges_than_the_text_gives_resume_with_those_that_it_gave(text, ca
     config = request(**{"data.path": str(text), "data.codes": 8_000})
     begun = with_text(config, None, build(config, 2))
     assert 0 < begun["data"]["codes"] < 8_000 and "merges       only" in capsys.readouterr().out
+    fixed = {"data.path": str(text), "data.threshold": 2, "input.cutoffs": (9,)}
+    with_text(request(**fixed), None, build(request(**fixed), 20))
+    assert not capsys.readouterr().out  # it was an empty line
     assert with_text(config, begun, build(config, 2)) == begun
 
 

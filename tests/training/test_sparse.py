@@ -80,7 +80,7 @@ def trajectory(name):
         for stored in (False, True)
     ]
     known = lexicon(WORDS, model.lexicon_spec())
-    state = initial_state(model, ours, 0, mesh, sparse=True)
+    state = initial_state(model, ours, 0, layout)
     programs = [update.lower(state, known, batch_of(0)).compile() for update in updates]
     states, metrics = [jax.tree.map(np.array, state)], []
     for step, stored in enumerate((0, 1, 1, 0)):

@@ -31,13 +31,14 @@ def random_batch(microbatches, rows, time):
 
 
 def start_update(config, optimizer=None, rows=None):
-    """`(model, state, update)` with which to make single updates; `rows` as in `initial_state`."""
+    """`(model, state, update)` with which to make single updates; `rows` as in `shape_of_state`."""
     mesh, optimizer = sharding.device_mesh(), optimizer or optim.from_config(config)
     model = build(config, config["data"]["vocabulary_size"])
-    update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh, rows))
+    layout = shape_of_state(model, optimizer, mesh, rows)
+    update = make_update(model, optimizer, mesh, 0, layout)
     return (
         model,
-        initial_state(model, optimizer, config["seed"], mesh, rows),
+        initial_state(model, optimizer, config["seed"], layout),
         lambda state, batch: update(state, {}, batch),
     )
 
@@ -149,7 +150,7 @@ def test_an_update_that_is_left_out_moves_the_carry(recurrent):
     model = build(recurrent, 122)
     layout = shape_of_state(model, optimizer, mesh, rows)
     update = make_update(model, optimizer, mesh, 0, layout, UpdateOptions(skip_from=0.01))
-    before = initial_state(model, optimizer, 0, mesh, rows)
+    before = initial_state(model, optimizer, 0, layout)
     params = jax.tree.map(np.array, before.params)
     after, metrics = update(before, {}, random_batch(1, 4, 8))
     assert metrics["skipped"]
