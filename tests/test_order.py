@@ -10,10 +10,10 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.clusters import (
     Header,
-    cut,
     in_clusters,
     in_order,
     read_header,
+    with_clusters,
     write_clusters,
 )
 from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
@@ -185,7 +185,7 @@ def test_layers_that_clusters_do_not_fit(layers, name):
     its widest vectors to the words of the first cluster.
     """
     with refuses(name):
-        cut(complete(BODY, layers, {"output.clusters": "c.txt"}))
+        with_clusters(complete(BODY, layers, {"output.clusters": "c.txt"}))
 
 
 def test_a_model_is_not_built_with_clusters_unread():

@@ -21,7 +21,7 @@ FAULTS = {
         name for name, case in CASES.items() if case.sizes[2] % 2 and case.ignored < 1
     ],
     "half of the table's gradient": [
-        name for name, case in CASES.items() if "table" in case.by and case.ignored < 1
+        name for name, case in CASES.items() if "table" in case.differentiated and case.ignored < 1
     ],
 }
 

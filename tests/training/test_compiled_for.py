@@ -14,7 +14,7 @@ from adaptive_jax.planning import targets
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training import compiled as module
 from adaptive_jax.training.compiled import (
-    SHARE,
+    USABLE_MEMORY,
     compile_for,
     compile_update,
     counts,
@@ -187,7 +187,7 @@ def test_microbatches_as_large_as_memory_holds(config):
     needed = sum(memory_of(compile_update(held, plan, parts, devices)))
     free = held | {"tokens_per_device": 0}
     assert plan_update(free, parts, devices, None)[0].accumulation == 1
-    chosen, compiled = plan_update(free, parts, devices, int(needed / SHARE) + 1)
+    chosen, compiled = plan_update(free, parts, devices, int(needed / USABLE_MEMORY) + 1)
     assert chosen == plan and sum(memory_of(compiled)) == needed
     all_at_once, _ = plan_update(free, parts, devices, int(1e10))
     assert (all_at_once.accumulation, all_at_once.rows_per_device) == (1, 256 // length)
@@ -211,7 +211,7 @@ def test_microbatches_between_two_sizes(config, monkeypatch, full):
     for rows, fit in (3, 1), (8, 4), (9, 3), (16, 8), (19, 7), (128, 8):
         free = config(tokens_per_update=rows * 16, tokens_per_device=0)
         free["batches"]["sequence_length"] = 16
-        memory = int((2.5 + (fit if rows < 128 else 10)) * 1_000_000 / SHARE)
+        memory = int((2.5 + (fit if rows < 128 else 10)) * 1_000_000 / USABLE_MEMORY)
         plan, compiled = plan_update(free, parts_of(free, 122), jax.devices()[:1], memory)
         assert plan.rows_per_device == compiled == fit, rows
 
