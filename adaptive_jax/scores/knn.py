@@ -12,6 +12,7 @@ of the last feed-forward layer.
 import functools
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,7 +130,8 @@ def open_datastore(
                 scored = scores(run, ids, windows, progress, hidden=True)
                 _write(unfinished, description, scored, ids)
                 store = _read(unfinished, description)
-                shutil.rmtree(folder, ignore_errors=True)  # of other parameters, or damaged
+                # One of other parameters, or damaged; rmtree leaves links as they are.
+                shutil.rmtree(os.path.realpath(folder), ignore_errors=True)
             return store
     except OSError as error:
         size = 2 * len(ids) * run.config["body"]["features"]

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from adaptive_jax.config.options import Option
-from adaptive_jax.data.vocabulary.words import UNKNOWN
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import path_of
 from adaptive_jax.runs.run import Run
@@ -113,7 +113,7 @@ class Surprisals(NamedTuple):
     def check_words(self, names: Sequence[str]) -> None:
         """Raises InputError for a word that is not that of the text, `names`."""
         for number, (word, expected) in enumerate(zip(self.words, names, strict=False), start=2):
-            if word not in (None, expected) and expected != UNKNOWN:
+            if word not in (None, expected) and expected not in (EOS, UNKNOWN):
                 raise InputError(
                     f"{self.path}, line {number}: the word is {word!r}, and that of the split"
                     f" {expected!r}: both must be the same text"

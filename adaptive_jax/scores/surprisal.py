@@ -28,7 +28,6 @@ from adaptive_jax.data.batches.windows import (
 from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.places import places, word_numbers
-from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
@@ -94,9 +93,11 @@ class ScoredLine(NamedTuple):
         spans = self.places
         numbers = word_numbers(self.text, spans)
         first = np.flatnonzero(np.append(True, (np.diff(numbers) != 0) | (numbers[1:] < 0)))
-        ends = spans[np.append(first[1:], len(spans)) - 1, 1]
-        ends_of_words = zip(spans[first, 0], ends, strict=True)
-        words = (self.text[a:b].rstrip() if a < b else EOS for a, b in ends_of_words)
+        starts, ends = spans[first, 0], spans[np.append(first[1:], len(spans)) - 1, 1]
+        words = (
+            self.text[a:b].rstrip() if a < b else self.words[i]
+            for i, a, b in zip(first, starts, ends, strict=True)
+        )
         unseen = None if self.unseen is None else np.logical_or.reduceat(self.unseen, first)
         return self._replace(
             words=tuple(words),
@@ -105,7 +106,7 @@ class ScoredLine(NamedTuple):
             frequencies=None,
             ranks=None,
             entropies=None,
-            before="",
+            before="" if spans[0, 1] else self.before,
         )
 
     @property
@@ -208,7 +209,7 @@ class LineScorer:
                     f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
-        if self.lines.vocabulary.unit == "token":
+        if self.lines.vocabulary.spells and self.lines.vocabulary.unit == "token":
             words = word_names(ids, self.lines.vocabulary)
         if not before:
             return Line(source, words, ids)

@@ -248,8 +248,7 @@ def _check_distinct(names):
     """Raises InputError if two columns have one name."""
     if twice := {name for name in names if names.count(name) > 1}:
         raise InputError(
-            f"the column {min(twice)!r} of the table is also one of the scores: rename it, or"
-            " choose others by --columns"
+            f"two columns are called {min(twice)!r}: rename that of the table, or change --columns"
         )
 
 

@@ -239,6 +239,7 @@ WRONG = [
     ([], "the unheard\n", "'unheard' is not one of the 122 words"),
     (["/nowhere.txt"], "", "cannot read /nowhere.txt: No such file"),
     (["--window=8", "--context=8"], "the\n", "window=8 must be greater than context=8"),
+    (["--columns=surprisal,surprisal"], "the\n", "two columns are called 'surprisal_nats'"),
     (["--columns=surprise"], "the\n", 'Did you mean "surprisal"?'),
     (["--context_from=previos"], "the\n", 'a file that exists. Did you mean "previous"?'),
 ]
