@@ -17,25 +17,27 @@ from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import path_of
 from adaptive_jax.runs.run import Run
-from adaptive_jax.scores.cache import interpolations
+from adaptive_jax.scores.cache import Floats, interpolations
 from adaptive_jax.scores.scores import Scores, word_names
 from adaptive_jax.scores.scoring import Evaluation
 
 UNITS = {"surprisal_nats": 1.0, "surprisal_bits": np.log(2)}
-OTHER = "workdir of the other run"
-SCORES = (
-    "table in place of --other, separated by tabs, with a line for each word of the split, <eos>"
-    " included, and a column surprisal_nats or surprisal_bits, as score --words writes"
-)
-WEIGHT = "λ, the weight of this run's distribution; several are all tried"
 
 
 class Mix(NamedTuple):
-    """The options of --method=mix."""
+    """The options of --method=mix.
 
-    other: Annotated[str, Option(OTHER)] = ""
-    scores: Annotated[str, Option(SCORES)] = ""
-    model_weight: Annotated[tuple[float, ...], Option(WEIGHT, "(0, 1]")] = (0.5,)
+    Attributes:
+        other: workdir of the other run.
+        scores: table in place of --other, separated by tabs, with a line for each word of the
+            split, <eos> included, and a column surprisal_nats or surprisal_bits, as score --words
+            writes.
+        model_weight: λ, the weight of this run's distribution; several are all tried.
+    """
+
+    other: str = ""
+    scores: str = ""
+    model_weight: Annotated[Floats, Option(within="(0, 1]")] = (0.5,)
 
 
 def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
