@@ -455,7 +455,7 @@ def test_the_command(quick_command, in_process, trained, model, tmp_path):
     )
     for flags, says in [
         (["--prompt=a", "--prompts=b"], "use one"),
-        (["--prompt=the", "--avoid=,"], "--avoid=, has an empty word: write a comma as"),
+        (["--prompt=the", "--avoid=,"], "avoid must be a list of words"),
         (["--prompt=the \udcff", "--top_p=0.5"], "UTF-8"),
     ]:
         done = in_process(*run, *flags)
