@@ -15,7 +15,7 @@ from pathlib import Path
 from adaptive_jax.config import commands
 from adaptive_jax.errors import check_known
 from adaptive_jax.runs.settings import write_json
-from adaptive_jax.scores.report.drawing import look
+from adaptive_jax.scores.report.drawing import line_style
 
 HERE = Path(__file__).parent
 DOT, LINE = 0.26, 1.4  # inches of a row of dots, and of all that stands around them
@@ -75,7 +75,9 @@ def dots(axes, rows: Sequence[Mapping], key: str, xlabel: str, labels: bool = Tr
     """A dot for each row that has a number, the first row at the top."""
     for number, row in enumerate(rows):
         if row[key] is not None:
-            axes.plot(row[key], number, **look(number) | {"linestyle": "none", "markersize": 6})
+            axes.plot(
+                row[key], number, **line_style(number) | {"linestyle": "none", "markersize": 6}
+            )
         elif key == "value":
             axes.text(0.02, number, "diverged", transform=axes.get_yaxis_transform(), va="center")
     axes.set(xlabel=xlabel, xmargin=0.08, ylim=(len(rows) - 0.5, -0.5))
@@ -88,7 +90,9 @@ def curves(axes, rows, drawn, by: str) -> None:
     """Losses by updates; the dots beside have the same colours and markers."""
     for row in drawn:
         steps, losses = zip(*row["losses"], strict=True)
-        axes.plot(steps, losses, **look(rows.index(row)) | {"markersize": 4, "linewidth": 1.2})
+        axes.plot(
+            steps, losses, **line_style(rows.index(row)) | {"markersize": 4, "linewidth": 1.2}
+        )
     axes.set(xlabel=by, ylabel="loss, nats a word")
     axes.grid(alpha=0.3)
 
@@ -107,7 +111,7 @@ def growth(numbers: Mapping):
     for number, peer in enumerate(dict.fromkeys(row["peer"] for row in rows)):
         of_peer = [row for row in rows if row["peer"] == peer]
         # Peers that make the same arrays need the same memory: a later line is broken and hollow.
-        style = look(number) | {"linewidth": 1.6, "markersize": 7, "label": peer}
+        style = line_style(number) | {"linewidth": 1.6, "markersize": 7, "label": peer}
         style |= {"linestyle": ("-", "--")[number % 2], "fillstyle": ("full", "none")[number % 2]}
         for axes, key in (time_axes, "times_smallest"), (memory_axes, "megabytes"):
             points = [(row["vocabulary"], row[key]) for row in of_peer if row[key] is not None]

@@ -57,7 +57,7 @@ def define_options(*kinds: Callable, without: Collection[str] = ()) -> None:
     for kind in kinds:
         for name, field in fields_of(kind).items():
             if name not in without:
-                define_option(name, field, field.option.help or meaning(kind, name))
+                define_option(name, field, meaning(kind, name))
 
 
 def define_option(name: str, field: Field, text: str) -> None:

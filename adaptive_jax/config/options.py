@@ -24,17 +24,16 @@ from adaptive_jax.errors import InputError, check_known, is_within
 
 
 class Option(NamedTuple):
-    """Help and range of a field, as `Annotated[int, Option(within="[1, inf)")]`.
+    """Range of a field, as `Annotated[int, Option(within="[1, inf)")]`. Its help is the paragraph
+    of the field in the docstring of its class.
 
     Attributes:
-        help: a phrase for --help; empty: the paragraph of the field in the docstring of its class.
         within: the interval of its values, such as "[0, 1)". A field that is a tuple has several
             values, and needs one.
         among: the values that exist.
         only: (field, value): the option has a meaning only where that field has that value.
     """
 
-    help: str = ""
     within: str = ""
     among: Collection[str] = ()
     only: tuple[str, str] | None = None

@@ -99,7 +99,7 @@ class DecodeState:
         """Reads the prompt, int32 `[n]`.
 
         Raises:
-            InputError: a window for a body that has none, or one that is too short.
+            InputError: a window for a body that has none.
         """
         config, window = decoder.run.config, options.window
         if window and not decoder.limited:
@@ -107,11 +107,7 @@ class DecodeState:
                 f"window={window} does not apply to {config['body']['name']}, which remembers"
                 " without end: leave it out"
             )
-        if window and window < SHORTEST:
-            raise InputError(
-                f"window={window} must be {SHORTEST} or more, or 0 for the length of training"
-            )
-        self._window = window or max(SHORTEST, config["batches"]["sequence_length"])
+        self._window = max(SHORTEST, window or config["batches"]["sequence_length"])
         self._decoder, self._options = decoder, options
         self.vocabulary = decoder.run.vocabulary
         self.line_end = self.vocabulary.index.get(EOS, -1)
@@ -187,7 +183,7 @@ class DecodeState:
         self._append(ids, log_probs)
 
     def take(self, rows: np.ndarray) -> None:
-        """Goes on with some rows, int32, in this order; a row may be taken several times."""
+        """Keeps these rows, int32, in this order; a row may be taken several times."""
         self.tokens = self.tokens[rows]
         self._fixed = [self._fixed[row] for row in rows]
         self._unwritten = self._unwritten[rows]
@@ -241,7 +237,7 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
     Tokens that lie within are followed in as many rows as the state has, the most probable ones.
     """
     utf8, (rows, begin) = state.vocabulary.utf8, state.tokens.shape
-    remainders, complete = [text], []
+    remainders, finished = [text], []
     state.begin([NO_TOKENS])
     while remainders:
         totals = state.totals.log_probs[:, None] + state.log_probs()
@@ -250,7 +246,7 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
         for row, rest in enumerate(remainders):
             longer, shorter = state.vocabulary.beginning(rest)
             before = state.tokens[row, begin:]
-            complete += [
+            finished += [
                 ScoredTokens(np.append(before, i), totals[row, i], len(before) + (utf8[i] == rest))
                 for i in longer
             ]
@@ -265,18 +261,17 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
         state.read(np.pad(ids, empty).astype(np.int32), np.zeros(rows))
         sums = np.pad(sums, empty, constant_values=-np.inf)
         state.totals = state.totals._replace(log_probs=sums)
-    total = np.logaddexp.reduce([spelling.log_prob for spelling in complete])
+    total = np.logaddexp.reduce([spelling.log_prob for spelling in finished])
     if not np.isfinite(total):
         raise InputError(NO_NUMBER)
-    complete = [one._replace(log_prob=float(one.log_prob - total)) for one in complete]
-    return sorted(complete, key=lambda spelling: -spelling.log_prob)
+    finished = [one._replace(log_prob=float(one.log_prob - total)) for one in finished]
+    return sorted(finished, key=lambda spelling: -spelling.log_prob)
 
 
 def beam_search(
     state: DecodeState, banned: tuple[int, ...], beginnings: Sequence[ScoredTokens] = (NO_TOKENS,)
 ) -> list[ScoredTokens]:
-    """The most probable texts that have ended, best first, as many as the state has rows, if there
-    are so many.
+    """The most probable texts that have ended, best first, at most one per row of the state.
 
     Each step extends all texts by every token and goes through the results from the most probable
     on. Those that have ended are kept, until as many others are found as there are beams, which are
@@ -342,8 +337,8 @@ class Writer:
         if begun:
             state = DecodeState(decoder, tokens, options, SPELLINGS)
             self._beginnings = spellings(state, begun, self._banned)
-        self._shown = lines.decode(lines.encode(prompt)).rpartition("\n")[2]
-        self._spaced = prompt.endswith(" ") and not begun
+        self._prompt_line = lines.decode(lines.encode(prompt)).rpartition("\n")[2]
+        self._ends_in_space = prompt.endswith(" ") and not begun
 
     def continuations(self) -> list[Continuation]:
         """The texts that the options ask for: all samples, or the best of a beam search, the
@@ -404,7 +399,7 @@ class Writer:
         written again.
         """
         pieces = self._after_line(tokens)
-        if self._spaced:
+        if self._ends_in_space:
             yield next(pieces, "").removeprefix(" ")
         yield from pieces
 
@@ -415,7 +410,7 @@ class Writer:
         of the line comes at its end.
         """
         vocabulary, line, line_end = self._lines.vocabulary, self.state.line, self.state.line_end
-        shown = self._shown
+        shown = self._prompt_line
         for token in tokens:
             line.append(token)
             if not vocabulary.ends_word[token]:
@@ -424,13 +419,13 @@ class Writer:
             if text.endswith(INCOMPLETE) and token != line_end:
                 continue  # the next word may join what stands before it
             if text.startswith(shown) or token == line_end:
-                yield _beyond(shown, text)
+                yield _without_shared_prefix(shown, text)
                 shown = text
             if token == line_end:
                 line, shown = [], ""
         if line:
             text = self._lines.decode(line)
-            yield _beyond(shown, text)
+            yield _without_shared_prefix(shown, text)
 
 
 def _banned(lines, words):
@@ -461,7 +456,7 @@ def _banned(lines, words):
             )
 
 
-def _beyond(shown, text):
+def _without_shared_prefix(shown, text):
     """The text without the beginning that it shares with what has been shown."""
     return text[len(commonprefix([text, shown])) :]  # noqa: RUF071, of characters, not of paths
 

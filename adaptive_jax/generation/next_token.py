@@ -143,7 +143,7 @@ def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -
     def visit(state):
         (values, ids), seen = state
         urgency = token.cluster_log_probs - _finite(least(values))[:, None]
-        tail = _most(pending(values, seen), urgency)
+        tail = _most_urgent(pending(values, seen), urgency)
         values_of_tail, ids_of_tail = token.best_of_tail(tail, k)
         values = jnp.concatenate([values, values_of_tail], axis=1)
         ids = jnp.concatenate([ids, ids_of_tail], axis=1)
@@ -168,7 +168,7 @@ def draw_among(best: TopK, keys: jax.Array, power: jax.Array, top_p: jax.Array) 
     before = jnp.cumsum(jnp.exp(scores), axis=1) - jnp.exp(scores)
     first = jnp.arange(scores.shape[1])[None] == 0
     column = _draw(keys, jnp.where((before < top_p) | first, scores, -jnp.inf))
-    return Sample(_at(best.log_probs, column), _at(best.ids, column))
+    return Sample(_columns(best.log_probs, column), _columns(best.ids, column))
 
 
 def draw(log_probs: jax.Array, keys: jax.Array, power: jax.Array) -> Sample:
@@ -188,7 +188,7 @@ def draw(log_probs: jax.Array, keys: jax.Array, power: jax.Array) -> Sample:
     number = _draw(_fold(keys, 0), jax.nn.logsumexp(blocks, axis=2))
     block = jnp.take_along_axis(blocks, number[:, None, None], axis=1)[:, 0]
     ids = number * BLOCK + _draw(_fold(keys, 1), block)
-    return Sample(_at(log_probs, ids), ids)
+    return Sample(_columns(log_probs, ids), ids)
 
 
 def _best(ids, values, k):
@@ -198,7 +198,7 @@ def _best(ids, values, k):
     return best, jnp.pad(ids, padding)[columns]
 
 
-def _most(pending, urgency):
+def _most_urgent(pending, urgency):
     """The tail that is pending for some row, bool `[rows, tails]`, and most urgent."""
     return jnp.argmax(jnp.where(pending, jnp.maximum(urgency, -1e30), -jnp.inf).max(axis=0))
 
@@ -218,5 +218,5 @@ def _draw(keys, scores):
     return jax.vmap(lambda key, row: jax.random.categorical(key, row, mode="high"))(keys, scores)
 
 
-def _at(values, columns):
+def _columns(values, columns):
     return jnp.take_along_axis(values, columns[:, None], axis=1)[:, 0]

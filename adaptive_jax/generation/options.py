@@ -24,8 +24,8 @@ class Options(NamedTuple):
         beams: hypotheses of a beam search for the most probable text; 0: draw.
         samples: texts to write; of a beam search, the best ones.
         seed: of the draws. Sample i is the same however many samples there are.
-        window: tokens that a transformer sees at most; 0: as many as it was trained with. See
-            `DecodeState`.
+        window: tokens that a transformer sees at most, 2 or more; 0: as many as it was trained
+            with. See `DecodeState`.
         avoid: words that are never written; `<unk>` may be among them though the run has none. Of
             a tokenizer, every token that is the word, with a space or without.
     """
@@ -50,7 +50,9 @@ class Options(NamedTuple):
         """
         check(self, prefix="")
         if isinstance(self.avoid, str) or not all(self.avoid):
-            raise InputError(f"avoid must be a list of words, got {self.avoid!r}")
+            raise InputError(
+                f"avoid must be a list of words, a comma as '\",\"', got {self.avoid!r}"
+            )
         if 0 < self.temperature < COLDEST:
             raise InputError(
                 f"temperature must be 0, or in [{COLDEST}, inf), got {self.temperature}"

@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax
 
 from adaptive_jax.config.options import Option
-from adaptive_jax.scores.nearest import nearest, none_yet
+from adaptive_jax.scores.nearest import nearest, no_neighbours
 from adaptive_jax.scores.scoring import Evaluation, Progress
 
 KINDS = ("local", "unbounded", "unigram", "unigram_softmax")
@@ -40,22 +40,25 @@ FAR = 32_768  # entries of one product in an unbounded cache, which sorts the ne
 BEYOND = 40  # in float64, exp(n) does not change exp(n + 40)
 SHOWN = 10_000  # words between two updates of the progress bar
 Floats = tuple[float, ...]
-WEIGHT = "λ, the weight of the model's own distribution; several are all tried"
-THETA = "θ of --cache=local, which flattens it, and at 0 counts words; several are all tried"
-SIZE = "entries; by default 10,000, or 1,000,000 for --cache=unbounded"
-NEAREST = "entries of --cache=unbounded that count"
 
 
 class Cache(NamedTuple):
     """The options of --method=cache. The defaults of `model_weight` and `theta` are those that
     GroC 2020 chose (section C.4).
+
+    Attributes:
+        cache: kind of cache.
+        model_weight: λ, the weight of the model's own distribution; several are all tried.
+        theta: θ of --cache=local, which flattens it, and at 0 counts words; several are all tried.
+        cache_size: entries; by default 10,000, or 1,000,000 for --cache=unbounded.
+        neighbours: entries of --cache=unbounded that count.
     """
 
-    cache: Annotated[str, Option("kind of cache", among=KINDS)] = "local"
-    model_weight: Annotated[Floats, Option(WEIGHT, "(0, 1]")] = (0.966,)
-    theta: Annotated[Floats, Option(THETA, "[0, inf)", only=("cache", "local"))] = (0.5,)
-    cache_size: Annotated[int | None, Option(SIZE, "[1, inf)")] = None
-    neighbours: Annotated[int, Option(NEAREST, "[1, inf)", only=("cache", "unbounded"))] = 1_024
+    cache: Annotated[str, Option(among=KINDS)] = "local"
+    model_weight: Annotated[Floats, Option(within="(0, 1]")] = (0.966,)
+    theta: Annotated[Floats, Option(within="[0, inf)", only=("cache", "local"))] = (0.5,)
+    cache_size: Annotated[int | None, Option(within="[1, inf)")] = None
+    neighbours: Annotated[int, Option(within="[1, inf)", only=("cache", "unbounded"))] = 1_024
 
     def size(self) -> int:
         """Entries at most."""
@@ -272,7 +275,7 @@ def _sums_of_nearest(hidden, blocks, read, neighbours):
         keys, seen, hit = read(number)
         return nearest(sums, hidden, keys, seen, hit)
 
-    nearness, hit = lax.fori_loop(0, blocks, visit, none_yet(len(hidden), neighbours))
+    nearness, hit = lax.fori_loop(0, blocks, visit, no_neighbours(len(hidden), neighbours))
     valid = nearness > -jnp.inf
     radius = jnp.max(-nearness, axis=1, where=valid, initial=0.0)[:, None]
     kernel = jnp.where(valid, jnp.exp(nearness / jnp.where(radius > 0, 2 * radius, 1.0)), 0.0)

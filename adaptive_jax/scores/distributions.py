@@ -36,7 +36,7 @@ class PredictiveStats(NamedTuple):
     entropy: np.ndarray
 
 
-def expected(
+def predictive_stats(
     run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k: int
 ) -> PredictiveStats:
     """The distributions over the words that the model predicts, a few tokens at a time: never
@@ -65,7 +65,7 @@ def expected(
     return stats._replace(rank=np.where(targets < words, stats.rank, words + 1))
 
 
-def of_passage(
+def passage_stats(
     run: Run, ids: np.ndarray, windows: Windows, tables: tuple, begin: int, end: int
 ) -> dict[str, np.ndarray]:
     """Predictive distributions of the tokens from `begin` to `end` that count.
@@ -82,13 +82,13 @@ def of_passage(
         ids = ids[: end + 2 * windows.window]
     at, hidden = [], []
     for batch in scores(run, ids, windows, composed_once=tables, hidden=True):
-        inside = (batch.at >= begin) & (batch.at < end)
-        at.append(batch.at[inside])
+        inside = (batch.positions >= begin) & (batch.positions < end)
+        at.append(batch.positions[inside])
         hidden.append(batch.hidden[inside])
     at, hidden = np.concatenate(at), np.concatenate(hidden)
     if not len(at):
         return {"at": at}
-    stats = expected(run, tables[0], hidden, np.asarray(ids)[at], ALTERNATIVES)
+    stats = predictive_stats(run, tables[0], hidden, np.asarray(ids)[at], ALTERNATIVES)
     return {"at": at} | stats._asdict()
 
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from adaptive_jax.config.options import Option
+from adaptive_jax.config.options import Option, Share
 from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.gradients import make_gradients
@@ -34,19 +34,25 @@ from adaptive_jax.scores.scoring import Evaluation, Progress, fetch, first_carry
 
 RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
 CURE = {"sgd": "lower --rate", "rms": "lower --rate, or raise --epsilon or --statistics"}
-RATE = "learning rate η, by default 0.00005 of rms and 0.1 of sgd"
-STATISTICS = "full segments of the train split whose tokens give rms its MS_g"
 STRETCHES = 20  # of the train split, from which the statistics come
 
 
 class Dynamic(NamedTuple):
-    """The options of --method=dynamic."""
+    """The options of --method=dynamic.
 
-    rule: Annotated[str, Option("rule of the update", among=RULES)] = "rms"
-    rate: Annotated[float | None, Option(RATE, "[0, inf)")] = None
-    decay: Annotated[float, Option("decay towards the trained parameters", "[0, 1)")] = 0.002
-    epsilon: Annotated[float, Option("ε of rms", "(0, inf)", only=("rule", "rms"))] = 1e-5
-    statistics: Annotated[int, Option(STATISTICS, "[1, inf)", only=("rule", "rms"))] = 2_000
+    Attributes:
+        rule: rule of the update.
+        rate: learning rate η, by default 0.00005 of rms and 0.1 of sgd.
+        decay: decay towards the trained parameters.
+        epsilon: ε of rms.
+        statistics: full segments of the train split whose tokens give rms its MS_g.
+    """
+
+    rule: Annotated[str, Option(among=RULES)] = "rms"
+    rate: Annotated[float | None, Option(within="[0, inf)")] = None
+    decay: Share = 0.002
+    epsilon: Annotated[float, Option(within="(0, inf)", only=("rule", "rms"))] = 1e-5
+    statistics: Annotated[int, Option(within="[1, inf)", only=("rule", "rms"))] = 2_000
 
 
 def score(job: Evaluation, options: Dynamic) -> Iterator[tuple[dict, np.ndarray]]:

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from adaptive_jax.config.options import Option, check
+from adaptive_jax.config.options import NonNegativeInt, Option, check
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.corpora.load import load
@@ -26,55 +26,57 @@ from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.runs.identity import check_hosts, of_scores
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores import card
-from adaptive_jax.scores.distributions import of_passage
-from adaptive_jax.scores.frequency import BINS, PAPER, Words, check_edges, words_of
-from adaptive_jax.scores.methods import METHODS, prepared
-from adaptive_jax.scores.open_words import TRAIN, UNIFORM, extended
+from adaptive_jax.scores.distributions import passage_stats
+from adaptive_jax.scores.frequency import PAPER, Words, check_edges, words_of
+from adaptive_jax.scores.methods import METHODS, with_options
+from adaptive_jax.scores.open_words import TRAIN, UNIFORM, vocabulary_to_score
 from adaptive_jax.scores.results import MEASURED, print_result, write
 from adaptive_jax.scores.scores import Scores
 from adaptive_jax.scores.scoring import Evaluation, composed
 from adaptive_jax.scores.unseen import describe_words
 
-WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
-DATA_PATH = "The split as a file, or a directory that has it; default: the run's corpus."
-BREAK_MODE = "none, complete, complete_doc or eos; default: that of the run."
-CONTEXT = "Tokens of each window that are given and not scored."
-ROWS = (
-    "Rows of a batch; 0: those of the run's tokens_per_device (of 4,096 tokens where that is 0), or"
-    " 1 for layout streams and dynamic evaluation, which one row scores exactly; N rows are faster."
-)
-VOCABULARY = "Words to score over: train, union (and those of the split), or a file's."
-UNIFORM_SHARE = (
-    "Share of the uniform distribution over the vocabulary; default 0.01 where new words would have"
-    " no probability, else 0."
-)
-DOWN_WEIGHT = "Factor of what a composed model gives to new words (GroC 2020, section 5.1)."
-SAMPLE = "Words of a passage of which a report shows what the model expected instead."
-SHARE = "Share of the words that keep their entries in a lexicon; default: that of the run."
-
 
 class Request(NamedTuple):
     """Evaluation to run. Its fields but `options` are flags of the command.
 
-    options: of the method, fields of `Cache`, `Neighbours`, `Dynamic` or `Mix`.
+    Attributes:
+        split: Split to score.
+        window: Tokens the model reads at once; 0: the sequence length it was trained with.
+        context: Tokens of each window that are given and not scored.
+        checkpoint: best (by validation), latest, or a step.
+        data_path: The split as a file, or a directory that has it; default: the run's corpus.
+        break_mode: none, complete, complete_doc or eos; default: that of the run.
+        method: How to score.
+        rows: Rows of a batch; 0: those of the run's tokens_per_device (of 4,096 tokens where that
+            is 0), or 1 for layout streams and dynamic evaluation, which one row scores exactly; N
+            rows are faster.
+        options: Options of the method, fields of `Cache`, `Neighbours`, `Dynamic` or `Mix`.
+        vocabulary: Words to score over: train, union (and those of the split), or a file's.
+        uniform: Share of the uniform distribution over the vocabulary; default 0.01 where new words
+            would have no probability, else 0.
+        down_weight: Factor of what a composed model gives to new words (GroC 2020, section 5.1).
+        share: Share of the words that keep their entries in a lexicon; default: that of the run.
+        bins: Largest frequency in training of each bin of words but the last.
+        sample_from: First word of the passage.
+        sample_words: Words of a passage of which a report shows what the model expected instead.
     """
 
-    split: Annotated[str, Option("Split to score.", among=SPLITS)] = "test"
-    window: Annotated[int, Option(WINDOW)] = 0
-    context: Annotated[int, Option(CONTEXT)] = 0
-    checkpoint: Annotated[str, Option("best (by validation), latest, or a step.")] = "best"
-    data_path: Annotated[str | None, Option(DATA_PATH)] = None
-    break_mode: Annotated[str | None, Option(BREAK_MODE)] = None
-    method: Annotated[str, Option(f"How to score: {', '.join(METHODS)}.")] = "plain"
-    rows: Annotated[int, Option(ROWS, "[0, inf)")] = 0
+    split: Annotated[str, Option(among=SPLITS)] = "test"
+    window: int = 0
+    context: int = 0
+    checkpoint: str = "best"
+    data_path: str | None = None
+    break_mode: str | None = None
+    method: Annotated[str, Option(among=METHODS)] = "plain"
+    rows: NonNegativeInt = 0
     options: Mapping[str, object] = MappingProxyType({})
-    vocabulary: Annotated[str, Option(VOCABULARY)] = TRAIN
-    uniform: Annotated[float | None, Option(UNIFORM_SHARE, "[0, 1)")] = None
-    down_weight: Annotated[float, Option(DOWN_WEIGHT, "(0, 1]")] = 1.0
-    share: Annotated[float | None, Option(SHARE, "[0, 1]")] = None
-    bins: Annotated[tuple[int, ...], Option(BINS)] = PAPER
-    sample_from: Annotated[int, Option("First word of the passage.", "[0, inf)")] = 0
-    sample_words: Annotated[int, Option(SAMPLE, "[0, inf)", only=("method", "plain"))] = 0
+    vocabulary: str = TRAIN
+    uniform: Annotated[float | None, Option(within="[0, 1)")] = None
+    down_weight: Annotated[float, Option(within="(0, 1]")] = 1.0
+    share: Annotated[float | None, Option(within="[0, 1]")] = None
+    bins: tuple[int, ...] = PAPER
+    sample_from: NonNegativeInt = 0
+    sample_words: Annotated[int, Option(within="[0, inf)", only=("method", "plain"))] = 0
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
@@ -138,7 +140,7 @@ def _read(workdir, request, contexts):
     ]
     check_ends(saved.vocabulary, windows[0].break_mode)
     data = data_of(workdir, config, request.data_path, split)
-    vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
+    vocabulary = vocabulary_to_score(saved.vocabulary, request.vocabulary, data, split)
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
     ids = corpus.ids[split]
     check_hosts({}, corpus)
@@ -150,7 +152,7 @@ def _read(workdir, request, contexts):
     run = dataclasses.replace(saved, vocabulary=vocabulary, **changes).read()
     if not run.predicts_new_words:
         _check_no_new_words(request)
-    text, passage = words_of(ids, vocabulary, config["data"], data), None
+    text, passage = words_of(ids, vocabulary, config["data"]), None
     if request.sample_words:
         passage = text.span(request.sample_from, request.sample_words)
     one_row = METHODS[request.method].one_row or windows[0].layout == "streams"
@@ -195,7 +197,7 @@ def _evaluate(split, job, score):
     arrays = {key: value for key, value in split.text._asdict().items() if value is not None}
     arrays["new_words"] = np.array(run.vocabulary.words[run.num_known_words :], str)
     if split.passage:
-        passage = of_passage(run, ids, settings, job.tables(), *split.passage)
+        passage = passage_stats(run, ids, settings, job.tables(), *split.passage)
         arrays |= {f"sample_{key}": value for key, value in passage.items()}
     write(run.workdir / "eval", result, nll, arrays)
     return result
@@ -205,7 +207,7 @@ def _check_request(request):
     """Checks what needs no run; returns the method with its options."""
     check(request, set_fields=("sample_words",) if request.sample_words else ())
     check_edges(request.bins)
-    score = prepared(request.method, request.options)
+    score = with_options(request.method, request.options)
     several = [
         key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1
     ]
@@ -328,7 +330,7 @@ def _bar(context: int, text: str):
     them is interrupted.
     """
 
-    def shown(batches: Iterable, count: int) -> Iterator:
+    def with_bar(batches: Iterable, count: int) -> Iterator:
         label = f"{text}, context {context:,}" if context else text
         bar = Bar(count, 0, [label], visible=hosts.first(), every=60.0)
         try:
@@ -341,4 +343,4 @@ def _bar(context: int, text: str):
         finally:
             bar.close()
 
-    return shown
+    return with_bar

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 from adaptive_jax.config import commands
 from adaptive_jax.config.flags import define_option, define_options, option_value, options
-from adaptive_jax.config.options import Option, fields_of
+from adaptive_jax.config.options import Option, fields_of, meaning
 from adaptive_jax.parallel import hosts
 from adaptive_jax.scores.evaluate import Request, evaluate_contexts
 from adaptive_jax.scores.methods import METHODS
@@ -45,7 +45,8 @@ def define_flags() -> None:
             field = fields_of(kind)[name]
             default = field.default[0] if field.kind is tuple else field.default
             ends = "" if default in (None, "") else f", default {default}"
-            helps.append(f"Of --method={method}: {field.option.help}{ends}.")
+            text = meaning(kind, name).rstrip(".")
+            helps.append(f"Of --method={method}: {text}{ends}.")
         define_option(name, field._replace(default=None), " ".join(helps))
     define_options(Evaluate, commands.Workdir, commands.Allow, commands.Hosts)
 
@@ -63,10 +64,10 @@ def main():
     """Evaluates as the flags say."""
     contexts, target = options(Evaluate)
     method_options = {}
-    for method in METHODS.values():
-        for name, field in fields_of(method.options).items():
-            if (value := option_value(name, field)) is not None:
-                method_options[name] = value
+    for name, kinds in options_of_methods().items():
+        kind, *_ = kinds.values()
+        if (value := option_value(name, fields_of(kind)[name])) is not None:
+            method_options[name] = value
     request = options(Request, without=("context",))
     request = request._replace(context=contexts[0], options=method_options)
     workdir = commands.workdir()

@@ -14,14 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora.load import count_prepared, count_words
-from adaptive_jax.data.corpora.text import is_one_split
+from adaptive_jax.data.corpora.load import count_prepared
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import path_of
 
 logger = logging.getLogger(__name__)
-BINS = "Largest frequency in training of each bin of words but the last."
 # Largest frequency of each bin but the last, in Figures 2 to 5
 PAPER = 10, 100, 1_000, 10_000, 100_000, 1_000_000
 DRAWS = 1_000  # bootstrap samples
@@ -96,11 +93,6 @@ class Bin(NamedTuple):
     mean_interval: tuple[float, float] | None
     median_interval: tuple[float, float] | None
 
-    @property
-    def label(self) -> str:
-        """See `bin_label`."""
-        return bin_label(self.least, self.most)
-
 
 def bin_label(least: int, most: int | None) -> str:
     """Frequencies in a bin: "1-10", "101-1K", then from the edge of the bin before, "1K-10K",
@@ -137,15 +129,13 @@ def check_edges(edges: Sequence[int]) -> None:
         )
 
 
-def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapping) -> Words:
+def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping) -> Words:
     """The words of a text, whatever their units; those of a converted list have no counts.
 
     Args:
         ids: int32 `[tokens]`.
-        data: the group `data` of the run's config, whose training text has the frequencies of words
-            of sub-word units.
-        other: the same with the text of --data_path, which is counted where the text of `data` is
-            not prepared on this machine.
+        data: the group `data` of the run's config. The frequencies of words of sub-word units are
+            those of its training text, if that is prepared on this machine.
     """
     ids = np.asarray(ids)
     ends, spellings = np.flatnonzero(vocabulary.ends_word[ids]), vocabulary.utf8
@@ -156,7 +146,12 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
             hashes[vocabulary.index[UNKNOWN]] = 0
         counts = vocabulary.counts[ids] if vocabulary.has_counts else None
         return Words(ids, ends, hashes[ids], eos_count, counts)
-    frequencies, mark = _training_counts(data, other), vocabulary.mark
+    frequencies, mark = count_prepared(data, ("train",)).get("train", {}), vocabulary.mark
+    if not frequencies:
+        logger.warning(
+            "frequencies of words are unknown: the run's training text is not prepared on this"
+            " machine"
+        )
 
     def counts_and_hashes():
         start = 0
@@ -168,24 +163,6 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping, other: Mapp
 
     table = np.fromiter(counts_and_hashes(), [("count", np.int64), ("hash", np.uint32)])
     return Words(ids, ends, table["hash"], eos_count, table["count"] if frequencies else None)
-
-
-def _training_counts(data, other):
-    """Counts of the words of the training text; {} if it is not on this machine."""
-    if counts := count_prepared(data, ("train",)):
-        return counts["train"]
-    try:
-        # A file of text is the split to be scored.
-        has_train = other["path"] and not is_one_split(path_of(other["path"]))
-        counts = count_words(other, "train") if has_train else {}
-    except InputError:
-        counts = {}
-    if not counts or other != data:
-        logger.warning(
-            "frequencies of words are %s: the run's training text is not on this machine",
-            f"those of the training text of data_path={other['path']}" if counts else "unknown",
-        )
-    return counts
 
 
 def in_bins(

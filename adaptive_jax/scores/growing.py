@@ -15,7 +15,7 @@ from adaptive_jax.scores.scores import Scores
 class Line(NamedTuple):
     """A line, its words, and their tokens, int32 `[tokens]`.
 
-    read: how many of the tokens, the first ones, are only read: they belong to `before`.
+    given_tokens: how many of the tokens, the first ones, are only read: they belong to `before`.
     before: the beginning of its first word, which stands in the text before it.
     begins: it begins a document, and sees nothing before it.
     """
@@ -23,7 +23,7 @@ class Line(NamedTuple):
     source: TextLine
     words: list[str]
     ids: np.ndarray
-    read: int = 0
+    given_tokens: int = 0
     before: str = ""
     begins: bool = False
 
@@ -42,7 +42,7 @@ class GrowingText:
     def __init__(self, before: Scores, eos: int, settings: Windows):
         """before: tokens that the text follows, at least `<eos>`."""
         self.scores, self.eos, self.settings = before, eos, settings
-        self.settled = self.scored = self._left = len(before.ids)
+        self.settled = self.scored = self._popped = len(before.ids)
         self.begun, self._lines = False, deque()
 
     def extend(self, lines: Sequence[Line]) -> None:
@@ -84,12 +84,12 @@ class GrowingText:
 
     def pop_complete_lines(self) -> Iterator[tuple[Line, Scores]]:
         """Lines all of whose tokens are scored; then drops tokens that no window can show."""
-        while self._lines and self._left + len(self._lines[0].ids) <= self.scored:
+        while self._lines and self._popped + len(self._lines[0].ids) <= self.scored:
             line = self._lines.popleft()
-            begin, self._left = self._left, self._left + len(line.ids)
-            yield line, self.scores.take(slice(begin, self._left))
-        old = max(0, min(self._left, self.settled - self.settings.window - 1))
+            begin, self._popped = self._popped, self._popped + len(line.ids)
+            yield line, self.scores.take(slice(begin, self._popped))
+        old = max(0, min(self._popped, self.settled - self.settings.window - 1))
         self.scores = self.scores.take(slice(old, None))
-        self._left, self.settled, self.scored = (
-            count - old for count in (self._left, self.settled, self.scored)
+        self._popped, self.settled, self.scored = (
+            count - old for count in (self._popped, self.settled, self.scored)
         )

@@ -12,6 +12,7 @@ of the last feed-forward layer.
 import functools
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from adaptive_jax.config.options import Option
+from adaptive_jax.config.options import Option, PositiveInt
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.cached import checksum
 from adaptive_jax.errors import InputError, of_extra
@@ -30,8 +31,8 @@ from adaptive_jax.files import in_bucket, new_directory
 from adaptive_jax.runs.identity import digest, of_scores
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.settings import write_json
-from adaptive_jax.scores.cache import WEIGHT, Floats, interpolations
-from adaptive_jax.scores.nearest import nearest, none_yet
+from adaptive_jax.scores.cache import Floats, interpolations
+from adaptive_jax.scores.nearest import nearest, no_neighbours
 from adaptive_jax.scores.scoring import Evaluation, Progress, scores
 
 with of_extra("train"):
@@ -40,23 +41,27 @@ with of_extra("train"):
 logger = logging.getLogger(__name__)
 # Queries for each pass over the datastore; queries, and entries, of one matrix product
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
-TEMPERATURE = "T, which divides squared distances; several are all tried"
-DATASTORE = "directory of a train.txt to search; empty: the run's train split"
 
 
 class Neighbours(NamedTuple):
     """The options of --method=knn. The paper's λ is 1 minus `model_weight`, 0.25 on WikiText-103;
     its temperature is 1.
+
+    Attributes:
+        model_weight: λ, the weight of the model's own distribution; several are all tried.
+        temperature: T, which divides squared distances; several are all tried.
+        neighbours: entries that count.
+        datastore: directory of a train.txt to search; empty: the run's train split.
     """
 
-    model_weight: Annotated[Floats, Option(WEIGHT, "(0, 1]")] = (0.75,)
-    temperature: Annotated[Floats, Option(TEMPERATURE, "[1e-6, inf)")] = (1.0,)
-    neighbours: Annotated[int, Option("entries that count", "[1, inf)")] = 1_024
-    datastore: Annotated[str, Option(DATASTORE)] = ""
+    model_weight: Annotated[Floats, Option(within="(0, 1]")] = (0.75,)
+    temperature: Annotated[Floats, Option(within="[1e-6, inf)")] = (1.0,)
+    neighbours: PositiveInt = 1_024
+    datastore: str = ""
 
 
 class Datastore(NamedTuple):
-    """Entries of a text, in any order, on disk.
+    """Hidden states of a text and the words they predicted, on disk, in any order.
 
     Attributes:
         keys: float16 `[entries, features]`, hidden states less `origin`: float16 and distances
@@ -79,8 +84,8 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
     text = job.train(options.datastore or None)
     if np.array_equal(text[: len(job.ids)], job.ids):
         raise InputError(
-            "the datastore is the text to be scored, which would find itself: use another --split"
-            " or --datastore=DIR"
+            "the datastore holds the text to be scored, so each word would find itself: use another"
+            " --split or --datastore=DIR"
         )
     windows = job.windows
     # In as many rows as in training: in one, the text would be read a window at a time.
@@ -129,7 +134,8 @@ def open_datastore(
                 scored = scores(run, ids, windows, progress, hidden=True)
                 _write(unfinished, description, scored, ids)
                 store = _read(unfinished, description)
-                shutil.rmtree(folder, ignore_errors=True)  # of other parameters, or damaged
+                # One of other parameters, or damaged; rmtree leaves links as they are.
+                shutil.rmtree(os.path.realpath(folder), ignore_errors=True)
             return store
     except OSError as error:
         size = 2 * len(ids) * run.config["body"]["features"]
@@ -188,7 +194,7 @@ def _write(folder, description, scored, ids):
                     " --method=cache"
                 )
             keys.write(np.ascontiguousarray(states))
-            words.write(np.ascontiguousarray(ids[part.at], np.int32))
+            words.write(np.ascontiguousarray(ids[part.positions], np.int32))
             entries += len(states)
     origin.tofile(folder / "origin")
     kinds = {"keys": np.float16, "words": np.int32, "origin": np.float32}
@@ -223,7 +229,7 @@ def log_probs(
                 jnp.asarray(_padded(a, group).reshape(-1, QUERIES, *a.shape[1:]))
                 for a in (hidden[part] - store.origin, targets[part])
             )
-            best = none_yet(*queries[1].shape, neighbours)
+            best = no_neighbours(*queries[1].shape, neighbours)
         part = slice(i, min(i + block, entries))
         keys, words = _padded(store.keys[part], block), _padded(store.words[part], block)
         best = _visit(best, (keys, words, part.stop - i), queries)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.config.options import check, fields_of
-from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.errors import InputError
 from adaptive_jax.scores import cache, dynamic, knn, mix
 from adaptive_jax.scores.scoring import Evaluation
 
@@ -50,16 +50,14 @@ METHODS = {
 }
 
 
-def prepared(method: str, options: Mapping[str, object]) -> Callable[[Evaluation], Trials]:
+def with_options(method: str, options: Mapping[str, object]) -> Callable[[Evaluation], Trials]:
     """The method with its options, to be called with an `Evaluation`.
 
     Raises:
-        InputError: a name that does not exist, an option of another method, or a value out of
-            range.
+        InputError: an option of another method, or a value out of range.
     """
-    check_known(f"method={method!r}", method, METHODS)
     for key in options:
-        readers = [name for name, way in METHODS.items() if key in fields_of(way.options)]
+        readers = [name for name, entry in METHODS.items() if key in fields_of(entry.options)]
         if method not in readers:
             raise InputError(
                 f"--{key} has no meaning with --method={method}: leave it out, or use"

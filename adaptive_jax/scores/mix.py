@@ -13,29 +13,31 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from adaptive_jax.config.options import Option
-from adaptive_jax.data.vocabulary.words import UNKNOWN
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import path_of
 from adaptive_jax.runs.run import Run
-from adaptive_jax.scores.cache import interpolations
+from adaptive_jax.scores.cache import Floats, interpolations
 from adaptive_jax.scores.scores import Scores, word_names
 from adaptive_jax.scores.scoring import Evaluation
 
 UNITS = {"surprisal_nats": 1.0, "surprisal_bits": np.log(2)}
-OTHER = "workdir of the other run"
-SCORES = (
-    "table in place of --other, separated by tabs, with a line for each word of the split, <eos>"
-    " included, and a column surprisal_nats or surprisal_bits, as score --words writes"
-)
-WEIGHT = "λ, the weight of this run's distribution; several are all tried"
 
 
 class Mix(NamedTuple):
-    """The options of --method=mix."""
+    """The options of --method=mix.
 
-    other: Annotated[str, Option(OTHER)] = ""
-    scores: Annotated[str, Option(SCORES)] = ""
-    model_weight: Annotated[tuple[float, ...], Option(WEIGHT, "(0, 1]")] = (0.5,)
+    Attributes:
+        other: workdir of the other run.
+        scores: table in place of --other, separated by tabs, with a line for each word of the
+            split, <eos> included, and a column surprisal_nats or surprisal_bits, as score --words
+            writes.
+        model_weight: λ, the weight of this run's distribution; several are all tried.
+    """
+
+    other: str = ""
+    scores: str = ""
+    model_weight: Annotated[Floats, Option(within="(0, 1]")] = (0.5,)
 
 
 def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
@@ -113,7 +115,7 @@ class Surprisals(NamedTuple):
     def check_words(self, names: Sequence[str]) -> None:
         """Raises InputError for a word that is not that of the text, `names`."""
         for number, (word, expected) in enumerate(zip(self.words, names, strict=False), start=2):
-            if word not in (None, expected) and expected != UNKNOWN:
+            if word not in (None, expected) and expected not in (EOS, UNKNOWN):
                 raise InputError(
                     f"{self.path}, line {number}: the word is {word!r}, and that of the split"
                     f" {expected!r}: both must be the same text"

@@ -19,8 +19,8 @@ class Nearest(NamedTuple):
     hit: jax.Array
 
 
-def none_yet(*shape: int) -> Nearest:
-    """Returns room for neighbours, of `shape` (..., queries, neighbours), none found yet."""
+def no_neighbours(*shape: int) -> Nearest:
+    """An empty result of this shape: distances infinite, no hits."""
     return Nearest(jnp.full(shape, -jnp.inf), jnp.zeros(shape, bool))
 
 
@@ -67,5 +67,5 @@ def nearest(
 
         return merge(chosen(nearness), chosen(hit))
 
-    few = jnp.max(jnp.sum(closest > before.nearness[:, -1:], axis=1)) <= FEW
-    return lax.cond(few, merge_groups, lambda: merge(nearness, hit))
+    fits_few_groups = jnp.max(jnp.sum(closest > before.nearness[:, -1:], axis=1)) <= FEW
+    return lax.cond(fits_few_groups, merge_groups, lambda: merge(nearness, hit))

@@ -22,7 +22,7 @@ TRAIN, UNION = "train", "union"
 UNIFORM = 0.01
 
 
-def extended(vocabulary: Vocabulary, name: str, data: Mapping, split: str) -> Vocabulary:
+def vocabulary_to_score(vocabulary: Vocabulary, name: str, data: Mapping, split: str) -> Vocabulary:
     """The vocabulary that --vocabulary names: "train", "union" (and the words of the split) or a
     file with a word a line.
 

@@ -45,7 +45,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
     if settings.layout == "streams":
         rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
-        context = rows if settings.rows > 1 else "each token after all before it"
+        context = rows if settings.rows > 1 else "each token sees the whole text before it"
     parts = [
         f"{result['split']}: perplexity {perplexity_text(result['perplexity'])}"
         f" ({result['nll']:.4f} nats a {unit}) over {result['words']:,} {unit}s"
@@ -73,8 +73,7 @@ def _labels(options):
 
 def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.ndarray]) -> None:
     """Writes a result, which has been printed, into a folder as JSON, the losses of its tokens as
-    .npy, and arrays about its text as .npz. In a folder of somebody else's, which may only be read,
-    it warns instead.
+    .npy, and arrays about its text as .npz. Warns if the folder is read-only.
 
     Raises:
         OSError: it cannot be written for another reason.
@@ -82,8 +81,7 @@ def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.nda
     path = folder / f"{_name(result)}.json"
     try:
         if hosts.first():
-            if path.exists():
-                path.unlink()  # it says that the files beside it are whole
+            path.unlink(missing_ok=True)  # it says that the files beside it are whole
             with replacing(path.with_suffix(".npy")) as file:
                 np.save(file, nll)
             with replacing(path.with_suffix(".npz")) as file:

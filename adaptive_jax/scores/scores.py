@@ -133,10 +133,22 @@ def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int
     tokens = vocabulary.unit == "token"
     if not len(ids) or (tokens and not vocabulary.spells) or vocabulary.unk_rate(ids):
         return None, None
-    words, is_eos = vocabulary.ends_word[ids], ids == vocabulary.eos
-    spaces = 0 if tokens else np.sum(words[:-1] & ~is_eos[:-1] & ~is_eos[1:])
+    if tokens:
+        spaces = -_added_spaces(ids, vocabulary)
+    else:
+        words, is_eos = vocabulary.ends_word[ids], ids == vocabulary.eos
+        spaces = np.sum(words[:-1] & ~is_eos[:-1] & ~is_eos[1:])
     characters, size = (int(np.sum(lengths[ids]) + spaces) for lengths in _lengths(vocabulary))
     return characters, size
+
+
+def _added_spaces(ids, vocabulary):
+    """Spaces that the tokenizer puts before the lines of a text."""
+    spaced = np.array([letters.startswith(b" ") for letters in vocabulary.utf8])
+    if not spaced[vocabulary.encode_words(["a"])[0][:1]].any():
+        return 0
+    line_end = vocabulary.index.get(EOS, -1)
+    return np.sum(spaced[ids[np.append(True, ids[:-1] == line_end)]])
 
 
 def word_names(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:

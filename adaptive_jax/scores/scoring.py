@@ -1,4 +1,4 @@
-"""Scores of the tokens of a split, with as much context as asked for."""
+"""Scores a split token by token, with a given amount of context."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ class Scored(NamedTuple):
     predicted them.
     """
 
-    at: np.ndarray
+    positions: np.ndarray
     nll: np.ndarray
     hidden: np.ndarray | None = None
 
@@ -99,7 +99,7 @@ class Scorer:
     def __init__(
         self, run: Run, tables: dict, start: Callable[[int], object], **options: bool | float
     ):
-        """Takes what all batches share.
+        """Arguments shared by all batches.
 
         tables: composed tables, as `composed` returns them; {} for a model that composes none.
             The inputs of batches are rows of them.
@@ -132,14 +132,15 @@ class Scorer:
             yield fetch(*before)
 
 
-def fetch(results: tuple, batch: WindowBatch, at: np.ndarray) -> Scored:
-    """The results of a program of `make_scorer` for the positions `at` of a batch."""
+def fetch(results: tuple, batch: WindowBatch, positions: np.ndarray) -> Scored:
+    """The results of a program of `make_scorer` for these positions of a batch. NaN and infinite
+    scores become +inf.
+    """
     nll, states = jax.device_get(results)
     columns = batch.first[:, None] + np.arange(nll.shape[1])
     counts = np.take_along_axis(batch.batch.weights, columns, axis=1) > 0
-    # Where the model gave no number, or one that is no nll, it is infinite.
     nll = np.nan_to_num(nll[counts], nan=np.inf, posinf=np.inf, neginf=np.inf)
-    return Scored(at, nll, states[counts] if len(states) else None)
+    return Scored(positions, nll, states[counts] if len(states) else None)
 
 
 def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
@@ -183,11 +184,11 @@ def score_split(
     """
     nll, hidden = np.full(len(ids), np.nan, np.float32), None
     for scored in scores(run, ids, settings, progress, composed_once, **options):
-        nll[scored.at] = scored.nll
+        nll[scored.positions] = scored.nll
         if scored.hidden is not None:
             if hidden is None:
                 hidden = np.zeros((len(ids), scored.hidden.shape[1]), scored.hidden.dtype)
-            hidden[scored.at] = scored.hidden
+            hidden[scored.positions] = scored.hidden
     return nll, hidden
 
 
@@ -262,10 +263,10 @@ class Evaluation(NamedTuple):
                 f" {invalid[0]:,}: the model of step {step:,} diverged, is damaged or overflows in"
                 f" {dtype}; use another --checkpoint"
             )
-        return with_uniform(nll, self.uniform, len(self.run.vocabulary))
+        return mixed_with_uniform(nll, self.uniform, len(self.run.vocabulary))
 
 
-def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
+def mixed_with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
     """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over
     so many words.
     """
@@ -283,14 +284,14 @@ def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
     composed_words = run.model.composed_words()
     if composed_words == "none":
         return {}, None
-    seen = np.full(len(run.vocabulary), composed_words == "all")
-    seen[run.vocabulary.eos] = True
+    needed = np.full(len(run.vocabulary), composed_words == "all")
+    needed[run.vocabulary.eos] = True
     for piece in pieces(ids):
-        seen[piece] = True
-    seen = seen[: run.model.input.vocabulary_size]
-    words = sharding.put(np.flatnonzero(seen).astype(np.int32), sharding.replicated(run.mesh))
+        needed[piece] = True
+    needed = needed[: run.model.input.vocabulary_size]
+    words = sharding.put(np.flatnonzero(needed).astype(np.int32), sharding.replicated(run.mesh))
     tables = _composer(run.model, run.mesh)(run.params, run.lexicon, words)
-    return tables, None if composed_words == "all" else (np.cumsum(seen) - 1).astype(np.int32)
+    return tables, None if composed_words == "all" else (np.cumsum(needed) - 1).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=8)

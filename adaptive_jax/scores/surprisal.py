@@ -28,12 +28,11 @@ from adaptive_jax.data.batches.windows import (
 from adaptive_jax.data.corpora.line_files import TextLine
 from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.places import places, word_numbers
-from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.runs.run import Run
-from adaptive_jax.scores.distributions import expected
+from adaptive_jax.scores.distributions import predictive_stats
 from adaptive_jax.scores.growing import GrowingText, Line
 from adaptive_jax.scores.line_options import ScoreConfig
 from adaptive_jax.scores.scores import Scores, perplexity, word_names
@@ -94,9 +93,11 @@ class ScoredLine(NamedTuple):
         spans = self.places
         numbers = word_numbers(self.text, spans)
         first = np.flatnonzero(np.append(True, (np.diff(numbers) != 0) | (numbers[1:] < 0)))
-        ends = spans[np.append(first[1:], len(spans)) - 1, 1]
-        ends_of_words = zip(spans[first, 0], ends, strict=True)
-        words = (self.text[a:b].rstrip() if a < b else EOS for a, b in ends_of_words)
+        starts, ends = spans[first, 0], spans[np.append(first[1:], len(spans)) - 1, 1]
+        words = (
+            self.text[a:b].rstrip() if a < b else self.words[i]
+            for i, a, b in zip(first, starts, ends, strict=True)
+        )
         unseen = None if self.unseen is None else np.logical_or.reduceat(self.unseen, first)
         return self._replace(
             words=tuple(words),
@@ -105,7 +106,7 @@ class ScoredLine(NamedTuple):
             frequencies=None,
             ranks=None,
             entropies=None,
-            before="",
+            before="" if spans[0, 1] else self.before,
         )
 
     @property
@@ -144,18 +145,13 @@ class LineScorer:
             )
         self.run, self.tables, self.lines, self.config = run, tables, lines, config
         self.eos, self.carries = run.vocabulary.eos, batches["layout"] == "streams"
-        if self.carries and config.context:
-            raise InputError(
-                f"context={config.context} does not apply to this run, which carries its state: a"
-                " word sees all before it; leave it out"
-            )
         window, context = config.window or batches["sequence_length"], config.context
         if context is None:
             context = 0 if self.carries or break_mode in ALONE else window // 2
         self.settings = Windows.of(run.config, window, context, break_mode)
-        self.given, self._begun, self._line_end = NO_TOKENS, "", lines.words("\n")
+        self.given, self._open_word, self._line_end = NO_TOKENS, "", lines.words("\n")
         if config.given:
-            closed, self._begun = lines.split_open_word(config.given)
+            closed, self._open_word = lines.split_open_word(config.given)
             self.given = last_example(lines.encode(closed), self.eos, break_mode)
         self._reader = WindowReader(self.eos, self.settings.window, self._rows)
         self._scorer = functools.partial(Scorer, run, tables, hidden=config.rank_and_entropy)
@@ -178,7 +174,7 @@ class LineScorer:
             )
         follows = self.config.context_from == "previous"
         blocks = _blocks(self._lines(texts), self.config.eager)
-        scores = self._following(blocks) if follows else self._alone(blocks)
+        scores = self._score_following(blocks) if follows else self._score_alone(blocks)
         return itertools.starmap(self._scored, scores)
 
     def _lines(self, texts):
@@ -187,7 +183,7 @@ class LineScorer:
         for number, text in enumerate(texts, start=1):
             source = text if isinstance(text, TextLine) else TextLine(text, number)
             begins = after_blank or source.number == 1
-            line = self._line(source, self._begun if begins or not follows else "")
+            line = self._line(source, self._open_word if begins or not follows else "")
             after_blank = self.config.documents == "blank" and not source.text.strip()
             if not after_blank:
                 yield line._replace(begins=begins)
@@ -208,19 +204,19 @@ class LineScorer:
                     f"text={text!r:.40} must be one {unit}, got several, and this run's {unit}s saw"
                     f" nothing before them (break_mode={break_mode}): pass each by itself"
                 )
-        if self.lines.vocabulary.unit == "token":
+        if self.lines.vocabulary.spells and self.lines.vocabulary.unit == "token":
             words = word_names(ids, self.lines.vocabulary)
         if not before:
             return Line(source, words, ids)
-        read = self.lines.units_within(ids, before)
-        if read and self.lines.vocabulary.unit == "token":
+        given_tokens = self.lines.units_within(ids, before)
+        if given_tokens and self.lines.vocabulary.unit == "token":
             # A token without letters stands with a character that a later one has.
-            spans = places(before, words[:read])
-            before = before[spans[-1, int(words[read - 1] != "")] :]
-        words = words[self.lines.vocabulary.ends_word[ids[:read]].sum() :]
-        return Line(source, words, ids, read, before)
+            spans = places(before, words[:given_tokens])
+            before = before[spans[-1, int(words[given_tokens - 1] != "")] :]
+        words = words[self.lines.vocabulary.ends_word[ids[:given_tokens]].sum() :]
+        return Line(source, words, ids, given_tokens, before)
 
-    def _alone(self, blocks):
+    def _score_alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
         window, context = self.settings.window, self.settings.context
         prefix = np.append(np.int32(self.eos), self.given)[-window - 1 :]
@@ -229,21 +225,21 @@ class LineScorer:
             ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
             lengths = np.array([len(line.ids) for line in block])
             ends = np.cumsum(lengths + len(prefix))
-            read = np.array([line.read for line in block])
+            given_tokens = np.array([line.given_tokens for line in block])
             begin = ends - lengths
-            starts = begin + read
+            starts = begin + given_tokens
             if self.carries:
                 batches = self._reader.carried(ids, WindowSpans(begin, starts, ends))
             else:
-                shown = np.minimum(len(self.given) + read, window)  # what a line may see of `given`
+                shown = np.minimum(len(self.given) + given_tokens, window)  # that a line may see
                 spans = windows_after(starts, ends, shown, window, context)
                 batches = self._reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
-            self._fill(scores, scorer(batches))
+            self._store_scores(scores, scorer(batches))
             for line, start, end in zip(block, begin, ends, strict=True):
                 yield line, scores.take(slice(start, end))
 
-    def _following(self, blocks):
+    def _score_following(self, blocks):
         """Lines and their scores; windows are cut as those of a split, so the perplexity of a
         document is that of evaluate.py.
         """
@@ -271,7 +267,7 @@ class LineScorer:
             else:
                 spans = WindowSpans(*np.concatenate(spans, axis=1))
                 batches = self._reader.similar(scores.ids, spans)
-            self._fill(scores, scorer(batches))
+            self._store_scores(scores, scorer(batches))
             for text, start, end in zip(texts, starts, ends, strict=True):
                 text.scores = scores.take(slice(start, end))
                 yield from text.pop_complete_lines()
@@ -297,19 +293,20 @@ class LineScorer:
         deque(scorer(self._reader.stream(ids, 1, len(ids))), maxlen=0)
         return jax.tree.map(lambda a: np.asarray(jax.device_get(a))[:1], scorer.carry)
 
-    def _fill(self, scores, batches):
+    def _store_scores(self, scores, batches):
         """Fills in the scores of tokens, batch by batch."""
         for scored in batches:
-            scores.nll[scored.at] = scored.nll
+            positions = scored.positions
+            scores.nll[positions] = scored.nll
             if self.config.rank_and_entropy:
-                targets = scores.ids[scored.at]
-                stats = expected(self.run, self.tables, scored.hidden, targets, k=1)
-                scores.rank[scored.at], scores.entropy[scored.at] = stats.rank, stats.entropy
+                targets = scores.ids[positions]
+                stats = predictive_stats(self.run, self.tables, scored.hidden, targets, k=1)
+                scores.rank[positions], scores.entropy[positions] = stats.rank, stats.entropy
 
     def _scored(self, line, scores):
         """A line's words from its tokens, without those of no example."""
         vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
-        scores = scores.take(slice(line.read, None)).words(vocabulary)
+        scores = scores.take(slice(line.given_tokens, None)).words(vocabulary)
         counts = ~np.isnan(scores.nll)
         ids, nll, ranks, entropies, _ = scores.take(counts)
         words = tuple(itertools.compress(line.words, counts))

@@ -12,7 +12,7 @@ MANY = 0.05  # the share from which a perplexity says little about the text
 
 
 def warn_of_unseen(unseen: int, words: int) -> None:
-    """Warns if many of so many words of lines or prompts are unseen."""
+    """Warns if more than 5 % of the words are unseen."""
     if unseen > MANY * words:
         logger.warning(
             "%.1f%% of the words are unseen and read as <unk>: is the text tokenised as in"

@@ -47,7 +47,7 @@ def define_flags() -> None:
     define_options(Generate, Options, commands.Workdir, commands.Allow)
 
 
-def typed() -> Iterator[str]:
+def typed_prompts() -> Iterator[str]:
     """Prompts that are typed on the terminal."""
     print("write the beginning of a text; Ctrl-D ends", file=sys.stderr)
     while True:
@@ -67,17 +67,13 @@ def main() -> None:
     from adaptive_jax.scores.unseen import warn_of_unseen
 
     workdir, command, writing = commands.workdir(), options(Generate), options(Options)
-    if "" in writing.avoid[1:]:
-        words = ",".join(writing.avoid)
-        raise InputError(f"--avoid={words} has an empty word: write a comma as '\",\"'")
-    writing = writing._replace(avoid=tuple(filter(None, writing.avoid)))
     writing.check()
     prompts = flags.FLAGS.prompt
     if prompts and command.prompts:
         raise InputError("--prompt and --prompts are both given: use one of them")
     if not prompts:
         asks = not command.prompts and sys.stdin is not None and sys.stdin.isatty()
-        prompts = typed() if asks else TextFiles([command.prompts or STDIN])
+        prompts = typed_prompts() if asks else TextFiles([command.prompts or STDIN])
     model, prompt = adaptive_jax.load(workdir, command.checkpoint), None
     words = unseen = 0
     for prompt in prompts:

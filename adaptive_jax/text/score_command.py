@@ -113,7 +113,7 @@ def main(*files: str) -> None:
         rank_and_entropy=bool({"rank", "entropy"} & set(columns)),
         eager=eager,
     )
-    scored = checked(shown(scores, source))
+    scored = with_final_checks(with_progress(scores, source))
     lines = word_lines(scored, columns, flags) if columns else text_lines(scored, flags)
     out = sys.stdout  # before the bar, which draws what is printed to sys.stdout on its terminal
     for line in lines:
@@ -126,23 +126,17 @@ def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
     """
     if not flags.words and flags.columns is None and flags.by == "line":
         return ()
-    names, reason = NAMES, ""
+    names = NAMES if vocabulary.has_counts else WITHOUT_COUNTS
     if vocabulary.mark:
-        names, reason = WITHOUT_WORDS, "sub-word units, which this run has"
+        names = WITHOUT_WORDS
     elif flags.by == "word":
-        names, reason = BY_WORD, "sums over several words, which --by=word prints"
-    elif not vocabulary.has_counts:
-        names, reason = WITHOUT_COUNTS, "a list of words without counts, which this run has"
+        names = BY_WORD
     for column in flags.columns or ():
-        if column in NAMES and column not in names:
-            raise InputError(
-                f"--columns={column!r} is not for {reason}: use --columns={','.join(names)}"
-            )
         check_known(f"--columns={column!r}", column, names)
     return flags.columns or names
 
 
-def shown(scored: Iterable, source: TextFiles) -> Iterator:
+def with_progress(scored: Iterable, source: TextFiles) -> Iterator:
     """The scored lines, with a bar of the bytes read where these are known and the lines that are
     printed do not go to the same terminal.
     """
@@ -159,7 +153,7 @@ def shown(scored: Iterable, source: TextFiles) -> Iterator:
         bar.close()
 
 
-def checked(scored: Iterable) -> Iterator:
+def with_final_checks(scored: Iterable) -> Iterator:
     """The scored lines; at their end warns of many unseen words. Raises InputError there for no
     lines, and for scores that are not finite.
     """
@@ -248,8 +242,7 @@ def _check_distinct(names):
     """Raises InputError if two columns have one name."""
     if twice := {name for name in names if names.count(name) > 1}:
         raise InputError(
-            f"the column {min(twice)!r} of the table is also one of the scores: rename it, or"
-            " choose others by --columns"
+            f"two columns are called {min(twice)!r}: rename that of the table, or change --columns"
         )
 
 

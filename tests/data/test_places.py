@@ -67,3 +67,13 @@ def test_sums_over_white_space_words():
     assert line.unseen.tolist() == [False, False, False, True, False]
     assert line.frequencies is None and line.text[slice(*line.places[3])] == "“So”."
     assert word_numbers("a  b", np.array([[0, 1], [3, 4], [4, 4]])).tolist() == [0, 1, -1]
+
+
+def test_words_after_a_context_that_ends_in_a_word():
+    """A token of the context alone keeps its name and an empty place: it was called `<eos>`, and
+    the places of all words after it were those of other words.
+    """
+    words = ("beginning", "God", "created", "<eos>")
+    line = ScoredLine(" God created", words, -np.ones(4), None, None, before="beginning").by_word()
+    assert line.words == words
+    assert line.places.tolist() == [[0, 0], [1, 4], [5, 12], [12, 12]]

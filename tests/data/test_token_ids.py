@@ -20,10 +20,12 @@ from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.model.language_model import build
 from adaptive_jax.scores.evaluate import Request, evaluate
+from adaptive_jax.text.load import LoadedModel
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.own_text import with_text
 from configs import own_text, quickstart
 from tests import refuses
+from tests.random_runs import random_run
 
 SIZE, EOS = 60, 7  # id 59 never occurs, id 58 in the test split alone
 TOKENS = {"train": 4_000, "valid": 400, "test": 401}
@@ -286,3 +288,14 @@ def test_own_text_chooses_a_model_for_ids(data, tmp_path, capsys):
     assert "words        the ids of the tokenizer, the most" in capsys.readouterr().out
     with refuses("data.limit=9", "data.corpus=ids"):
         with_text(resolve(config | {"data": config["data"] | {"limit": 9}}), None, model)
+
+
+def test_an_end_of_a_document_within_a_line(config):
+    """Ids of a line stay as they were typed: the one that ends a document was called `<eos>`, and
+    the places after it were those of other ids.
+    """
+    vocabulary = TokenIds.of_counts(np.arange(20, 0, -1), eos=0)
+    model = LoadedModel(random_run(config(**{"input.cutoffs": (5,)}), vocabulary))
+    [line] = model.score(["5 0 12 7"])
+    assert line.words == ("5", "0", "12", "7", "<eos>")
+    assert line.places.tolist() == [[0, 1], [2, 3], [4, 6], [7, 8], [8, 8]]

@@ -9,6 +9,7 @@ import tokenizers
 import adaptive_jax
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary import tokenizer
+from adaptive_jax.data.vocabulary.lines import Lines
 from adaptive_jax.data.vocabulary.on_disk import read_vocabulary
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
@@ -73,8 +74,8 @@ def data_of(directory, kind="bytes", **changes):
     return data | changes
 
 
-def model_of(config, vocabulary):
-    return LoadedModel(random_run(config(**{"input.cutoffs": (20, 60)}), vocabulary, 1.5))
+def model_of(config, vocabulary, cutoffs=(20, 60)):
+    return LoadedModel(random_run(config(**{"input.cutoffs": cutoffs}), vocabulary, 1.5))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])
@@ -193,6 +194,39 @@ def test_lengths_where_no_token_ends_a_line(directory):
     assert vocabulary.utf8[0] == b" the"
     tokens = vocabulary.entry_of_id[ids]
     assert lengths_of(tokens, vocabulary) == (14, 15)
+
+
+def test_lengths_without_the_space_before_each_line(directory, own_cache):
+    """Such a tokenizer puts a space before each line, which the text has not: it counted."""
+    corpus = load(data_of(directory, "spaces"))
+    settings = {"corpus": "text_files", "tokeniser": "none", "lower": False}
+    text = Lines.of(settings, corpus.vocabulary)
+    for ids in corpus.ids["validation"], corpus.ids["train"]:
+        decoded = text.decode(ids)
+        assert lengths_of(ids, corpus.vocabulary) == (len(decoded), len(decoded.encode()))
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram"])
+def test_the_unknown_token(kind, config):
+    """It is `<unk>`: its share was 0, bits a byte had its nats and none of its bytes, and it was
+    written though `avoid` has it.
+    """
+    letters = [END, "e", "h", "t", " "]
+    if kind == "BPE":
+        ids = {letter: i for i, letter in enumerate([*letters, "[UNK]"])}
+        model = tokenizers.models.BPE(ids, [], unk_token="[UNK]")
+    else:
+        pieces = [(letter, -1.0) for letter in [*letters, "[UNK]"]]
+        model = tokenizers.models.Unigram(pieces, 5, False)
+    content = tokenizers.Tokenizer(model).to_str().encode()
+    vocabulary = Tokenizer.build({"the ж": 2, "<eos>": 2}, content, 0, 0)
+    unknown = vocabulary.index["5"]
+    ids = vocabulary.encode_words(["the ж"])[0]
+    assert ids[-1] == unknown and vocabulary.unk_rate(ids) == 1 / len(ids)
+    assert lengths_of(ids, vocabulary) == (None, None)
+    run = model_of(config, vocabulary, (2,))
+    assert [*generate._banned(run.lines, ["<unk>"])] == [unknown]
+    assert "<unk>" not in Tokenizer.build({"the": 1, "<eos>": 1}, content, 5, 0).index
 
 
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])

@@ -420,7 +420,6 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"beams": 2, "top_k": 5}, "top_k=5 has no effect with beams=2"),
         ({"temperature": 0, "samples": 2}, "samples=2 has no effect with temperature=0"),
         ({"wrods": 3}, 'Did you mean "words"'),
-        ({"window": 1}, "window=1"),
         ({"avoid": ("nonsense",)}, "nonsense"),
         ({"avoid": model.run.vocabulary.words}, "no number"),
         ({"avoid": model.run.vocabulary.words, "beams": 2}, "no number"),
@@ -456,7 +455,7 @@ def test_the_command(quick_command, in_process, trained, model, tmp_path):
     )
     for flags, says in [
         (["--prompt=a", "--prompts=b"], "use one"),
-        (["--prompt=the", "--avoid=,"], "--avoid=, has an empty word: write a comma as"),
+        (["--prompt=the", "--avoid=,"], "avoid must be a list of words"),
         (["--prompt=the \udcff", "--top_p=0.5"], "UTF-8"),
     ]:
         done = in_process(*run, *flags)

@@ -33,7 +33,7 @@ from adaptive_jax.model.language_model import build
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
 from adaptive_jax.parallel import sharding
 from adaptive_jax.scores.cache import Cache, interpolate, log_probs
-from adaptive_jax.scores.scoring import make_scorer, with_uniform
+from adaptive_jax.scores.scoring import make_scorer, mixed_with_uniform
 from tests.random_runs import quiet
 from tests.reference import groc, sets
 from tests.reference import groc_training as training
@@ -385,7 +385,7 @@ def test_cross_domain(case):
     for stream in range(hidden.shape[1]):
         targets = arrays["target"][:, stream]
         nll = -log_softmax(logits[:, stream])[steps, targets]
-        nll = with_uniform(nll, 1 - settings["lamu"], words)
+        nll = mixed_with_uniform(nll, 1 - settings["lamu"], words)
         if kind := kinds.get(settings["method"]):
             options = {"theta": (settings["theta"],)} if kind == "local" else {}
             cache = Cache(kind, cache_size=settings["cache_size"], **options)
@@ -465,7 +465,7 @@ def test_cross_domain_of_a_table(name):
         np.testing.assert_allclose(hidden, expected, atol=2e-5)
         if settings["method"] == "interpolate_uniform":
             share = 1 - settings["lamu"]
-            mixed = with_uniform(np.asarray(nll), share, words)
+            mixed = mixed_with_uniform(np.asarray(nll), share, words)
             of_file = GROC.arrays("cross_domain", f"{case}/")["logprob_target"].T
             np.testing.assert_allclose(-mixed, of_file, rtol=2e-5)
             new = targets >= len(own)
@@ -527,7 +527,7 @@ def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
         carry = model.body.initial_carry(len(targets))
         (nll, hidden), _ = scorer(params, known, tables, shown, carry)
         for stream in range(len(targets)):
-            mixed = with_uniform(np.asarray(nll[stream]), 1 - settings["lamu"], words)
+            mixed = mixed_with_uniform(np.asarray(nll[stream]), 1 - settings["lamu"], words)
             if settings["method"] == "interpolate_neural":
                 cache = Cache(theta=(settings["theta"],), cache_size=settings["cache_size"])
                 given = np.asarray(hidden[stream]), targets[stream], words, quiet

@@ -90,7 +90,7 @@ def test_perplexity_by_bin():
 
 def test_a_card_is_of_the_tokens_that_count():
     """Bits a character and a byte are those of all tokens that count."""
-    text = words_of(WORDS.encode_lines(["the é", "", "hat"]), WORDS, {}, {})
+    text = words_of(WORDS.encode_lines(["the é", "", "hat"]), WORDS, {})
     nll = np.array([1, 2, 3, np.nan, 5, 6], np.float32) * math.log(2)
     result = metadata(WORDS, text, nll, (5, 7))
     summary = Scores(text.ids, nll).summary(WORDS)
@@ -105,7 +105,7 @@ def test_a_card_is_of_the_tokens_that_count():
 def test_words_without_counts():
     """Of a converted list of words nothing is said by frequency."""
     words = Vocabulary(("a", "b", "<eos>"), np.ones(3, np.int64))
-    result = metadata(words, words_of(np.array([0, 1, 2]), words, {}, {}), np.ones(3), (10,))
+    result = metadata(words, words_of(np.array([0, 1, 2]), words, {}), np.ones(3), (10,))
     assert result["bins"] == [] and list(lines(result | {"bits_per_character": None})) == []
 
 

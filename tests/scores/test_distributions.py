@@ -6,7 +6,7 @@ import pytest
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.scores import distributions
-from adaptive_jax.scores.distributions import expected
+from adaptive_jax.scores.distributions import predictive_stats
 from tests.random_runs import random_run
 
 SIZE, FEATURES = 60, 16
@@ -37,7 +37,7 @@ def test_the_most_probable_words_rank_and_entropy(run, monkeypatch):
         )(hidden)
     )
     monkeypatch.setattr(distributions, "TOKENS", 4)
-    computed = expected(run, {}, hidden, targets, 5)
+    computed = predictive_stats(run, {}, hidden, targets, 5)
     np.testing.assert_allclose(computed.log_probs, -np.sort(-dense, axis=1)[:, :5], rtol=1e-6)
     np.testing.assert_allclose(
         np.take_along_axis(dense, computed.words, 1), computed.log_probs, rtol=1e-6
@@ -45,7 +45,8 @@ def test_the_most_probable_words_rank_and_entropy(run, monkeypatch):
     of_targets = np.take_along_axis(dense, targets[:, None], 1)
     np.testing.assert_array_equal(computed.rank, 1 + (dense > of_targets).sum(axis=1))
     np.testing.assert_allclose(computed.entropy, -(np.exp(dense) * dense).sum(axis=1), rtol=1e-5)
-    new = expected(run, {}, hidden, np.full(11, SIZE + 2), 1)  # a word that it cannot predict
+    unpredictable = np.full(11, SIZE + 2)
+    new = predictive_stats(run, {}, hidden, unpredictable, 1)
     np.testing.assert_array_equal(new.rank, SIZE + 1)
-    every = expected(run, {}, hidden, targets, 1_000).words  # no more than there are
+    every = predictive_stats(run, {}, hidden, targets, 1_000).words  # no more than there are
     np.testing.assert_array_equal(np.sort(every, axis=1), [np.arange(SIZE)] * 11)

@@ -18,13 +18,17 @@ from adaptive_jax.scores.frequency import (
 from tests import refuses
 
 
+def label(group):
+    return bin_label(group.least, group.most)
+
+
 def test_bins_are_those_of_the_paper():
     """Each frequency is in the bin with the next edge, and labels say where a bin begins; words
     that training lacks stand apart.
     """
     counts = np.array([0, 1, 10, 11, 100, 1_000, 10_001, 1_000_000, 1_000_001, 5_000_000])
     bins = by_frequency(np.arange(10.0), counts)
-    assert [(each.label, each.words, each.least, each.most) for each in bins] == [
+    assert [(label(each), each.words, each.least, each.most) for each in bins] == [
         ("new", 1, 0, 0),
         ("1-10", 2, 1, 10),
         ("11-100", 2, 11, 100),
@@ -48,13 +52,13 @@ def test_edges_of_ones_own_and_words_that_do_not_count():
     bins = by_frequency(
         np.array([1.0, np.nan, 3.0, 8.0]), np.array([50, 51, 60, 50]), (50, 500, 5_000)
     )
-    assert [(each.label, each.words, each.mean) for each in bins] == [
+    assert [(label(each), each.words, each.mean) for each in bins] == [
         ("1-50", 2, 4.5),
         ("51-500", 1, 3.0),
     ]
-    assert by_frequency(np.array([2.0]), np.array([9]), (5,))[0].label == "6+"
+    assert label(by_frequency(np.array([2.0]), np.array([9]), (5,))[0]) == "6+"
     edges = 1_001, 1_003  # which three digits do not tell apart
-    labels = [each.label for each in by_frequency(np.zeros(3), np.array([9, 1_002, 1_004]), edges)]
+    labels = [*map(label, by_frequency(np.zeros(3), np.array([9, 1_002, 1_004]), edges))]
     assert labels == ["1-1,001", "1,001-1,003", "1,003+"] and short(999_700) == "1M"
     assert bin_label(1_001, 1_001) == "1,001" and bin_label(7, 7) == "7"
 
@@ -118,7 +122,7 @@ def test_medians_of_many_words():
 def test_words_of_a_vocabulary():
     """Every token is a word of its own frequency; the word before the first is <eos>."""
     vocabulary = Vocabulary.build({"the": 9, "<eos>": 5, "cat": 2})
-    words = words_of(np.array([0, 2, 1, 0, 1]), vocabulary, {}, {})
+    words = words_of(np.array([0, 2, 1, 0, 1]), vocabulary, {})
     np.testing.assert_array_equal(words.nll(np.arange(5, dtype=np.float32)), np.arange(5.0))
     np.testing.assert_array_equal(words.counts, [9, 2, 5, 9, 5])
     np.testing.assert_array_equal(words.counts_before(), [5, 9, 2, 5, 9])
@@ -126,7 +130,7 @@ def test_words_of_a_vocabulary():
 
 def test_words_of_units(tmp_path, caplog):
     """A word's loss is the sum over its units, and its frequency that of the word in the training
-    text, not of a unit: the run's own where it is prepared, else that of --data_path.
+    text, not of a unit; unknown where that text is not prepared.
     """
     (tmp_path / "train.txt").write_text("low lower low\nlow newest newest\n")
     units = Subwords.build({"low": 3, "lower": 1, "newest": 2, "<eos>": 2}, codes=8)
@@ -136,24 +140,20 @@ def test_words_of_units(tmp_path, caplog):
     ends = np.cumsum(lengths)
     nll = np.arange(1, len(ids) + 1, dtype=np.float32)
     nll[ends[1] - 1] = np.nan
-    absent = {"corpus": "text_files", "path": str(tmp_path / "none")}
-    data = absent | {"path": str(tmp_path)}
-    words = words_of(ids, units, absent, data)
-    assert f"those of the training text of data_path={tmp_path}: the run's" in caplog.text
+    data = {"corpus": "text_files", "path": str(tmp_path)}
+    for absent in data, data | {"path": str(tmp_path / "none")}:
+        caplog.clear()
+        assert words_of(ids, units, absent).counts is None and "unknown" in caplog.text
+    caplog.clear()
+    load(data | {"codes": 8}, splits=("train",))
+    words = words_of(ids, units, data)
+    assert not caplog.text
     slow = [nll[end - length : end].sum() for end, length in zip(ends, lengths, strict=True)]
     np.testing.assert_array_equal(words.nll(nll), slow)
     assert np.isnan(words.nll(nll)[1])
     np.testing.assert_array_equal(words.counts, [3, 0, 2, 2, 1, 2])
     np.testing.assert_array_equal(words.counts_before(), [2, 3, 0, 2, 2, 1])
     vocabulary = Vocabulary.build(dict.fromkeys(line, 1))
-    whole = words_of(vocabulary.encode_words(line)[0], vocabulary, {}, {})
+    whole = words_of(vocabulary.encode_words(line)[0], vocabulary, {})
     np.testing.assert_array_equal(words.hashes, whole.hashes)
     assert whole.counts is None  # of a list without counts
-    scored = {"path": str(tmp_path / "train.txt")}  # a file is the split to be scored
-    for elsewhere in absent, absent | scored:
-        caplog.clear()
-        assert words_of(ids, units, absent, elsewhere).counts is None and "unknown" in caplog.text
-    caplog.clear()
-    load(data | {"codes": 8}, splits=("train",))
-    np.testing.assert_array_equal(words_of(ids, units, data, absent).counts, words.counts)
-    assert not caplog.text

@@ -191,7 +191,12 @@ def test_the_text_to_be_scored(asked):
 
 
 def test_a_datastore_of_other_windows(tmp_path, monkeypatch):
-    """In another window or context words have other states."""
+    """In another window or context words have other states. A link to a folder of another disk
+    stays: nothing replaced its datastore, and the one that was made was lost.
+    """
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "datastore").symlink_to(tmp_path / "disk")
 
     def scored(run, ids, windows, *_, **_options):
         computed.append((windows.window, windows.context))
@@ -204,6 +209,7 @@ def test_a_datastore_of_other_windows(tmp_path, monkeypatch):
         settings = Windows(window, context, "none", "packed", 1)
         knn.open_datastore(tmp_path, "datastore", run, np.arange(3), settings, None)
     assert computed == [(8, 0), (8, 4), (16, 4)]
+    assert (tmp_path / "eval" / "datastore").is_symlink() and (tmp_path / "disk" / "keys").exists()
 
 
 @pytest.mark.parametrize("tokens, expected", [(10_000, (8, 5)), (900, (3, 5)), (200, (1, 0))])

@@ -14,7 +14,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.scores import evaluate_command as command
 from adaptive_jax.scores import mix
 from adaptive_jax.scores.evaluate import Request, evaluate
-from adaptive_jax.scores.methods import METHODS, Method, prepared
+from adaptive_jax.scores.methods import METHODS, Method, with_options
 from adaptive_jax.scores.mix import Mix, Run
 from adaptive_jax.scores.scoring import Evaluation, composed
 from adaptive_jax.text.load import LoadedModel, load
@@ -23,11 +23,17 @@ from tests.random_runs import quiet, random_run
 
 
 class Toy(NamedTuple):
-    """The options of a toy: the model's probabilities to several powers, normalised by nothing."""
+    """The options of a toy: the model's probabilities to several powers, normalised by nothing.
 
-    power: Annotated[tuple[float, ...], Option("power of the probabilities", "(0, 2]")] = (1.0,)
-    kind: Annotated[str, Option("what it is called", among=("left", "right"))] = "left"
-    shift: Annotated[float, Option("added to the nll", "[0, inf)", only=("kind", "right"))] = 0.0
+    Attributes:
+        power: power of the probabilities.
+        kind: what it is called.
+        shift: added to the nll.
+    """
+
+    power: Annotated[tuple[float, ...], Option(within="(0, 2]")] = (1.0,)
+    kind: Annotated[str, Option(among=("left", "right"))] = "left"
+    shift: Annotated[float, Option(within="[0, inf)", only=("kind", "right"))] = 0.0
 
 
 def score_toy(job, options):
@@ -59,7 +65,7 @@ def test_a_way_to_score_is_its_function_and_a_line(trained_copy, monkeypatch, ca
         ({"theta": (1.0,)}, ("--theta", "--method=toy", "--method=cache")),
     ]:
         with refuses(*names):
-            prepared("toy", options)
+            with_options("toy", options)
     assert command.options_of_methods()["power"] == {"toy": Toy}
 
 

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.runs.settings import read_config, read_words
@@ -25,7 +27,7 @@ from adaptive_jax.scores import distributions
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.frequency import Bin, Words
 from adaptive_jax.scores.report import charts, page, passage
-from adaptive_jax.scores.report.drawing import VARIABLES, draw, look
+from adaptive_jax.scores.report.drawing import VARIABLES, draw, line_style
 from adaptive_jax.scores.report.page import sample
 from adaptive_jax.scores.report.passage import Token, spelled
 from adaptive_jax.scores.report.report import ReportOptions, _title, names_of, report
@@ -256,10 +258,12 @@ def test_a_passage_without_distributions(made, monkeypatch):
     one = dataclasses.replace(one)
     vars(one)["nll"] = np.full(426, np.nan)
     assert math.isnan(passage.read_passage(one, 20, 1)[0].bits)
-    none = SimpleNamespace(at=np.zeros(0, int), hidden=np.zeros((0, 8), "f"))
+    none = SimpleNamespace(positions=np.zeros(0, int), hidden=np.zeros((0, 8), "f"))
     monkeypatch.setattr(distributions, "scores", lambda *_, **__: [none])
     windows = Windows(16, 0, "none", "packed", 1)
-    assert distributions.of_passage(None, np.arange(9), windows, ({}, None), 0, 1).keys() == {"at"}
+    assert distributions.passage_stats(None, np.arange(9), windows, ({}, None), 0, 1).keys() == {
+        "at"
+    }
 
 
 def test_results_that_a_report_reads(made, tmp_path):
@@ -435,6 +439,14 @@ def test_text_is_escaped():
     assert spelled(vocabulary, 1) == ("a��b", False)
 
 
+def test_special_tokens_of_a_passage():
+    """They have no letters of the text; they were shown as nothing."""
+    program = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
+    program.add_special_tokens(["<|user|>"])
+    ids = TokenIds.of_counts(np.array([2, 1]))
+    assert spelled(Tokenizer.of(ids, program.to_str().encode()), 1) == ("<|user|>", False)
+
+
 def test_units_of_words():
     """Units show their letters and stand together with the rest of their word; bytes that are
     no letter are marked.
@@ -469,7 +481,7 @@ def test_runs_look_different():
     """No two of the first eighty have the same colour and marker; thin lines, which have no
     markers, differ by their dashes.
     """
-    looks = [look(number) for number in range(80)]
+    looks = [line_style(number) for number in range(80)]
     assert len({(each["color"], each["marker"]) for each in looks}) == 80
     assert len({(each["color"], each["linestyle"]) for each in looks[:20]}) == 20
 

@@ -181,7 +181,7 @@ def test_scores_come_with_positions_and_hidden_states(run, convolution, ids):
     """
     nll = score(run, ids, 6, 2, 2)
     batches = list(scores(run, ids, Windows(6, 2, "none", "packed", 2), hidden=True))
-    at = np.concatenate([batch.at for batch in batches])
+    at = np.concatenate([batch.positions for batch in batches])
     np.testing.assert_array_equal(at, np.arange(len(ids)))
     np.testing.assert_array_equal(np.concatenate([batch.nll for batch in batches]), nll)
     hidden = np.concatenate([batch.hidden for batch in batches])

@@ -18,11 +18,11 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.runs.run import Run, fits_any_vocabulary
 from adaptive_jax.scores.evaluate import Request, evaluate
-from adaptive_jax.scores.open_words import extended
+from adaptive_jax.scores.open_words import vocabulary_to_score
 from adaptive_jax.scores.scores import Scores
 from adaptive_jax.scores.scoring import (
+    mixed_with_uniform,
     score_split,
-    with_uniform,
 )
 from tests import refuses
 from tests.random_runs import quiet, random_run
@@ -82,7 +82,7 @@ def opened(workdir, other):
     """The run with the words of the other text."""
     saved = dataclasses.replace(Run.of(workdir), checkpoint="latest")
     data = saved.saved_config["data"] | {"path": str(other)}
-    vocabulary = extended(saved.vocabulary, "union", data, "test")
+    vocabulary = vocabulary_to_score(saved.vocabulary, "union", data, "test")
     return saved, dataclasses.replace(saved, vocabulary=vocabulary)
 
 
@@ -92,7 +92,7 @@ def chances(run, down_weight=1.0, uniform=0.0):
     ids = np.full((words, 2), run.vocabulary.index["the"], np.int32)
     ids[:, 1] = np.arange(words)
     nll, _ = score_split(run, ids.ravel(), WINDOWS, quiet, down_weight=down_weight)
-    return np.exp(-with_uniform(nll, uniform, words)).reshape(words, 2)[:, 1]
+    return np.exp(-mixed_with_uniform(nll, uniform, words)).reshape(words, 2)[:, 1]
 
 
 def test_a_composed_model_over_words_it_never_saw(composed, other):
@@ -214,16 +214,20 @@ def test_the_words_of_a_file(tmp_path, config):
     """
     own = Vocabulary.build({"<eos>": 2, "a": 1})
     (tmp_path / "words.txt").write_text("zebra 7\na 3\n\nb\nzebra\n", encoding="utf-8-sig")
-    vocabulary = extended(own, str(tmp_path / "words.txt"), {}, "test")
+    vocabulary = vocabulary_to_score(own, str(tmp_path / "words.txt"), {}, "test")
     assert vocabulary.words == ("<eos>", "a", "zebra", "b")
     assert vocabulary.counts.tolist() == [2, 1, 0, 0]
     (tmp_path / "words.txt").write_bytes(b"\xff\xfe")
     with refuses("--vocabulary", "UTF-8"):
-        extended(own, str(tmp_path / "words.txt"), {}, "test")
+        vocabulary_to_score(own, str(tmp_path / "words.txt"), {}, "test")
     with refuses("--vocabulary=union", "sub-word"):
-        extended(Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, 3), "union", {}, "test")
+        vocabulary_to_score(
+            Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, 3), "union", {}, "test"
+        )
     with refuses("ids", "vocabulary"):
-        extended(own, "union", {"corpus": "ids", "path": "ids", "vocabulary_size": 9}, "test")
+        vocabulary_to_score(
+            own, "union", {"corpus": "ids", "path": "ids", "vocabulary_size": 9}, "test"
+        )
 
 
 def test_known_numbers():

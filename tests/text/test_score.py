@@ -239,6 +239,7 @@ WRONG = [
     ([], "the unheard\n", "'unheard' is not one of the 122 words"),
     (["/nowhere.txt"], "", "cannot read /nowhere.txt: No such file"),
     (["--window=8", "--context=8"], "the\n", "window=8 must be greater than context=8"),
+    (["--columns=surprisal,surprisal"], "the\n", "two columns are called 'surprisal_nats'"),
     (["--columns=surprise"], "the\n", 'Did you mean "surprisal"?'),
     (["--context_from=previos"], "the\n", 'a file that exists. Did you mean "previous"?'),
 ]
@@ -253,7 +254,7 @@ def test_bad_input_is_one_line(score):
 
 
 def test_columns_of_sub_word_units():
-    """They have surprisal alone, which is said of a column that other runs have."""
+    """They have surprisal alone."""
     words = Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, codes=2)
     with refuses("--columns='rank'"):
         score_command.columns_of(words, score_command.Score(columns=("rank",)))
@@ -264,7 +265,7 @@ def test_columns_of_a_list_of_words():
     words = Vocabulary(("the", "<eos>"), np.ones(2, np.int64))
     columns = score_command.columns_of(words, score_command.Score(words=True))
     assert columns == tuple(name for name in score_command.NAMES if name != "frequency")
-    with refuses("--columns='frequency'", "counts"):
+    with refuses("--columns='frequency'"):
         score_command.columns_of(words, score_command.Score(columns=("frequency",)))
 
 

@@ -66,7 +66,7 @@ def test_evaluation_carries_the_state_through_the_split(learned, capsys):
     results = {window: evaluate(learned, Request(window=window)) for window in (0, 7, len(ids))}
     for result in results.values():
         assert result["nll"] == pytest.approx(expected, rel=1e-6)
-    assert "each token after all before it" in capsys.readouterr().out
+    assert "each token sees the whole text before it" in capsys.readouterr().out
     rows = evaluate(learned, Request(rows=4))
     assert "context 0, in 4 rows (--rows=1 scores exactly)" in capsys.readouterr().out
     assert 1e-4 < abs(rows["nll"] - expected) < 0.1

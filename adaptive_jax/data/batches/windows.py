@@ -103,7 +103,7 @@ def check_windows(settings: Windows) -> None:
     if context and rows == 1 and layout == "streams":
         raise InputError(
             f"context={context} is not for one row of batches.layout={layout!r}, where a token sees"
-            " all before it: use context 0, or --rows=2 or more"
+            " all before it: use context 0, or several rows"
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
-from adaptive_jax.data.vocabulary.words import EOS
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, of_extra, one_line
 from adaptive_jax.files import path_of
 
@@ -103,6 +103,16 @@ class Tokenizer(TokenIds):
     def border(self, text: str) -> int:
         """The first character of the last line, whose tokens may change with what follows."""
         return text.rfind("\n") + 1
+
+    @functools.cached_property
+    def index(self) -> dict[str, int]:
+        """As that of `TokenIds`, with the tokenizer's unknown token as `<unk>`."""
+        index, model = super().index, json.loads(self._program.to_str())["model"]
+        unknown = model.get("unk_id")
+        if unknown is None:
+            unknown = self._program.token_to_id(model.get("unk_token") or "")
+        entry = None if unknown is None else int(self.entry_of_id[unknown])
+        return index if entry in (None, index.get(EOS)) else index | {UNKNOWN: entry}
 
     @functools.cached_property
     def utf8(self) -> tuple[bytes, ...]:

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from adaptive_jax.scores.frequency import Bin, by_frequency, short
+from adaptive_jax.scores.frequency import Bin, bin_label, by_frequency, short
 from adaptive_jax.scores.report.runs import RunReport
 from adaptive_jax.scores.scores import perplexity
 
@@ -135,8 +135,9 @@ def by_bins(statistic: str, figure: str, data: FigureData) -> Chart:
         for group in bins:
             value, interval = scaled(getattr(group, field)), getattr(group, f"{field}_interval")
             low, high = map(scaled, interval) if interval else (None, None)
-            points.append((group.label, value, low, high, group.words, group.least, group.most))
-            tops.setdefault((group.least, group.label), group.words if not lines else 0)
+            label = bin_label(group.least, group.most)
+            points.append((label, value, low, high, group.words, group.least, group.most))
+            tops.setdefault((group.least, label), group.words if not lines else 0)
         lines.append(Line(run, points))
     return Chart(
         f"{statistic}_{figure}",
@@ -195,13 +196,11 @@ def contexts(data: FigureData) -> Chart:
 
 
 FIGURES: list[Callable[[FigureData], Chart]] = [
-    functools.partial(by_bins, "perplexity", "by_word"),
-    functools.partial(by_bins, "mean", "by_word"),
-    functools.partial(by_bins, "mean", "by_previous"),
-    functools.partial(by_bins, "median", "by_word"),
-    functools.partial(by_bins, "median", "by_previous"),
-    functools.partial(by_bins, "mean", "difference"),
-    functools.partial(by_bins, "median", "difference"),
+    *(
+        functools.partial(by_bins, statistic, figure)
+        for figure, (_, notes) in BINNED.items()
+        for statistic in notes
+    ),
     curves,
     contexts,
 ]

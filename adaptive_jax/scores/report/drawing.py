@@ -39,7 +39,7 @@ STYLE = {
 }
 
 
-def look(number: int) -> dict[str, str]:
+def line_style(number: int) -> dict[str, str]:
     """Style of the line of a run: no two of the first eighty have the same marker and colour.
 
     number: of the run in the report.
@@ -71,7 +71,7 @@ def draw(chart: Chart, numbers: Mapping[str, int], png: Path) -> str:
         axes = figure.subplots()
         for order, line in enumerate(chart.lines):
             shift = 0.05 * (order - (len(chart.lines) - 1) / 2)
-            _draw_line(axes, chart, line, look(numbers[line.run]), shift)
+            _draw_line(axes, chart, line, line_style(numbers[line.run]), shift)
         _draw_axes(axes, chart)
         if rows:
             handles, labels = axes.get_legend_handles_labels()
@@ -97,22 +97,22 @@ def _for_page(text, chart):
     return text.strip()
 
 
-def _draw_line(axes, chart, line, look, shift):
+def _draw_line(axes, chart, line, style, shift):
     columns = dict(zip(chart.columns, zip(*line.points, strict=True), strict=True))
     x, y = (columns[name] for name in chart.columns[:2])
     if chart.ticks:
         places = list(chart.ticks)
         x = [places.index(label) + shift for label in x]
-    look = look | {"markersize": 4.5, "linewidth": 1.4, "label": _label(line.run)}
+    style = style | {"markersize": 4.5, "linewidth": 1.4, "label": _label(line.run)}
     if line.thin:
-        look |= {"marker": "", "linewidth": 0.8, "alpha": 0.5}
+        style |= {"marker": "", "linewidth": 0.8, "alpha": 0.5}
     if "low" not in columns:
-        axes.plot(x, y, **look)
+        axes.plot(x, y, **style)
         return
     # None where there is no interval.
     low, high = np.array([columns["low"], columns["high"]], float)
     errors = np.nan_to_num(np.maximum(0.0, [y - low, high - y]))
-    axes.errorbar(x, y, yerr=errors, elinewidth=1, capsize=0, **look)
+    axes.errorbar(x, y, yerr=errors, elinewidth=1, capsize=0, **style)
 
 
 def _label(run):

@@ -4,6 +4,7 @@ import math
 import unicodedata
 from typing import NamedTuple
 
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.runs.settings import read_words
 from adaptive_jax.scores.report.runs import RunReport
@@ -69,7 +70,8 @@ def _distribution(arrays, number, vocabulary):
 
 def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
     """The letters of a token as they can be shown, and whether its word goes on after it."""
-    text = vocabulary.utf8[word].decode(errors="replace")
+    special = vocabulary.special if isinstance(vocabulary, Tokenizer) else {}
+    text = special.get(word) or vocabulary.utf8[word].decode(errors="replace")
     ends = bool(vocabulary.ends_word[word])
     if ends:
         text = text.removesuffix(vocabulary.mark.decode()) or text

@@ -6,20 +6,18 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from adaptive_jax.config.options import Option, check
+from adaptive_jax.config.options import NonNegativeInt, check
 from adaptive_jax.data.corpora.text import SPLIT
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import path_of, write_bytes
-from adaptive_jax.scores.frequency import BINS, PAPER, check_edges
+from adaptive_jax.scores.frequency import PAPER, check_edges
 from adaptive_jax.scores.report import charts, page
 from adaptive_jax.scores.report.drawing import draw
 from adaptive_jax.scores.report.passage import Token, read_passage
 from adaptive_jax.scores.report.runs import RunReport, read_runs
 
-OUTPUT = "The page to write; its files go to NAME_files beside it, report_files."
-NAMES = "What to call the runs; default: the names of their directories."
 SAMPLE = (
     "The stronger the colour, the less the model expected the token. Point at one, or tap it, to"
     " see its probability and, where the evaluation kept it (--sample_words), what the model"
@@ -30,14 +28,19 @@ SAMPLE = (
 class ReportOptions(NamedTuple):
     """Options of the command; its fields are flags.
 
-    Figures and numbers go to a directory beside the page, `report_files` of `report.html`.
+    Attributes:
+        output: The page to write; its files go to NAME_files beside it, report_files.
+        names: What to call the runs; default: the names of their directories.
+        bins: Largest frequency in training of each bin of words but the last.
+        sample_from: First word of the passage to show.
+        sample_words: Words of the passage; 0: none.
     """
 
-    output: Annotated[str, Option(OUTPUT)] = "report.html"
-    names: Annotated[tuple[str, ...], Option(NAMES)] = ()
-    bins: Annotated[tuple[int, ...], Option(BINS)] = PAPER
-    sample_from: Annotated[int, Option("First word of the passage to show.", "[0, inf)")] = 0
-    sample_words: Annotated[int, Option("Words of the passage; 0: none.", "[0, inf)")] = 150
+    output: str = "report.html"
+    names: tuple[str, ...] = ()
+    bins: tuple[int, ...] = PAPER
+    sample_from: NonNegativeInt = 0
+    sample_words: NonNegativeInt = 150
 
 
 def report(

@@ -57,7 +57,7 @@ class RunReport:
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The .npz file: the fields of `Words`, the vocabulary's `new_words`, and, if it was asked
-        for, what `of_passage` returned as `sample_*`.
+        for, what `passage_stats` returned as `sample_*`.
         """
         return self._load(".npz")
 
@@ -124,11 +124,13 @@ class RunReport:
         valid = dict(self.curve("validation")).get(result["step"])
         saved = self.workdir / "checkpoints" / str(result["step"])
         split = result["split"]
-        paper = {name: card.published(self.workdir, name) for name in ("validation", split)}
-        if paper[split] and not result["published"]:  # the scores are of another text
-            paper = dict.fromkeys(paper)
-        changed = next((record["changed"] for record in paper.values() if record), ())
-        paper = {name: record and record["perplexity"] for name, record in paper.items()}
+        published = {name: card.published(self.workdir, name) for name in ("validation", split)}
+        if published[split] and not result["published"]:  # the scores are of another text
+            published = dict.fromkeys(published)
+        changed = next((record["changed"] for record in published.values() if record), ())
+        paper_perplexity = {
+            name: record and record["perplexity"] for name, record in published.items()
+        }
         return {
             "run": self.name,
             "input": config["input"]["name"],
@@ -140,8 +142,8 @@ class RunReport:
             "validation_perplexity": None if valid is None else perplexity(valid),
             "perplexity": result["perplexity"],
             "bits_per_character": result["bits_per_character"],
-            "published_validation_perplexity": paper["validation"],
-            "published_perplexity": paper[split],
+            "published_validation_perplexity": paper_perplexity["validation"],
+            "published_perplexity": paper_perplexity[split],
             "changed_keys": ", ".join(changed) or None,
             "nll": result["nll"],
             "words": result["words"],
