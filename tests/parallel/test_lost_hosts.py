@@ -10,7 +10,8 @@ import pytest
 
 from adaptive_jax.parallel import hosts
 from tests import refuses
-from tests.parallel.test_hosts import until
+from tests.conftest import until
+from tests.parallel.test_hosts import reached
 from tests.training.test_stopping import STOPPING, saved
 
 LONG = {"steps": 100_000, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 3}
@@ -70,7 +71,7 @@ def test_a_signal_stops_all_hosts(start_hosts, flags, workdir):
     and end with status 75.
     """
     processes = start_hosts("train.py", *flags(workdir, **LONG), devices=4)
-    until(processes, workdir / "metrics.jsonl", 4)
+    until(reached(workdir, 4), *processes)
     processes[0].send_signal(signal.SIGUSR1)
     for number in signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM:
         processes[1].send_signal(number)
@@ -88,7 +89,7 @@ def test_a_signal_stops_all_hosts(start_hosts, flags, workdir):
 def test_a_host_that_is_killed_in_training(start_hosts, flags, workdir, host):
     """The other one names it and the update from which the run resumes, within 20 seconds."""
     processes = start_hosts("train.py", *flags(workdir, **LONG), devices=4)
-    until(processes, workdir / "metrics.jsonl", max(saved(workdir), default=0) + 4)
+    until(reached(workdir, max(saved(workdir), default=0) + 4), *processes)
     line = kill(processes, host)
     resumes = max(saved(workdir))
     assert line == f"{GONE.format(host=host)}; the run resumes from update {resumes:,}"
@@ -100,9 +101,7 @@ def test_a_host_that_is_killed_in_evaluation(start_hosts, trained):
     flags = f"--workdir={trained}", "--context=15", "--rows=8"
     processes = start_hosts("-c", EVALUATE, *flags, devices=4)
     out = processes[0].directory / "out"
-    while not out.exists() or "a batch\n" not in out.read_text():
-        assert processes[0].poll() is None, processes[0].communicate()
-        time.sleep(0.1)
+    until(lambda: out.exists() and "a batch\n" in out.read_text(), processes[0])
     assert kill(processes, 1) == GONE.format(host=1)
 
 
