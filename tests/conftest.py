@@ -268,6 +268,17 @@ def quick_command(forked, server):
     return quick_command
 
 
+def until(condition, *processes):
+    """Waits until a condition holds, while processes run, for 200 seconds at most."""
+    deadline = time.monotonic() + 200
+    while True:
+        ended = [process for process in processes if process.poll() is not None]
+        if condition():
+            return
+        assert not ended and time.monotonic() < deadline, [each.communicate() for each in ended]
+        time.sleep(0.005)
+
+
 class Fork:
     """A script that runs in a fork, with what tests use of `subprocess.Popen`."""
 

@@ -316,28 +316,6 @@ def test_the_loss_for_models_of_any_kind():
         jax.random.normal(key, (-(-211 // jax.device_count()) * jax.device_count(), 8)),
     )
 
-    def results():
-        linen_loss, nnx_loss = (
-            (lambda p: linen_model.apply(p, tokens, targets)),
-            lambda m: m(tokens, targets),
-        )
-        return [
-            jax.jit(jax.value_and_grad(linen_loss))(params),
-            nnx.jit(nnx.value_and_grad(nnx_loss))(nnx_model),
-            equinox.filter_jit(equinox.filter_value_and_grad(lambda m: m(tokens[0], targets[0])))(
-                equinox_model
-            ),
-            jax.jit(jax.value_and_grad(haiku_loss))(haiku_params, tokens, targets),
-            # Functions of their own, or JAX would run the programs of the last time.
-            jax.jit(lambda *a: names["loss_and_accuracy"](*a))(hidden, table[:211], targets[0]),
-            jax.jit(lambda *a: names["loss_and_gradients"](*a))(hidden, table[:211], targets[0]),
-            jax.jit(jax.value_and_grad(names["theirs_loss"]))(theirs_params, tokens, targets),
-            jax.jit(
-                jax.value_and_grad(lambda p: names["dense_loss"](dense_model, p, tokens, targets))
-            )(dense_params),
-            jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0]),
-        ]
-
     def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211, reports=None):
         table = table if axis_name is None else jax.lax.all_gather(table, axis_name, tiled=True)
         logits = hidden @ table[:words].T + jnp.broadcast_to(bias, (*hidden.shape[:-1], words))
@@ -346,7 +324,34 @@ def test_the_loss_for_models_of_any_kind():
             return total, SimpleNamespace(correct=logits.argmax(axis=-1) == targets)
         return total if axis_name is None else jax.lax.pmean(total, axis_name)
 
-    ours = results()
+    def with_both(function, jit=jax.jit):
+        """The function compiled with our loss and with the dense one: both results."""
+
+        def results(*arguments):
+            for loss in linear_cross_entropy, dense:
+                names["linear_cross_entropy"] = loss
+                yield function(*arguments)
+
+        return jit(lambda *arguments: [*results(*arguments)])
+
+    slopes = lambda loss, *which: with_both(jax.value_and_grad(loss, *which))
+    linen_loss = lambda params: linen_model.apply(params, tokens, targets)
+    nnx_slopes = nnx.value_and_grad(lambda model: model(tokens, targets))
+    equinox_slopes = equinox.filter_value_and_grad(lambda model: model(tokens[0], targets[0]))
+    dense_loss = lambda params: names["dense_loss"](dense_model, params, tokens, targets)
+    arrays = hidden, table[:211], targets[0]
+    ours, theirs = zip(
+        slopes(linen_loss)(params),
+        with_both(nnx_slopes, nnx.jit)(nnx_model),
+        with_both(equinox_slopes, equinox.filter_jit)(equinox_model),
+        slopes(haiku_loss)(haiku_params, tokens, targets),
+        with_both(names["loss_and_accuracy"])(*arrays),
+        with_both(names["loss_and_gradients"])(*arrays),
+        slopes(names["theirs_loss"])(theirs_params, tokens, targets),
+        slopes(dense_loss)(dense_params),
+        slopes(names["sharded_loss"], (0, 1))(hidden, table, targets[0]),
+        strict=True,
+    )
 
     def optax_loss(model, params):
         logits = model.apply({"params": params}, tokens)
@@ -358,8 +363,7 @@ def test_the_loss_for_models_of_any_kind():
     ]
     for one, other in zip(jax.tree.leaves(ours[-3:-1]), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    names["linear_cross_entropy"] = dense
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(results()), strict=True):
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -575,8 +579,7 @@ def test_a_program_on_auto_axes_is_saved(eight):
     """
     [code] = [code for code in python_blocks(PAGES["docs/adopting.md"]) if "explicit_axes" in code]
     imports = "import jax\nfrom adaptive_jax import linear_cross_entropy\n"
-    done = eight(imports + code + SAVED)
-    assert done.returncode == 0, done.stderr[-3000:]
+    eight(imports + code + SAVED)
 
 
 def test_reinforcement_and_distillation_without_logits():

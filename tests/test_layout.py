@@ -184,12 +184,6 @@ def test_no_module_imports_itself_through_others():
     )
 
 
-def test_no_file_has_a_name_that_says_nothing():
-    """Their contents would be met by those alone who wrote them."""
-    names = "utils", "common", "helpers", "base", "manager"
-    assert not [label for label, path in FILES.items() if path.stem in names]
-
-
 def test_public_names_are_documented():
     """Every module has a docstring, and in the package so has every public class, function and
     method.

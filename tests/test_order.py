@@ -154,7 +154,7 @@ def test_a_run_in_clusters(config, tmp_path):
         (lambda lines: [lines[0].replace("9,20", "9,21"), *lines[1:]], "vocabulary"),
     ],
 )
-def test_files_that_are_none(change, name, tmp_path):
+def test_invalid_cluster_files(change, name, tmp_path):
     """A file is read as it was written, or one line says what is wrong."""
     path = tmp_path / "clusters.txt"
     words = shuffled(WORDS, path, SIZES)

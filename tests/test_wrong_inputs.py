@@ -1,7 +1,7 @@
 """Command lines with a mistake in them: one line `error: …` with the value and status 2.
 
-Most run in this process; one of each kind, and those that might take any memory, run as a user runs
-them, see `tests/forks.py`.
+Most run in this process; one row of train, evaluate and convert, and the benchmarks, run as a user
+runs them, see `tests/forks.py`.
 """
 
 import re

@@ -257,11 +257,7 @@ def field_cases():
 WRONG = [
     # fields
     (lambda: lookup(dtype="float23"), "dtype=float23"),
-    (lambda: adaptive(factor=8), "factor 8"),
-    (lambda: adaptive(cutoffs=(12, 5)), "5 follows 12"),
     (lambda: adaptive(cutoffs=(5, 20)), "cutoff 20"),
-    (lambda: adaptive(cutoffs=(0,)), "0 follows 0"),
-    (lambda: adaptive(cutoffs=(5.5,)), "(5.5,)"),
     (lambda: adaptive(cutoffs=5), "cutoffs 5"),
     (lambda: AdaptiveSoftmax(vocabulary_size=9, features=4, cutoffs=np.array([2, 9])), "cutoffs"),
     (lambda: made(adaptive(word_axes="data"), IDS), "word_axes=data must be axes"),
@@ -311,7 +307,6 @@ WRONG = [
     (lambda: AdaptiveSoftmax(), "vocabulary_size is missing"),
     (lambda: AdaptiveSoftmax(vocabulary_size=20), "features is missing"),
     (lambda: AdaptiveSoftmax(vocabulary_size=20, features=8, cutoffs=(30,)), "cutoff 30"),
-    (lambda: transformer(heads=3), "3 heads"),
     (lambda: transformer(features=7, heads=1), "7 features"),
     (lambda: LSTM(8, (5, 2.5)), "widths[1]=2.5"),
     (lambda: GatedConv(8, ()), "blocks[0]=()"),
@@ -464,9 +459,7 @@ TABLES = {
 INPUTS = {
     "lookup": (lookup(), None),
     "lookup, projected": (lookup(width=4), None),
-    "adaptive": (adaptive(), None),
     "lookup, bfloat16": (lookup(dtype=jnp.bfloat16), None),
-    "adaptive, bfloat16": (adaptive(dtype=jnp.bfloat16), None),
     "letters": (letters(), LETTERS | {"lexicon": {"spelling": spelling(WORDS)}}),
     "letters, composed": (letters(), LETTERS | TABLES | {"lexicon": {"spelling": spelling(WORDS)}}),
 }
@@ -474,7 +467,7 @@ INPUTS = {
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_traced_ids_that_do_not_exist_have_vectors_of_nan(name):
-    """Inside jax.jit: the vectors of these tokens, and of no others; so the loss tells."""
+    """In jax.jit the vectors of these tokens alone are NaN, so that the loss is NaN, too."""
     layer, variables = INPUTS[name]
     variables = variables or jax.tree.map(lambda a: np.ones(a.shape, "f"), made(layer, IDS)[1])
     vectors = jax.jit(layer.apply)(variables, np.array([[0, 19, 20], [-1, 21, 2**31 - 1]]))
@@ -528,9 +521,8 @@ def test_a_target_of_weight_0_may_be_any_number():
     assert padded[1][0, 1] == 0 and np.isnan(padded[3][0, 1])
     np.testing.assert_array_equal(np.delete(padded[1], 1), np.delete(other[1], 1))
     jax.tree.map(np.testing.assert_array_equal, padded[0:3:2], other[0:3:2])
-    assert (
-        loss(HIDDEN, ids_at(0, 1, -1), weights)[0].total.shape == ()
-    )  # known targets: nothing is refused
+    # Targets that are no tracers are not refused there.
+    assert loss(HIDDEN, ids_at(0, 1, -1), weights)[0].total.shape == ()
 
 
 def test_numpy_arrays_and_lists_are_arrays():

@@ -15,11 +15,16 @@ from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.sparse import parts_of
 
 
-def random_params(shapes, scale=1.0):
+def normal(*shape, seed=0):
+    """Numbers of a normal distribution, float32."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def random_params(shapes, scale=1.0, seed=0):
     """Parameters of these shapes, `scale` times about as large as a layer's own: those would
     have to be compiled.
     """
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
 
     def draw(a):
         return jnp.asarray(

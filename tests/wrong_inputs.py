@@ -47,10 +47,12 @@ LINES = {
 }
 
 
-def rows(line, *cases, by_process=False):
-    """Rows of one command: what is added to it, and what it says. The first runs by process."""
+def rows(line, *cases, by_process=0):
+    """Rows of one command: what is added to it, and what it says. The first `by_process` of them
+    run in processes.
+    """
     return [
-        Row(f"{line} {added}".strip(), f"{line} {added}", says, None, by_process or number == 0)
+        Row(f"{line} {added}".strip(), f"{line} {added}", says, None, number < by_process)
         for number, (added, *says) in enumerate(cases)
     ]
 
@@ -146,6 +148,7 @@ SIZES = rows(
     ("--config.data.limit=3", "cutoff 60", "use cutoffs"),
     ("--config.fsdp=3", "fsdp=3", "choose"),
     ("--config.tokens_per_update=0", "tokens_per_update must be in", "got 0"),
+    by_process=1,
 )
 
 PLACES = rows(  # found before the text is looked for
@@ -190,6 +193,7 @@ EVALUATE = rows(
     ("--workdir=/dev/null", "/dev/null"),
     ("--workdir={text}/train.txt", "train.txt", "holds no run"),
     ("--workdir=~nosuchuser", "~nosuchuser"),
+    by_process=1,
 )
 
 PREPARE = rows(
@@ -234,31 +238,23 @@ OTHERS = [
         "-m adaptive_jax",
         ("trian", "'trian'", 'Did you mean "train"?'),
         ("train --config=configs/quickstart.py", "--workdir is missing"),
-        by_process=True,
+        by_process=2,
     ),
     *rows(
         "-m benchmarks.throughput",
         ("--rows=two", "--rows=two"),
-        by_process=True,
+        by_process=1,
     ),
     *rows(
         "-m benchmarks.layers",
-        ("", "LAYER is missing"),
         ("rnn", "LAYER=rnn", "lstm"),
         ("lstm --repeats=0", "--repeats", "got 0"),
-        by_process=True,
-    ),
-    *rows(
-        "-m benchmarks.gpu",
-        ("--nonsense=3", "'nonsense'"),
-        ("--minutes=x", "--minutes=x", "float"),
-        by_process=True,
+        by_process=2,
     ),
     *rows(
         "-m benchmarks.tables",
-        ("", "TABLE is missing"),
         ("thesis", "TABLE=thesis", "thesis_4_3"),
-        by_process=True,
+        by_process=1,
     ),
     *rows(
         "{convert}",
@@ -280,6 +276,7 @@ OTHERS = [
         ("{checkpoint} {dict} gs://b/x", "gs://b/x", "a local disk"),
         ("{checkpoint} {dict} ~nosuchuser/x", "~nosuchuser/x"),
         ("{checkpoint} {dict} 'a\\b'", "a\\b", "another name"),
+        by_process=1,
     ),
 ]
 

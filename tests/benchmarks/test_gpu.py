@@ -179,9 +179,7 @@ def test_checks_and_output(tmp_path):
 
 @pytest.mark.parametrize("wrong", [2.0, float("nan")])
 def test_a_wrong_number_ends_with_an_error(monkeypatch, wrong):
-    """A result that is far from the exact one, or NaN behind others, is told, and the part
-    fails.
-    """
+    """A part fails with an error if a result is far from the exact one, or NaN behind others."""
     ones = gpu_parts.jnp.ones(3)
     monkeypatch.setitem(
         gpu_parts.PARTS,

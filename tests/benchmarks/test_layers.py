@@ -16,5 +16,3 @@ def test_peers(name):
     rows = layers.measure(case, [], 1)
     torch = ["torch"] if importlib.util.find_spec("torch") else []
     assert not case.random and [row["peer"] for row in rows] == [*case.peers, *torch]
-    for row in rows:
-        assert row["gflops_per_second"] == pytest.approx(case.flops / row["seconds"] / 1e9)

@@ -1,10 +1,11 @@
 """The benchmarks of whole updates: they compare equal models."""
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks import throughput
-from benchmarks.reading_and_writing import evaluate_peers, generate_peers
+from adaptive_jax.scores import scoring
+from benchmarks import reading_and_writing, throughput
 from tests.toys import plan_of
 
 
@@ -46,18 +47,41 @@ def test_torch_is_given_an_equal_model(tiny):
         assert model(moved, targets) != model(inputs, targets)
 
 
-def test_scoring_has_two_peers(tiny):
-    """All three score every token of the text."""
-    tiny["dtype"] = "float32"
-    peers = evaluate_peers(tiny, 8, 100, throughput.zipf(tiny, 100))
+def test_scoring_has_two_peers(tiny, monkeypatch):
+    """All three give each token the same score."""
+    tiny["dtype"], scored, results = "float32", [], []
+
+    def scores(*arguments):
+        for part in scoring.scores(*arguments):
+            scored.append(part.nll)
+            yield part
+
+    monkeypatch.setattr(reading_and_writing, "scores", scores)
+    monkeypatch.setattr(jax, "block_until_ready", results.append)
+    peers = reading_and_writing.evaluate_peers(tiny, 8, 100, throughput.zipf(tiny, 100))
     assert list(peers) == ["evaluate", "forward pass", "all outputs"]
     for run in peers.values():
         run()
+    expected = np.concatenate(scored)
+    after_context, whole = (np.concatenate(batches) for batches in results)
+    whole = np.concatenate([whole[:1, :8], whole[1:, 8:]])  # the first window has no context
+    assert len(expected) == 100
+    for other in after_context, whole:
+        np.testing.assert_allclose(other.ravel()[:100], expected, rtol=1e-5)
 
 
-def test_writing_has_two_peers(trained):
-    """All three peers run, or the table of docs would lack one."""
-    peers = generate_peers(trained, 3)
+def test_writing_has_two_peers(trained, monkeypatch):
+    """With a cache and without, the same keys draw the same tokens."""
+    drawn = []
+
+    def fetched(token):
+        drawn.append(token.item())
+        return drawn[-1]
+
+    monkeypatch.setattr(reading_and_writing, "int", fetched, raising=False)
+    peers = reading_and_writing.generate_peers(trained, 3)
     assert list(peers) == ["generate", "all probabilities", "no cache"]
-    for run in peers.values():
-        run()
+    assert len(peers["generate"]().split()) == 3
+    for name in "all probabilities", "no cache":
+        peers[name]()
+    assert len(drawn) == 6 and drawn[:3] == drawn[3:]

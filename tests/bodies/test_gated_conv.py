@@ -13,14 +13,11 @@ from adaptive_jax.bodies.gated_conv import ACTIVATIONS, FORMS, Convolution, Gate
 from adaptive_jax.interop.fconv import blocks_of, layers_of
 from adaptive_jax.numerics.batch import Batch
 from tests import refuses
+from tests.toys import normal
 
 ROWS, TIME, FEATURES = 3, 7, 6
 BLOCKS = ((1, 3, 8), (3, 1, 4, 4, 4, 1, 10), (2, 2, 10))
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 2, 3], [1, 2, 2, 2, 2, 0, 0]])
-
-
-def some(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def shapes_of(body):
@@ -35,7 +32,7 @@ def params_of(body):
     scale = 0.5 if body.weight_norm else 0.2
     leaves, structure = jax.tree.flatten(shapes_of(body))
     return jax.tree.unflatten(
-        structure, [some(*leaf.shape, seed=i) * scale for i, leaf in enumerate(leaves)]
+        structure, [normal(*leaf.shape, seed=i) * scale for i, leaf in enumerate(leaves)]
     )
 
 
@@ -104,7 +101,7 @@ def hidden_of():
     """Hidden states of all bodies in segments, and of one without segments and in bfloat16,
     with its gradients: one program.
     """
-    vectors, ids = some(ROWS, TIME, FEATURES, seed=9), jnp.zeros((ROWS, TIME), jnp.int32)
+    vectors, ids = normal(ROWS, TIME, FEATURES, seed=9), jnp.zeros((ROWS, TIME), jnp.int32)
     batch = Batch(ids, ids, None, jnp.arange(ROWS), SEGMENTS)
 
     def program(params, vectors):
@@ -227,7 +224,7 @@ def test_blocks_of_fairseqs_layers():
 def test_a_carry_may_be_stored_in_another_dtype():
     """bfloat16 is often stored as float32; the stages that repeat refused it."""
     body = GatedConv(FEATURES, BLOCKS, dtype=jnp.bfloat16)
-    params, x = {"params": params_of(body)}, some(ROWS, TIME, FEATURES)
+    params, x = {"params": params_of(body)}, normal(ROWS, TIME, FEATURES)
     carry = body.apply(params, x, body.initial_carry(ROWS))[1]
     stored = jax.tree.map(np.float32, carry)
     for one, other in zip(*(body.apply(params, x, each) for each in (carry, stored)), strict=True):
@@ -248,8 +245,8 @@ def test_gradients_through_gates():
         gradient = jax.grad(lambda a, name=name: ACTIVATIONS[name].function(a, a))
         np.testing.assert_allclose(jax.vmap(gradient)(x), slope, atol=1e-6)
     depths, width = (1, 3, 5, 9, 13), 64
-    kernels = some(max(depths), width, 2 * width) * np.sqrt(2 / width)
-    vectors, pull = some(128, width, seed=1), some(128, width, seed=2)
+    kernels = normal(max(depths), width, 2 * width) * np.sqrt(2 / width)
+    vectors, pull = normal(128, width, seed=1), normal(128, width, seed=2)
 
     def norm(name, depth):
         def stack(x):

@@ -15,29 +15,25 @@ from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.numerics import step_products
 from adaptive_jax.numerics.batch import Batch
 from tests import refuses
-from tests.toys import random_params
+from tests.toys import normal, random_params
 
 ROWS, TIME, FEATURES, WIDTH = 3, 6, 4, 5
 
 
-def some(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
-
-
 def a_layer(dtype=np.float32):
     weights = Weights(
-        some(FEATURES, 4 * WIDTH), some(WIDTH, 4 * WIDTH, seed=1), some(4 * WIDTH, seed=2)
+        normal(FEATURES, 4 * WIDTH), normal(WIDTH, 4 * WIDTH, seed=1), normal(4 * WIDTH, seed=2)
     )
-    state = State(some(ROWS, WIDTH, seed=3), some(ROWS, WIDTH, seed=4))
+    state = State(normal(ROWS, WIDTH, seed=3), normal(ROWS, WIDTH, seed=4))
     return jax.tree.map(
-        lambda a: a.astype(dtype), (some(ROWS, TIME, FEATURES, seed=5), weights, state)
+        lambda a: a.astype(dtype), (normal(ROWS, TIME, FEATURES, seed=5), weights, state)
     )
 
 
 STARTS = np.array([[0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]], bool)
 
 
-PULLS = some(ROWS, TIME, WIDTH, seed=6), some(ROWS, WIDTH, seed=7), some(ROWS, WIDTH, seed=8)
+PULLS = normal(ROWS, TIME, WIDTH, seed=6), normal(ROWS, WIDTH, seed=7), normal(ROWS, WIDTH, seed=8)
 
 
 def pulled(result):
@@ -242,7 +238,7 @@ def made(kind, **fields):
 
 
 def vectors(rows=ROWS, time=TIME):
-    return jnp.asarray(some(rows, time, FEATURES, seed=9), jnp.float32)
+    return jnp.asarray(normal(rows, time, FEATURES, seed=9))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -14,6 +14,7 @@ from adaptive_jax.bodies.positions import LearnedPositions, alibi_slopes, sinuso
 from adaptive_jax.bodies.transformer import Block, PostNormTransformer, Transformer
 from adaptive_jax.numerics.batch import Batch
 from tests import refuses
+from tests.toys import random_params
 
 ROWS, TIME, FEATURES, HEADS, LAYERS = 2, 7, 16, 4, 3
 VECTORS = np.random.default_rng(0).standard_normal((ROWS, TIME, FEATURES), np.float32)
@@ -33,13 +34,9 @@ def apply(body, *arrays, **how):
     return body.apply(*arrays, **how)
 
 
-def random_params(body):
+def fresh(body):
     """Random values for every parameter, gains and biases too, so that a missing one shows."""
-    shapes = jax.eval_shape(body.init, jax.random.key(0), VECTORS)["params"]
-    bits = np.random.default_rng(1)
-    return {
-        "params": jax.tree.map(lambda a: 0.4 * bits.standard_normal(a.shape, np.float32), shapes)
-    }
+    return random_params(jax.eval_shape(body.init, jax.random.key(0), VECTORS))
 
 
 def slow(params, x, final_norm, positions):
@@ -116,7 +113,7 @@ def test_positions_of_many_rows():
 def test_hidden_states(final_norm, positions):
     """Scaling, positions, masks, heads, residuals and normalisation, with all parameters random."""
     body = make(final_norm=final_norm, positions=positions, max_positions=TIME + 1)
-    params = random_params(body)
+    params = fresh(body)
     assert ("learned_positions" in params["params"]) == (positions == "learned")
     hidden, carry = apply(body, params, VECTORS)
     assert carry == body.initial_carry(ROWS) == ()
@@ -132,7 +129,7 @@ def test_learned_positions_have_an_end():
     body = make(positions="learned", max_positions=TIME)
     names = "tokens", "body.max_positions", f"--window={TIME}"
     with refuses(*names):
-        apply(body, random_params(body), np.concatenate([VECTORS, VECTORS[:, :1]], axis=1))
+        apply(body, fresh(body), np.concatenate([VECTORS, VECTORS[:, :1]], axis=1))
     with refuses(*names):
         body.cache(ROWS, TIME + 1)
     assert body.cache(ROWS, TIME).keys.shape[2] == TIME
@@ -143,7 +140,7 @@ def test_full_cache_is_an_error_and_never_silent():
     compiled program.
     """
     body = make()
-    params = random_params(body)
+    params = fresh(body)
     _, carry = apply(body, params, VECTORS[:, :2], body.cache(ROWS, 4))
     hidden, full = apply(body, params, VECTORS[:, 2:4], carry)
     np.testing.assert_allclose(hidden, apply(body, params, VECTORS)[0][:, 2:4], atol=1e-5)
@@ -171,8 +168,8 @@ def test_post_norm_normalises_once():
     would make another model of the same config.
     """
     body = make(PostNormTransformer, layers=1)
-    assert set(random_params(body)["params"]) == {"blocks"}
-    assert set(random_params(make(layers=1))["params"]) == {"blocks", "norm"}
+    assert set(fresh(body)["params"]) == {"blocks"}
+    assert set(fresh(make(layers=1))["params"]) == {"blocks", "norm"}
 
 
 class Penalised(Block):
@@ -194,7 +191,7 @@ def test_blocks_can_sow_penalties():
     collection nothing changes.
     """
     body = make(PenalisedTransformer, final_norm=False)
-    params = random_params(body)
+    params = fresh(body)
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def loss(params):
@@ -216,7 +213,7 @@ def test_each_dropout_acts_in_training_alone(rate):
     drops nothing.
     """
     body = make(layers=1, **{rate: 0.3})
-    params = random_params(body)
+    params = fresh(body)
     one, other, again = (
         apply(body, params, VECTORS, train=True, rngs={"dropout": jax.random.key(key)})[0]
         for key in (0, 1, 0)
@@ -235,7 +232,7 @@ def test_places_of_dropout():
 
     def hidden(added, **rates):
         body = make(layers=1, final_norm=False, positions="none", **rates)
-        params = jax.tree.map(jnp.zeros_like, random_params(body))
+        params = jax.tree.map(jnp.zeros_like, fresh(body))
         params["params"]["blocks"]["outer"]["bias"] += added
         return apply(body, params, VECTORS, train=True, rngs={"dropout": jax.random.key(0)})[0]
 
@@ -254,7 +251,7 @@ def test_layers_draw_their_own_dropout():
     would add a multiple of 4.
     """
     body = make(layers=2, activation_dropout=0.5, final_norm=False)
-    params = jax.tree.map(jnp.zeros_like, random_params(body))
+    params = jax.tree.map(jnp.zeros_like, fresh(body))
     blocks = params["params"]["blocks"]
     blocks["inner"]["bias"] += 1.0
     blocks["outer"]["kernel"] += 1.0
@@ -281,7 +278,7 @@ def test_rematerialisation_changes_nothing():
             )
 
         step = jax.jit(jax.grad(loss, argnums=(0, 1)))
-        return jax.tree.leaves(step(random_params(body), vectors))
+        return jax.tree.leaves(step(fresh(body), vectors))
 
     kept = gradients("none")
     for how in "elementwise", "all":

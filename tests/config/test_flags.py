@@ -10,8 +10,10 @@ import pytest
 from absl import flags as absl_flags
 
 from adaptive_jax.config import flags
-from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import INPUTS, OUTPUTS, TABLES, build, parameter_shapes
+from tests import refuses
+
+ERRORS = absl_flags.Error, ValueError  # which InputError is
 
 
 @pytest.fixture
@@ -27,14 +29,6 @@ def parsed(monkeypatch):
         return flags.config()
 
     return parsed
-
-
-def refusal(function, *arguments, **named):
-    """The one line of the error of a call."""
-    with pytest.raises((InputError, absl_flags.Error, ValueError)) as error:
-        function(*arguments, **named)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def at(config, key):
@@ -114,7 +108,7 @@ def test_flags_come_in_any_order(parsed, argv):
         (["--config.steps"], ["config.steps=True", "a whole number"]),
         (["--config.steps=1.5"], ["config.steps=1.5", "a whole number"]),
         (["--config.steps=ten"], ["config.steps='ten'", "a whole number"]),
-        (["--config.hours=" + "9" * 400], ["config.hours", "at most", "got 999"]),
+        (["--config.hours=" + "9" * 400], ["config.hours", "at most"]),
         (["--config.body.dropout=high"], ["config.body.dropout='high'", "a number"]),
         (["--config.body.dropout=nan"], ["config.body.dropout='nan'", "a number"]),
         (["--config.data.lower=maybe"], ["config.data.lower='maybe'", "True or False"]),
@@ -137,8 +131,8 @@ def test_flags_come_in_any_order(parsed, argv):
 )
 def test_a_flag_that_is_refused(parsed, argv, says):
     """In one line with the key, the value and the cure."""
-    line = refusal(parsed, *argv)
-    assert all(part in line for part in says), line
+    with refuses(*says, error=ERRORS):
+        parsed(*argv)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +191,8 @@ def test_three_free_choices(parsed, source, output, table):
     if source == "adaptive" and table in ("mapped", "tied"):
         # There is no map of bands of several widths, and no full softmax over them.
         cure = {"mapped": "input.name='lookup'", "tied": "output.name='adaptive'"}[table]
-        assert cure in refusal(build, config, 8_447)
+        with refuses(cure):
+            build(config, 8_447)
         return
     shapes = parameter_shapes(build(config, 8_447))
     assert ("projection_1" in shapes["input"]) == (source == "adaptive")
@@ -247,8 +242,9 @@ def test_a_config_file_that_is_refused(parsed, tmp_path, text, row, says):
     """In one line with the file and, where Python knows it, the line."""
     path = tmp_path / "mine.py"
     path.write_text(text)
-    line = refusal(parsed, place=f"{path}:{row}" if row else str(path))
-    assert re.match(says.replace("{path}", str(path)), line), line
+    with refuses(error=ERRORS) as error:
+        parsed(place=f"{path}:{row}" if row else str(path))
+    assert re.match(says.replace("{path}", str(path)), str(error.value)), error.value
 
 
 @pytest.mark.parametrize(
@@ -264,7 +260,8 @@ def test_a_config_file_that_is_refused(parsed, tmp_path, text, row, says):
 )
 def test_a_place_without_a_config(parsed, place, says):
     """An error in one line names the file or the row; a typing error would be a traceback."""
-    assert says in refusal(parsed, place=place)
+    with refuses(says, error=ERRORS):
+        parsed(place=place)
 
 
 def test_a_config_elsewhere(parsed, tmp_path, monkeypatch):

@@ -111,8 +111,8 @@ def check_inputs(batch, before, starts, lengths):
 )
 def test_an_epoch_loses_and_repeats_no_token(text, choice, length, seed, microbatches, hosts, each):
     """Any lengths, seed and number of hosts: every epoch holds each token of an example once, and
-    its updates are the same in
-    one microbatch or in several, on one host or shared by them."""
+    its updates are the same in one microbatch or in several, on one host or shared by them.
+    """
     ids, rows = stream(text), microbatches * hosts * each
     batches = positions_of(ids, *choice, length, rows, microbatches)
     undivided = positions_of(ids, *choice, length, rows)

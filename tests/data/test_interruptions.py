@@ -6,22 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
+
+from tests.conftest import until
 
 ROOT = Path(__file__).parents[2]
 
 
 def parts(cache):
     return {path: path.stat().st_mtime_ns for path in cache.rglob("train/[!.]*.npz")}
-
-
-def until(done, process):
-    """Waits until a process is so far."""
-    while process.poll() is None and not done():
-        time.sleep(0.002)
 
 
 def test_one_line_and_no_process(tmp_path, own_cache):

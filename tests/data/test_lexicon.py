@@ -294,7 +294,7 @@ def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, name):
 
 
 def test_files_that_are_not_wordnets(wordnet, tmp_path):
-    """Told in one line with the directory."""
+    """The error is one line that names the directory."""
     for path in wordnet.iterdir():
         index = path.name.startswith("index")
         (tmp_path / path.name).write_bytes(b"not a number\n" if index else path.read_bytes())

@@ -121,6 +121,44 @@ def test_a_loop_without_a_cache_writes_the_same(model, slow):
     assert "".join(model.stream(**spaced)) == text.text[1:]
 
 
+def written(workdir):
+    """Text that a run writes by each way, and what it says of the words of a text: what is exact,
+    and numbers.
+    """
+    model, ways = adaptive_jax.load(workdir, "latest"), ({"temperature": 0}, {"top_k": 5})
+    ways += {"beams": 3, "samples": 3}, {"samples": 2, "seed": 1}, {"top_p": 0.9}
+    texts = [text for way in ways for text in model.continuations("the t1w0", words=12, **way)]
+    lines = list(model.score(["the t1w0 the t1w2", "", "the t3w1"], rank_and_entropy=True))
+    words = model.next_words("the t1w0", k=5)
+    exact = [text.text for text in texts], [word for word, _ in words]
+    numbers = [text.log_prob for text in texts] + [probability for _, probability in words]
+    for line in lines:
+        exact += (line.ranks.tolist(),)
+        numbers += [*line.log_probs, *line.entropies]
+    return [*exact], [float(number) for number in numbers]
+
+
+WRITTEN = """
+import json, sys
+from tests.generation.test_generation import written
+print(json.dumps(written(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("changes", [{}, {"fsdp": 4, "shard_words": True}])
+def test_eight_devices_write_alike(trained, eight, changes, tmp_path):
+    """Text, ranks, log-probabilities and entropies are those of one device, also where each has
+    words of its own.
+    """
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    path = workdir / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    exact, numbers = written(workdir)
+    texts, others = json.loads(eight(WRITTEN, workdir))
+    assert texts == exact and len(numbers) > 20
+    np.testing.assert_allclose(others, numbers, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("body", BODIES)
 def test_states_remember_what_they_have_read(body):
     """Every body: a prompt in pieces, words one by one, rows taken in another order; the twin

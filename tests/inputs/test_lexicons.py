@@ -133,6 +133,9 @@ def test_a_masked_id_that_does_not_exist(composed):
             in_vocabulary = (tokens >= 0) & (tokens < len(VOCABULARY))
             return jnp.where(in_vocabulary[..., None], vectors, 0).sum()
 
+        vectors = jax.jit(model.apply)(given, jnp.array([0, -1, 2, 9]))
+        missing = np.array([[False], [True], [False], [True]])
+        np.testing.assert_array_equal(np.isnan(vectors), missing.repeat(8, axis=1))
         gradient = jax.jit(jax.grad(total))
         masked, expected = (
             gradient(given["params"], jnp.array(tokens)) for tokens in ([0, -1, 2, 9], [0, 2])

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from adaptive_jax.bodies.lstm import State
-from adaptive_jax.errors import InputError
 from adaptive_jax.interop.awd_lstm import AWD_LSTM, config_of, parameters_of
 from adaptive_jax.interop.convert import convert, read_checkpoint
 from adaptive_jax.interop.words import awd_lstm_words, read_corpus
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
+from tests import refuses
 from tests.interop.torch_writer import Module, save
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
@@ -296,10 +296,8 @@ GRU = {
 def test_models_that_cannot_be_converted(content, words, says, tmp_path):
     """One line with what is wrong, and nothing written."""
     model, words = save(content, tmp_path / "model.pt"), write_words(tmp_path / "words.txt", words)
-    with pytest.raises(InputError) as error:
+    with refuses(*says):
         convert(model, words, tmp_path / "run")
-    line = str(error.value)
-    assert "\n" not in line and all(part in line for part in says), line
     assert {path.name for path in tmp_path.iterdir()} == {"model.pt", "words.txt"}
 
 

@@ -41,6 +41,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("flatbuffers")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PACKAGES = "numpy", "torch"  # of the examples that compute by formulas
 SMALL = {"features": 16, "heads": 2, "feed_forward": 24, "layers": 2}
 LETTERS = {
     "input": {"name": "char_cnn", "filters": ((1, 4), (2, 4)), "width": 4, "length": 6},
@@ -163,6 +164,7 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
     )
 
 
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -175,24 +177,22 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
     ],
     ids=["tied", "own", "own projections"],
 )
-def test_examples_give_the_log_probabilities_of_this_package(untrained, changes):
-    """Of every word, after every position, for tables tied or not; by NumPy and, where it is
-    installed, by torch.
-    """
+def test_examples_give_the_log_probabilities_of_this_package(untrained, changes, package):
+    """Those of every word, after every position, for tables tied or not."""
+    pytest.importorskip(package)
     folder = untrained(**changes)
     run, ids = Run.open(folder), np.random.default_rng(1).integers(0, 122, 11)
     batch = Batch(ids[None], ids[None], None, np.arange(1))
     apply = jax.jit(functools.partial(run.model.apply, method="log_probs"))
     [ours] = apply({"params": run.params}, batch, np.arange(11)[None])
-    for package in "numpy", "torch":
-        if importlib.util.find_spec(package):
-            module = example(f"{package}_scorer")
-            params, config, words = module.load(folder)
-            assert list(words) == list(run.vocabulary.words)
-            theirs = module.log_probs(params, config, ids.tolist())
-            np.testing.assert_allclose(np.asarray(theirs), ours, atol=2e-5)
+    module = example(f"{package}_scorer")
+    params, config, words = module.load(folder)
+    assert list(words) == list(run.vocabulary.words)
+    theirs = module.log_probs(params, config, ids.tolist())
+    np.testing.assert_allclose(np.asarray(theirs), ours, atol=2e-5)
 
 
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(
     "changes, differences",
     [
@@ -211,13 +211,11 @@ def test_examples_give_the_log_probabilities_of_this_package(untrained, changes)
         ),
     ],
 )
-def test_examples_refuse_models_that_they_would_misread(untrained, changes, differences):
+def test_examples_refuse_models_that_they_would_misread(untrained, changes, differences, package):
     """Readers of a few formulas would score such a model with wrong numbers."""
-    folder = untrained(**changes)
-    for package in "numpy", "torch":
-        if importlib.util.find_spec(package):
-            with pytest.raises(SystemExit, match=f"differs in {differences}"):
-                example(f"{package}_scorer").load(folder)
+    pytest.importorskip(package)
+    with pytest.raises(SystemExit, match=f"differs in {differences}"):
+        example(f"{package}_scorer").load(untrained(**changes))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -295,16 +293,17 @@ def test_examples_score_lines(exported):
 LINES = ("\ufeffThe <unk> said", "Noah’s ark,\ufeff the_end. <eos>", "a <UNK> x<unk> <unk>, İ 12b")
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "stablehlo"])
+@pytest.mark.parametrize("name", [*PACKAGES, "stablehlo"])
 @pytest.mark.parametrize("kind, lower", [("marks", True), ("none", False)])
 def test_examples_separate_words_as_this_package(name, kind, lower):
     """Raw text has the words that a model like the quickstart's was trained on: `<unk>` was three
     of them, and a byte order mark was one.
     """
-    if name != "torch" or importlib.util.find_spec("torch"):
-        words_of, split = example(f"{name}_scorer").words_of, tokeniser(kind, lower)
-        for line in LINES:
-            assert words_of(line, {"tokeniser": kind}) == split(line).split()
+    if name in PACKAGES:
+        pytest.importorskip(name)
+    words_of, split = example(f"{name}_scorer").words_of, tokeniser(kind, lower)
+    for line in LINES:
+        assert words_of(line, {"tokeniser": kind}) == split(line).split()
 
 
 def test_examples_stand_alone():

@@ -5,6 +5,7 @@ tests/reference/test_fairseq_code.py compares all the rest that fairseq computed
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -20,7 +21,10 @@ from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.runs.checkpoints import Checkpoints
+from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.settings import read_config, to_json
+from adaptive_jax.training.finetuning import config_of_origin
+from adaptive_jax.training.loop import train
 from tests import refuses
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
@@ -95,14 +99,7 @@ def conversion(quick_command, tmp_path_factory):
     return quick_command("-m", "adaptive_jax", "convert", LEGACY, DICT, workdir), workdir
 
 
-@pytest.fixture
-def home(monkeypatch, tmp_path):
-    """A home directory, in which a corpus is cached: the variable that names it."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return {"HOME": str(tmp_path)}
-
-
-def test_the_commands(conversion, quick_command, home):
+def test_the_commands(conversion, quick_command):
     """The converter prints the command to evaluate the model, which gives fairseq's perplexity."""
     done, workdir = conversion
     assert (done.returncode, done.stderr) == (0, "")
@@ -110,7 +107,7 @@ def test_the_commands(conversion, quick_command, home):
     line = re.search(
         r"^python (-m adaptive_jax evaluate .*) +# that holds test.txt$", done.stdout, re.MULTILINE
     ).group(1)
-    done = quick_command(*line.replace("DIRECTORY", str(FIXTURES)).split(), env=home)
+    done = quick_command(*line.replace("DIRECTORY", str(FIXTURES)).split())
     assert done.returncode == 0, done.stderr
     assert "test: perplexity 1,043.64 (6.9505 nats a word) over 684 words" in done.stdout
     assert sorted(path.name for path in workdir.iterdir()) == [
@@ -143,6 +140,23 @@ def test_a_converted_run(conversion):
     assert {path.name for path in (workdir / "checkpoints" / "2").iterdir() if path.is_dir()} == {
         "params"
     }
+
+
+def test_training_goes_on_from_a_converted_run(conversion, tmp_path):
+    """An update at a rate of 0 leaves the body as it was converted, bit by bit."""
+    _, workdir = conversion
+    (tmp_path / "text").mkdir()
+    for split in "train", "valid":
+        shutil.copy(FIXTURES / "test.txt", tmp_path / "text" / f"{split}.txt")
+    config = config_of_origin(str(workdir)) | {"init_from": str(workdir), "init_words": "both"}
+    config |= {"steps": 1, "tokens_per_update": 64, "tokens_per_device": 64}
+    config["data"] |= {"path": str(tmp_path / "text")}
+    config["batches"] |= {"sequence_length": 16}
+    config["schedule"] |= {"warmup_from": 0.0, "warmup_steps": 1}
+    train(config, tmp_path / "run")
+    before, after = (Run.open(folder, "latest") for folder in (workdir, tmp_path / "run"))
+    assert after.step == 1 and set(before.vocabulary.words) <= set(after.vocabulary.words)
+    jax.tree.map(np.testing.assert_array_equal, after.params["body"], before.params["body"])
 
 
 def test_the_config_of_the_paper_s_model():

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
 from adaptive_jax.interop import convert as convert_module
 from adaptive_jax.interop import converter
 from adaptive_jax.interop.convert import convert, read_checkpoint
 from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.interop.words import read_dictionary
 from adaptive_jax.model.language_model import build, parameter_shapes
+from tests import refuses
 from tests.interop import torch_writer
 from tests.interop.torch_writer import as_zip, save, value
 
@@ -40,14 +40,6 @@ def legacy():
     """A checkpoint and its config, to be read only."""
     checkpoint = read(LEGACY)
     return checkpoint, config_of(checkpoint.options, checkpoint.state, 1000)
-
-
-def refused(function, *arguments):
-    """The one-line error of a call."""
-    with pytest.raises(InputError) as error:
-        function(*arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +147,8 @@ def test_a_wrong_dictionary(tmp_path, text, says):
     """One line with the file and the number of the line."""
     path = tmp_path / "dict.txt"
     path.write_bytes(text)
-    line = refused(read_dictionary, path)
-    assert all(part in line for part in [str(path), *says]), line
+    with refuses(str(path), *says):
+        read_dictionary(path)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +185,8 @@ def test_a_wrong_dictionary(tmp_path, text, says):
 def test_an_option_that_cannot_be_converted(changes, says):
     """The message has each option with its value."""
     checkpoint, _ = legacy()
-    line = refused(config_of, checkpoint.options | changes, checkpoint.state, 1000)
-    assert all(part in line for part in says), line
+    with refuses(*says):
+        config_of(checkpoint.options | changes, checkpoint.state, 1000)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +227,8 @@ def test_the_oldest_adaptive_softmax():
         for name, tensor in checkpoint.state.items()
         if name != "decoder.adaptive_softmax.version"
     }
-    assert "older than fairseq itself can read" in refused(
-        config_of, checkpoint.options, state, 1000
-    )
+    with refuses("older than fairseq itself can read"):
+        config_of(checkpoint.options, state, 1000)
 
 
 @pytest.mark.parametrize("name", ["arch", "decoder_layers", "adaptive_softmax_cutoff", "dropout"])
@@ -253,7 +244,8 @@ def test_lists_without_end_in_an_option(name, tmp_path):
     as_zip(b"\x80\x02" + content, tmp_path / "lm.pt")
     (tmp_path / "dict.txt").write_text("the 5\n")
     start = time.perf_counter()
-    refused(convert, tmp_path / "lm.pt", tmp_path / "dict.txt", tmp_path / "run")
+    with refuses():
+        convert(tmp_path / "lm.pt", tmp_path / "dict.txt", tmp_path / "run")
     assert time.perf_counter() - start < 10
 
 
@@ -283,7 +275,7 @@ def changed(**changes):
         ),
         (
             {"adaptive_softmax__head__word_proj__weight": np.ones((200, 64), np.float32)},
-            ["tied to another by its options, but different", "softmax.head.word_proj.weight"],
+            ["tied to another by its options", "adaptive_softmax.head.word_proj.weight"],
         ),
         (
             {f"layers__2__{i}": np.ones(i, np.float32) for i in range(1, 7)},
@@ -304,8 +296,8 @@ def changed(**changes):
 )
 def test_tensors_of_another_model(changes, says):
     """The message lists the differences of both sides, with shapes, in one line."""
-    line = refused(parameters_of, changed(**changes), legacy()[1])
-    assert all(part in line for part in says), line
+    with refuses(*says):
+        parameters_of(changed(**changes), legacy()[1])
 
 
 def test_every_tensor_is_needed_and_used(monkeypatch):
@@ -333,7 +325,8 @@ def test_every_tensor_is_needed_and_used(monkeypatch):
     assert len(names) == 19
     for name in names:
         without = {key: tensor for key, tensor in state.items() if key != name}
-        assert "missing" in refused(parameters_of, without, config)
+        with refuses("missing"):
+            parameters_of(without, config)
         moved = jax.tree.map(
             lambda a, b: float(np.abs(a - b).sum()),
             parameters_of(state | {name: 2 * state[name]}, config),
@@ -374,8 +367,8 @@ def test_nothing_is_written_after_bad_input(tmp_path, spoil, says):
     shutil.copy(FIXTURES / "dict.txt", tmp_path)
     spoil(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    line = refused(convert, tmp_path / "lm.pt", tmp_path / "dict.txt", tmp_path / "run")
-    assert all(part in line for part in says), line
+    with refuses(*says):
+        convert(tmp_path / "lm.pt", tmp_path / "dict.txt", tmp_path / "run")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -415,7 +408,8 @@ def test_a_converter_of_ones_own(monkeypatch, tmp_path):
     assert path.name == "0"
     state["out"][1, 2] = np.nan
     save(state, tmp_path / "toy.pt")
-    says = "toy.pt has numbers that are not finite, in output.table.table_0"
-    assert refused(convert, tmp_path / "toy.pt", "", tmp_path / "x").endswith(says)
+    with refuses("toy.pt has numbers that are not finite, in output.table.table_0"):
+        convert(tmp_path / "toy.pt", "", tmp_path / "x")
     as_zip(pickle.dumps({}), tmp_path / "other.pt")
-    assert refused(convert, tmp_path / "other.pt", "", tmp_path / "x").endswith(", or a toy")
+    with refuses("or a toy"):
+        convert(tmp_path / "other.pt", "", tmp_path / "x")

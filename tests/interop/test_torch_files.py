@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from adaptive_jax.errors import InputError
 from adaptive_jax.interop import torch_files
+from tests import refuses
 from tests.interop.torch_writer import as_stream, as_zip, tensor, value
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -71,16 +71,6 @@ def tensors_equal(ours, theirs):
     return 0
 
 
-def refused(path):
-    """The one-line error that a bad file leads to; it names the file."""
-    with pytest.raises(InputError) as error:
-        torch_files.read(path)
-    line = str(error.value)
-    assert "\n" not in line
-    assert str(path) in line
-    return line
-
-
 @both
 def test_saved_objects_are_read_back(path):
     """Every dtype, transposed, sliced and empty tensors, and all else that a checkpoint
@@ -106,7 +96,8 @@ def test_a_truncated_file(path, tmp_path):
     content, cut = path.read_bytes(), tmp_path / "cut.pt"
     for length in (*range(0, len(content) - 1, 97), len(content) - 1):
         cut.write_bytes(content[:length])
-        refused(cut)
+        with refuses(str(cut)):
+            torch_files.read(cut)
 
 
 def wrong_bit():
@@ -132,13 +123,15 @@ def test_a_damaged_or_other_file(content, says, tmp_path):
     torch.save.
     """
     (tmp_path / "other.pt").write_bytes(content)
-    assert says in refused(tmp_path / "other.pt")
+    with refuses("other.pt", says):
+        torch_files.read(tmp_path / "other.pt")
 
 
 def test_a_missing_file(tmp_path):
     """A path to nothing, and one to a directory."""
     for path in tmp_path / "none.pt", tmp_path:
-        assert "cannot read" in refused(path)
+        with refuses("cannot read", str(path)):
+            torch_files.read(path)
 
 
 class Call:
@@ -183,8 +176,8 @@ def test_nothing_in_a_file_is_run(make, name, protocol, write, tmp_path):
     assert mark.exists()
     mark.unlink()
     write(pickled, tmp_path / "bad.pt")
-    line = refused(tmp_path / "bad.pt")
-    assert f".{name}'" in line and "which is not part of a checkpoint" in line
+    with refuses("bad.pt", f"{name}'", "which is not part of a checkpoint"):
+        torch_files.read(tmp_path / "bad.pt")
     assert not mark.exists()
 
 
@@ -246,7 +239,7 @@ HOSTILE = {
     ],
     # A file sets attributes of a namespace that it makes, never of a class, a function or a type of
     # storages.
-    "attributes of a ": (
+    "attributes of a": (
         [
             b"c" + name + b"\n" + state + b"b."
             for name in (
@@ -299,11 +292,13 @@ def test_a_hostile_file(says, number, tmp_path):
     """One line, without a crash, without filling the memory, and without importing a module."""
     before = set(sys.modules)
     as_zip(pickle.PROTO + b"\x04" + HOSTILE[says][number], tmp_path / "bad.pt")
-    assert says in refused(tmp_path / "bad.pt")
+    with refuses("bad.pt", says):
+        torch_files.read(tmp_path / "bad.pt")
     assert set(sys.modules) - before <= {"encodings.cp437"}  # zipfile's, for names
 
 
 def test_a_compressed_archive(tmp_path):
     """It could inflate to any size, and torch.save never compresses."""
     as_zip(pickle.dumps("a" * 10**6, 2), tmp_path / "bad.pt", method=zipfile.ZIP_DEFLATED)
-    assert "archive is compressed" in refused(tmp_path / "bad.pt")
+    with refuses("bad.pt", "archive is compressed"):
+        torch_files.read(tmp_path / "bad.pt")

@@ -56,12 +56,16 @@ def test_each_gradient_by_itself(way):
     """By hidden states, table or bias alone they are those of all three; a frozen table under
     `stop_gradient` is frozen, too.
     """
-    arguments = HIDDEN, TABLE, BIAS
-    for i in range(3):
-        alone = jax.grad(lambda *a: TWICE[way](loss, *a), i)
-        check(hasty_jit(alone)(*arguments), every()[i])
-    stopped = lambda h, t: loss(h, jax.lax.stop_gradient(t), BIAS)
-    check(hasty_jit(jax.grad(lambda h: TWICE[way](stopped, h, TABLE)))(HIDDEN), every()[0])
+
+    def stopped(hidden, table, bias):
+        return loss(hidden, jax.lax.stop_gradient(table), bias)
+
+    @hasty_jit
+    def gradients(*arguments):
+        alone = [jax.grad(lambda *a: TWICE[way](loss, *a), i)(*arguments) for i in range(3)]
+        return *alone, jax.grad(lambda *a: TWICE[way](stopped, *a))(*arguments)
+
+    check(gradients(HIDDEN, TABLE, BIAS), (*every(), every()[0]))
 
 
 def test_frozen_bands():
@@ -273,15 +277,13 @@ def test_scopes_of_a_profile(options):
 @pytest.mark.parametrize(
     "wrong, cure",
     [
-        ({"table": TABLE.astype(np.int8)}, "multiply"),
-        ({"table": TABLE.T}, "transpose"),
         ({"table": TABLE[0]}, "[4]"),
         ({"bias": BIAS[1:]}, "[22]"),
         ({"chunk": 0}, "chunk"),
     ],
 )
 def test_arguments_are_named_as_the_caller_named_them(wrong, cure):
-    """Not bands[0].table; quantized and transposed tables say the cure."""
+    """Not as a band of an adaptive softmax, bands[0].table."""
     with refuses(*wrong, cure) as error:
         linear_cross_entropy(**{"hidden": HIDDEN, "table": TABLE, "targets": TARGETS} | wrong)
     assert "bands" not in str(error.value)
@@ -315,8 +317,7 @@ def test_log_probs_on_meshes(eight):
     """With words sharded in `jax.shard_map`, beside reports, and on Auto and Explicit meshes, by
     hidden states and by the table alone, too: they are those of one device.
     """
-    done = eight(MESHES)
-    assert done.returncode == 0, done.stderr[-3000:]
+    eight(MESHES)
 
 
 MESHES = """

@@ -91,14 +91,15 @@ def test_a_loss_scale_keeps_gradients_in_float16():
 
 
 def test_reduced_dtypes():
-    """bfloat16 students and float16 teachers: finite, and near the float32 loss."""
+    """bfloat16 students and float16 teachers: loss and gradients near those of float32."""
     half = STUDENT[0].astype(jnp.bfloat16), *STUDENT[1:]
     other = TEACHER[0].astype(np.float16), TEACHER[1][:WORDS], TEACHER[2][:WORDS]
     run = hasty_jit(jax.value_and_grad(lambda s, t: linear_distillation(s, t, beta=0.5)))
     (value, gradients), right = run(half, other), run(STUDENT, other)
     np.testing.assert_allclose(value, right[0], rtol=2e-2)
     assert gradients[0].dtype == jnp.bfloat16 and gradients[1].dtype == jnp.float32
-    np.testing.assert_allclose(gradients[1], right[1][1], atol=2e-2)
+    for ours, theirs in zip(gradients[:2], right[1][:2], strict=True):
+        assert np.linalg.norm(ours - theirs) < 0.02 * np.linalg.norm(theirs)
 
 
 def test_ignored_targets_and_weights():
@@ -163,8 +164,7 @@ def test_a_shard_of_the_words(eight):
     """Words sharded over an axis, and tokens over another, give the loss and gradients of one
     device, in `jax.shard_map` and on Auto and Explicit meshes.
     """
-    done = eight(PROGRAM)
-    assert done.returncode == 0, done.stderr
+    eight(PROGRAM)
 
 
 PROGRAM = """

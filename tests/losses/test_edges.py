@@ -332,9 +332,7 @@ def test_a_mean_over_devices(eight):
     one device, though devices have 1 to 4 tokens that count; reports of words cut over devices
     are those of one; and no sum of gradients leaves the range of float16.
     """
-    done = eight(PROGRAM)
-    assert done.returncode == 0, done.stderr
-    apart = json.loads(done.stdout)
+    apart = json.loads(eight(PROGRAM))
     assert len(apart) == 10 and all(far < 2e-6 for far in apart.values()), apart
     assert apart["right"] == -11
 
@@ -369,11 +367,12 @@ def test_the_scale_of_logits_ignores_what_counts_for_nothing():
 
 
 @pytest.mark.parametrize("scale", [1, 60])
-def test_projections_in_float16(scale):
+@pytest.mark.parametrize("sizes", [(4, 5, 6), (7, *[9] * 8, 11)], ids=["two tails", "one loop"])
+def test_projections_in_float16(scale, sizes):
     """Their gradients were 0 where weights are 1e-8, and infinite where tables have numbers over
     32.
     """
-    (hidden, bands, clusters, _), targets = adaptive_arrays((4, 5, 6))
+    (hidden, bands, clusters, _), targets = adaptive_arrays(sizes)
     hidden = jnp.asarray(hidden)
     tails = [Band(scale * table, projection / scale, bias) for table, projection, bias in bands[1:]]
     bands = [bands[0], *tails]
@@ -391,7 +390,7 @@ def test_projections_in_float16(scale):
     for weight in 1.0, 1e-8:
         found = slopes(weight, hidden.astype(jnp.float16), bands)
         for one, other in zip(found, right, strict=True):
-            assert np.linalg.norm(one - other) < 1e-2 * np.linalg.norm(other)
+            assert np.linalg.norm(one - other) <= 1e-2 * np.linalg.norm(other)  # 0 of an idle tail
 
 
 def test_soft_targets_of_weight_0_may_be_nan():

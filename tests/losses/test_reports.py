@@ -186,8 +186,6 @@ def test_reports_of_an_adaptive_softmax(case):
 @pytest.mark.parametrize(
     "options, names",
     [
-        ({"reports": ["accuracy"]}, ["reports", "predicted"]),
-        ({"reports": ["top_k"]}, ["top_k"]),
         ({"top_k": 3}, ["top_k=3"]),
         ({"reports": ["top_k"], "top_k": 24}, ["top_k=24", "23"]),
         ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, ["label_smoothing"]),

@@ -205,9 +205,7 @@ print(json.dumps(found))
 
 
 def numbers(eight, code, *arguments):
-    done = eight(code, *arguments)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(eight(code, *arguments))
 
 
 def check(differences, count):
@@ -288,5 +286,4 @@ assert jnp.allclose(eager, jax.jit(slope)(hidden, table, targets)) and eager.any
 
 def test_disable_jit_on_eight_devices(eight):
     """A debugger's switch ended in a traceback of JAX where there are several devices."""
-    done = eight(EAGER)
-    assert done.returncode == 0, done.stderr
+    eight(EAGER)

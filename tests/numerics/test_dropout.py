@@ -49,8 +49,8 @@ def test_share_dropped_is_the_rate(rate):
         assert np.all(np.abs(share - rate) < 5 * np.sqrt(rate * (1 - rate) / count))
 
 
-def test_a_rate_of_almost_all():
-    """In 32 bits it is 1, which the comparison of uint32 cannot hold."""
+def test_a_rate_just_below_1():
+    """The rate rounds to 1 in 32 bits, which the comparison of uint32 cannot hold."""
     assert not masks(0, range(64), 1 - 1e-11).any()
 
 

@@ -98,8 +98,8 @@ def test_gradient_of_a_matrix_keeps_its_dtype(gpu, width):
 @pytest.mark.parametrize("shape", [(64, 130, 96), (1, 130, 17), (130, 1, 1), (0, 3, 5)])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_wide_product(shape, dtype):
-    """Of matrices that lie either way in memory: summed in float32, so as near to float64 as
-    the rounded operands allow.
+    """Row-major and column-major matrices: products are summed in float32, so as near to float64
+    as the rounded operands allow.
     """
     random = np.random.default_rng(0)
     n, k, m = shape

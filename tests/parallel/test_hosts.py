@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from tests import refuses
+from tests.conftest import until
 from tests.training.test_metrics import metrics
 
 ROOT = Path(__file__).parents[2]
@@ -93,8 +93,8 @@ def test_arguments_from_flags():
 
 
 def test_flags_and_texts_that_differ_between_hosts(config, tmp_path, monkeypatch):
-    """Hosts with other hours waited for each other for ever; with a copy of a text that was stale
-    on one of them, the same word had two ids.
+    """If hosts differ in --hours they deadlock; if one has a stale copy of the text, words get
+    different ids.
     """
     for value, other, says in (
         ('"hours": 0.0', '"hours": 5.0', "hours=0.0 5.0"),
@@ -197,14 +197,10 @@ def alone(config, tmp_path_factory):
     return workdir
 
 
-def until(processes, path, step):
-    """Waits until hosts have written the metrics of `step`."""
-    deadline = time.monotonic() + 200
-    while not (path.exists() and f'"step": {step},' in path.read_text()):
-        assert time.monotonic() < deadline and not any(process.poll() for process in processes), (
-            ended(processes)
-        )
-        time.sleep(0.1)
+def reached(workdir, step):
+    """A condition that holds once hosts have written the metrics of `step`."""
+    path = workdir / "metrics.jsonl"
+    return lambda: path.exists() and f'"step": {step},' in path.read_text()
 
 
 ON_HOSTS = """
@@ -290,7 +286,7 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
         f"--cache_dir={cache}",
         devices=2,
     )
-    until(processes, workdir / "metrics.jsonl", 10)
+    until(reached(workdir, 10), *processes)
     processes[1].send_signal(signal.SIGINT)  # which jax is told of as SIGTERM
     (out, err), (silence, other_err), statuses = ended(processes)
     assert statuses == [75, 75], err + other_err

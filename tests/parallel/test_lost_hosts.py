@@ -10,7 +10,8 @@ import pytest
 
 from adaptive_jax.parallel import hosts
 from tests import refuses
-from tests.parallel.test_hosts import until
+from tests.conftest import until
+from tests.parallel.test_hosts import reached
 from tests.training.test_stopping import STOPPING, saved
 
 LONG = {"steps": 100_000, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 3}
@@ -40,7 +41,7 @@ def test_a_signal_stops_all_hosts(start_hosts, flags, workdir):
     and end with status 75.
     """
     processes = start_hosts("train.py", *flags(workdir, **LONG), devices=4)
-    until(processes, workdir / "metrics.jsonl", 4)
+    until(reached(workdir, 4), *processes)
     processes[0].send_signal(signal.SIGUSR1)
     for number in signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM:
         processes[1].send_signal(number)
@@ -60,7 +61,7 @@ def test_a_host_that_is_killed(start_hosts, flags, workdir, host):
     resumes the run, as the second of these tests does.
     """
     processes = start_hosts("train.py", *flags(workdir, **LONG), devices=4)
-    until(processes, workdir / "metrics.jsonl", max(saved(workdir), default=0) + 4)
+    until(reached(workdir, max(saved(workdir), default=0) + 4), *processes)
     processes[host].send_signal(signal.SIGKILL)
     start = time.monotonic()
     err = said(processes[1 - host], 1 - host)

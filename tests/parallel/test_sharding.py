@@ -193,8 +193,7 @@ def on_grids(eight, tmp_path_factory):
     @functools.cache
     def on_grids(layers):
         out = tmp_path_factory.mktemp("grids") / layers
-        done = eight(PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 6, str(out)]))
-        assert done.returncode == 0, done.stderr
+        eight(PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 6, str(out)]))
         return json.loads(out.with_suffix(".json").read_text()), dict(
             np.load(out.with_suffix(".npz"))
         )
@@ -216,7 +215,7 @@ def test_every_grid_makes_the_same_updates(on_grids, layers):
     assert abs(one[0, 1] / one[-1, 1] - 1) > 0.02 and len(one) == 6
     names = [key.removeprefix("one") for key in arrays if key.startswith("one[")]
     assert names
-    for grid in GRIDS[layers]:
+    for grid in set(GRIDS[layers]) - {"one"}:
         np.testing.assert_allclose(results[grid]["losses"], one, rtol=1e-5, err_msg=grid)
         for name in names:
             np.testing.assert_allclose(
@@ -504,9 +503,7 @@ def test_the_very_large_model_fits_devices_of_16_gb(eight):
     """1,026M parameters on eight devices of 16 GB: the plan shards them as far as needed, and
     by the compiler's count they fit.
     """
-    done = eight(VERY_LARGE)
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    plan = json.loads(eight(VERY_LARGE))
     assert plan["parameters"]["total"] > 1.02e9 and plan["fsdp"] > 1
     assert plan["state"] < 1.1 * 8 * plan["parameters"]["total"] / plan["fsdp"]
     assert plan["state_bytes"] < plan["compiled"] < 16e9

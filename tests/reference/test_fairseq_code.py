@@ -392,13 +392,7 @@ def test_train_trajectory(case):
     close_to_largest(state.params, parameters("final"), atol=1e-5)
 
 
-@pytest.fixture
-def home(monkeypatch, tmp_path):
-    """A home directory, in which a corpus is cached."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def test_context_window_of_a_model(home, tmp_path):
+def test_context_window_of_a_model(tmp_path):
     """The losses that fairseq's own evaluation gave on a text with each context."""
     given = FAIRSEQ.cases("context_window", "eval_lm")
     given = [FAIRSEQ.settings("context_window", case, "eval_lm") for case in given]

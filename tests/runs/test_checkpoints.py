@@ -360,8 +360,8 @@ def test_a_list_of_checksums_that_lacks_a_file(tmp_path):
 
 
 def test_no_whole_checkpoint(tmp_path):
-    """All are told, none is removed, and nothing starts anew in silence; a reader names the
-    file.
+    """The error names all checkpoints, none is removed, and nothing starts anew in silence; a
+    reader names the file.
     """
     items = saved_run(tmp_path)
     for step in "12":

@@ -42,6 +42,7 @@ WORDS, FEATURES = 9, 4
 
 
 def text(tokens, seed=0):
+    """Hidden states and words."""
     bits = np.random.default_rng(seed)
     return bits.normal(size=(tokens, FEATURES)).astype(np.float32), bits.integers(
         0, WORDS, tokens, dtype=np.int32
@@ -199,7 +200,8 @@ def asked(trained_copy):
 def test_a_grid(asked):
     """One evaluation tries all pairs and keeps the best; each is what it is if asked for alone."""
     result = asked(model_weight=(1.0, 0.9, 0.7), theta=(0.0, 0.1), cache_size=100)
-    assert len(result["grid"]) == 6
+    pairs = [(line["model_weight"], line["theta"]) for line in result["grid"]]
+    assert pairs == [(1.0, 0.0), (1.0, 0.1), (0.9, 0.0), (0.9, 0.1), (0.7, 0.0), (0.7, 0.1)]
     best = min(result["grid"], key=lambda line: line["nll"])
     assert {key: result[key] for key in best} == best
     alone = asked(model_weight=(0.7,), theta=(0.1,), cache_size=100)
@@ -210,6 +212,7 @@ def test_a_grid(asked):
 def test_an_unbounded_cache_of_an_evaluation(asked, trained_copy):
     """With the model's weight at 1 a cache changes nothing; at 0.9 it changes the score."""
     result = asked(cache="unbounded", model_weight=(1.0, 0.9))
+    assert [line["model_weight"] for line in result["grid"]] == [1.0, 0.9]
     one, less = (line["nll"] for line in result["grid"])
     plain = evaluate(trained_copy, Request("validation", checkpoint="latest"))
     assert one == pytest.approx(plain["nll"], rel=1e-9) and one != less

@@ -55,7 +55,7 @@ def test_characters_are_those_of_the_text(text):
 
 
 def test_no_characters():
-    """Neither of a text that is not known nor of none."""
+    """A text with an unknown word, or with no words, has no number of characters."""
     assert lengths_of(WORDS.encode_lines(["the <unk>"]), WORDS) == (None, None)
     assert lengths_of(np.zeros(0, np.int32), WORDS) == (None, None)
 
@@ -130,7 +130,7 @@ def test_the_published_text_is_known_by_its_words():
 
 
 def test_scores_that_are_not_finite():
-    """Are counted and fail; tokens that do not count are none of them, and new words may have
+    """The error counts them; tokens that do not count are left out, and new words may have
     probability 0.
     """
     run = Run(None, {}, without_last(WORDS, 1), vocabulary=WORDS)
@@ -207,8 +207,8 @@ def get_config(row="small"):
 """
 
 
-def test_evaluations_that_change_updates_are_told(tmp_path):
-    """Where updates wait for evaluations, how often they come is a difference from the row."""
+def test_evaluations_that_change_updates_are_listed(tmp_path):
+    """If the schedule depends on evaluations, another `evaluate_every` is a change of the row."""
     for name, changed in ("plateau", ["seed", "evaluate_every"]), ("constant", ["seed"]):
         config = complete({"schedule.name": name})
         write_published(tmp_path, config, {}, ["seed", "evaluate_every", "log_every"])

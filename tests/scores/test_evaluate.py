@@ -142,7 +142,7 @@ def test_words_that_the_model_does_not_know(
     ],
 )
 def test_a_wrong_request(trained, request_, names, monkeypatch):
-    """Is refused with its values before a model is opened."""
+    """The error names the values before a model is opened."""
     opened = property(lambda run: pytest.fail("opened the model"))
     monkeypatch.setattr(Run, "saved", opened)
     with refuses(*names):
@@ -171,7 +171,7 @@ def test_a_run_that_names_no_text(trained, text, tmp_path):
 
 
 def test_units_spell_every_word(caplog):
-    """So words that training lacks say nothing against their perplexity."""
+    """No warning about unseen words: sub-word units can spell every word."""
     units = Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, 3)
     ids = {"test": units.encode_lines(["lowest"])}
     assert "unseen words 7.0%" in describe_words(Corpus(units, ids, {"test": 0.07}), "test")
@@ -235,8 +235,8 @@ def other_count(path):
     ids=["cut at a line", "a count", "empty", "a directory"],
 )
 def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
-    """Is told as that by evaluation, by `Run.open` and by a resume; without its checksums, which
-    would tell of damage, no run is read.
+    """Evaluation, `Run.open` and a resume say that it is damaged; without its checksums, which
+    would show damage, no run is read.
     """
     workdir = shutil.copytree(trained, tmp_path / "run")
     lines = (workdir / "vocabulary.sha256").read_text()

@@ -19,8 +19,7 @@ from adaptive_jax.scores.knn import Datastore, Neighbours, log_probs
 from adaptive_jax.scores.scoring import Scored
 from tests import refuses
 from tests.random_runs import quiet
-
-WORDS, FEATURES = 9, 4
+from tests.scores.test_caches import FEATURES, WORDS, text
 
 
 @pytest.fixture
@@ -28,13 +27,6 @@ def small(monkeypatch):
     """Parts so small that a short text has many."""
     for name, size in ("GROUP", 32), ("QUERIES", 16), ("BLOCK", 32):
         monkeypatch.setattr(knn, name, size)
-
-
-def text(tokens, seed):
-    bits = np.random.default_rng(seed)
-    return bits.normal(size=(tokens, FEATURES)).astype(np.float32), bits.integers(
-        0, WORDS, tokens, dtype=np.int32
-    )
 
 
 def twin(store, hidden, neighbours, temperature):
@@ -90,6 +82,8 @@ def test_an_evaluation(asked):
     """
     result = asked(model_weight=(1.0, 0.9), temperature=(1.0, 100.0), neighbours=50)
     plain = evaluate(asked.workdir, Request("validation", checkpoint="latest"))
+    settings = [(line["model_weight"], line["temperature"]) for line in result["grid"]]
+    assert settings == [(1.0, 1.0), (1.0, 100.0), (0.9, 1.0), (0.9, 100.0)]
     one = [line["nll"] for line in result["grid"]]
     assert one[0] == one[1] == pytest.approx(plain["nll"], rel=1e-6)
     assert len({one[0], *one[2:]}) == 3 and all(abs(nll - one[0]) < 0.2 for nll in one)
@@ -151,7 +145,7 @@ def made(folder, keys, words):
 
 
 def test_states_far_from_the_origin(small, tmp_path):
-    """Keep their digits, in float16 and in distances."""
+    """Hidden states far from zero keep their precision in float16 keys and in distances."""
     (keys, words), (hidden, targets) = text(100, seed=0), text(20, seed=1)
     far = np.float32(300)
     store = made(tmp_path, keys + far, words)
@@ -185,7 +179,7 @@ def test_two_evaluations_at_once(tmp_path, monkeypatch):
 
 
 def test_the_text_to_be_scored(asked):
-    """Is refused as datastore, in which it would find itself."""
+    """The evaluated text may not be the datastore: each token would find itself."""
     with refuses("datastore"):
         asked("train")
 

@@ -7,6 +7,7 @@ import pytest
 
 from adaptive_jax.config.options import Option
 from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.corpora.load import load as load_corpus
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ from adaptive_jax.scores.scoring import Evaluation, composed
 from adaptive_jax.text.load import LoadedModel, load
 from tests import refuses
 from tests.random_runs import quiet, random_run
+from tests.training.test_finetuning import saved_run
 
 
 class Toy(NamedTuple):
@@ -158,6 +160,22 @@ def test_sub_words_with_the_scores_of_another_program(config, tmp_path):
     path.write_text(path.read_text().replace("abab", "other", 1))
     with refuses("scores.tsv", "'other'"):
         list(METHODS["mix"].score(job, Mix(scores=str(path))))
+
+
+def test_units_keep_the_scores_of_a_model_of_all_weight(config, tmp_path):
+    """A cache and neighbours of sub-words count units, and perplexities are per word."""
+    settings = config(**{"data.codes": 60, "data.vocabulary_size": 400})
+    saved_run(tmp_path / "run", settings, load_corpus(settings["data"]).vocabulary)
+    request = Request("validation", checkpoint="latest", window=16, context=8)
+    plain = evaluate(tmp_path / "run", request)
+    assert plain["tokens"] > 1.5 * plain["words"]
+    for method in "cache", "knn":
+        options = {"model_weight": (1.0, 0.5)}
+        result = evaluate(tmp_path / "run", request._replace(method=method, options=options))
+        alone, mixed = result["grid"]
+        for key in "nll", "perplexity":
+            assert alone[key] == pytest.approx(plain[key], rel=1e-6) != mixed[key]
+        assert (result["words"], result["tokens"]) == (plain["words"], plain["tokens"])
 
 
 @pytest.mark.parametrize(

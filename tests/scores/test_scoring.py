@@ -396,24 +396,39 @@ def test_a_run_is_opened_with_its_parameters_alone(trained, tmp_path):
 
 
 EVALUATE = """
-import pathlib, sys
+import ast, pathlib, sys
 from adaptive_jax.scores.evaluate import Request, evaluate
-evaluate(pathlib.Path(sys.argv[1]), Request(window=10, context=6, checkpoint="latest"))
+evaluate(pathlib.Path(sys.argv[1]), Request(**ast.literal_eval(sys.argv[2])))
 """
+SHARDED = {"fsdp": 4, "shard_words": True}
+METHODS = {
+    "plain": {},
+    "knn": {"neighbours": 8},
+    "mix": {"other": ""},
+    "cache": {"cache": "unbounded", "neighbours": 8},
+    "dynamic": {"rule": "rms", "rate": 1e-3, "statistics": 20},
+}
 
 
-@pytest.mark.parametrize("words", [{}, {"fsdp": 4, "shard_words": True}])
-def test_eight_devices_score_alike(trained_copy, eight, words, tmp_path):
-    """8 devices give the losses that 1 device gives, also where each has its own words."""
-    workdir = shutil.copytree(trained_copy, tmp_path / "run")
-    path, result = workdir / "config.json", workdir / "eval" / "test-10-6-240.json"
+@pytest.mark.parametrize(
+    "method, words", [("plain", {}), ("dynamic", {}), *((method, SHARDED) for method in METHODS)]
+)
+def test_eight_devices_score_alike(trained, eight, method, words, tmp_path):
+    """8 devices give the losses that 1 device gives by every method, also where each has its own
+    words.
+    """
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    path, options = workdir / "config.json", METHODS[method]
     path.write_text(json.dumps(json.loads(path.read_text()) | words))
-    one = evaluate(workdir, Request(window=10, context=6, checkpoint="latest"))
-    result.unlink()
-    done = eight(EVALUATE, workdir)
-    assert done.returncode == 0, done.stderr
+    request = {"window": 10, "context": 6, "checkpoint": "latest", "method": method}
+    request["options"] = options | ({"other": str(workdir)} if "other" in options else {})
+    one = evaluate(workdir, Request(**request))
+    shutil.rmtree(workdir / "eval")
+    eight(EVALUATE, workdir, request)
+    [result] = (workdir / "eval").glob("test-*.json")
     eight_devices = read_result(result)
-    assert eight_devices["nll"] == pytest.approx(one["nll"], rel=1e-6)
+    tolerance = 1e-6 if method == "plain" else 1e-5
+    assert eight_devices["nll"] == pytest.approx(one["nll"], rel=tolerance)
     rounded = dict.fromkeys(
         ("nll", "perplexity", "seconds", "date", "bins", "bits_per_character", "bits_per_byte")
     )

@@ -193,6 +193,25 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, trained_copy, other, c
     assert math.isfinite(cached["nll"])
 
 
+EVALUATE = """
+import json, pathlib, sys
+from adaptive_jax.scores.evaluate import Request, evaluate
+print(json.dumps(evaluate(pathlib.Path(sys.argv[1]), Request(**json.loads(sys.argv[2])))))
+"""
+
+
+@pytest.mark.parametrize("down_weight", [1.0, 0.5])
+def test_eight_devices_score_unseen_words_alike(composed, other, eight, down_weight):
+    """Vectors are composed on each device, and so is the probability of all new words summed."""
+    request = {"checkpoint": "latest", "data_path": str(other), "vocabulary": "union", "window": 4}
+    request["down_weight"] = down_weight
+    one = evaluate(composed, Request(**request))
+    result = json.loads(eight(EVALUATE, composed, json.dumps(request)).splitlines()[-1])
+    for key in "seen", "unseen":
+        assert result["open"][key] == pytest.approx(one["open"][key], rel=1e-5)
+    assert result["nll"] == pytest.approx(one["nll"], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "changes, flag",
     [

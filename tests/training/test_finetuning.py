@@ -34,6 +34,7 @@ from adaptive_jax.training.finetuning import check_fits, check_origin, finetuned
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state
 from tests import refuses
+from tests.toys import random_params
 
 OLD = Vocabulary.build({f"w{n}": 100 - n for n in range(19)} | {"<eos>": 200})
 NEW = Vocabulary.build(
@@ -88,17 +89,9 @@ def config_of(name, clusters="", **changes):
 def saved_run(workdir, config, vocabulary):
     """A workdir with a checkpoint of random parameters."""
     begin(workdir, config, {}, Corpus(vocabulary, {}))
-    checkpoints = Checkpoints(workdir)
-    checkpoints.save(5, {"params": random_params(build(config, len(vocabulary)), 3)}, 1.0)
+    checkpoints, shapes = Checkpoints(workdir), parameter_shapes(build(config, len(vocabulary)))
+    checkpoints.save(5, {"params": random_params(shapes, seed=3)}, 1.0)
     checkpoints.close()
-
-
-def random_params(model, seed):
-    """Parameters that no program had to be compiled for."""
-    bits = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda a: jnp.asarray(bits.normal(0, 0.3, a.shape), a.dtype), parameter_shapes(model)
-    )
 
 
 def started(config, vocabulary):
@@ -108,7 +101,7 @@ def started(config, vocabulary):
         optim.from_config(config),
         sharding.device_mesh(),
     )
-    fresh = jax.device_put(random_params(model, 0), sharding.replicated(mesh))
+    fresh = jax.device_put(random_params(parameter_shapes(model)), sharding.replicated(mesh))
     state = State(jnp.int32(0), fresh, shape_of_state(model, optimizer, mesh).optimizer)
     return model, fresh, finetuned(config, state, model, optimizer, vocabulary, mesh).params
 
@@ -138,7 +131,7 @@ def test_ngrams_are_carried_over_where_words_keep_their_ids(tmp_path):
     config = complete(BODY, TIED | SOFTMAX, changes)
     saved_run(tmp_path, config, OLD)
     config = complete(BODY, TIED | SOFTMAX, changes, {"init_from": str(tmp_path)})
-    saved = random_params(build(config, len(OLD)), 3)["input"]
+    saved = random_params(parameter_shapes(build(config, len(OLD))), seed=3)["input"]
     both = OLD.with_words(NEW.words)
     for vocabulary, kept in (OLD, True), (NEW, False), (both, both.words[: len(OLD)] == OLD.words):
         _, fresh, params = started(config, vocabulary)

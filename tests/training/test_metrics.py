@@ -198,7 +198,7 @@ def test_output_without_a_terminal():
 
 
 def test_hours_minutes_and_seconds():
-    """Seconds are cut."""
+    """Fractions of a second are dropped."""
     assert [clock(seconds) for seconds in (0, 107.9, 3_600)] == ["0:00:00", "0:01:47", "1:00:00"]
 
 

@@ -233,8 +233,8 @@ def test_cutoffs_are_the_cheapest(text, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("table", ["tied", "own"])
 def test_clusters_of_words_say_where_they_begin(table, text, tmp_path, monkeypatch):
-    """The text chose cutoffs of its own, and before that the file was refused as one that `build`
-    does not read.
+    """The cutoffs of the file replace those that the text would choose; the file was refused as
+    one that `build` does not read.
     """
     monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
     vocabulary = load(chosen(**{"data.path": str(text)})["data"]).vocabulary

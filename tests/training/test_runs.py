@@ -231,7 +231,7 @@ def test_penn_treebank_is_learned(tmp_path):
 
 
 def test_a_wrong_setting_is_found_before_the_corpus_is_prepared(config, tmp_path):
-    """A name that does not exist is told although there is no text at all."""
+    """The error names a class that does not exist, even where there is no text."""
     settings = config(**{"data.path": str(tmp_path / "nowhere")})
     for group, name in ("body", "transfomer"), ("schedule", "cosine"):
         with refuses(f"config.{group}.name='{name}'"):

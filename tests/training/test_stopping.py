@@ -7,7 +7,6 @@ import json
 import platform
 import shutil
 import signal
-import time
 from concurrent.futures import Future
 
 import pytest
@@ -18,6 +17,7 @@ from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training import loop
 from adaptive_jax.training.loop import train
 from tests import refuses
+from tests.conftest import until
 from tests.training.test_metrics import metrics
 
 LONG = {"steps": 5_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1}
@@ -28,14 +28,6 @@ STOPPING = "stopping: this update is finished and saved first; Ctrl-C again stop
 def saved(workdir):
     """The steps of its complete checkpoints."""
     return [int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()]
-
-
-def until(condition, process):
-    """Waits for it, while the process runs."""
-    deadline = time.monotonic() + 120
-    while not condition() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert condition()
 
 
 @contextlib.contextmanager
