@@ -30,8 +30,6 @@ from adaptive_jax import (
     TiedTable,
     Transformer,
 )
-from adaptive_jax.data.vocabulary.lexicon import lexicon
-from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.losses import banded
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.dropout import row_seeds
@@ -414,9 +412,6 @@ WRONG = [
     (lambda: gated().initial_carry("a"), "rows='a'"),
     (lambda: lookup(dtype=None), "dtype=None"),
     (lambda: TiedTable(AdaptiveInput), "source=AdaptiveInput is a class"),
-    (lambda: ComposedTable(None, FEATURES), "got NoneType"),
-    (lambda: lexicon(["the", "cat"], letters().lexicon_spec), "got list"),
-    (lambda: lexicon(Vocabulary.build({"the": 2}), letters()), "got CharacterCNN"),
     (lambda: row_seeds(jax.random.key(0), [0.5]), "float32"),
     (lambda: made(model, batch(inputs=ids_at(0, 1, 50))), "tokens[0, 1]=50"),
     (lambda: made(model, batch(targets=IDS[:1])), "[1, 3]"),

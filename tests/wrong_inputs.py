@@ -141,7 +141,7 @@ SIZES = rows(
         "--config.body.heads=1000000000",
         "config.body: ",
         "1000000000 heads",
-        "multiple of body.heads",
+        "multiple of heads",
     ),
     ("--config.input.factor=1000000000", "1000000000", "a smaller factor"),
     ("--config.data.codes=1000000", "data.codes=1000000", "or less"),

@@ -36,7 +36,8 @@ def apply(body, *arrays, **how):
 
 def fresh(body):
     """Random values for every parameter, gains and biases too, so that a missing one shows."""
-    return random_params(jax.eval_shape(body.init, jax.random.key(0), VECTORS))
+    shapes = jax.eval_shape(body.init, jax.random.key(0), VECTORS)
+    return random_params({"params": shapes["params"]})
 
 
 def slow(params, x, final_norm, positions):

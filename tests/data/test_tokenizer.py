@@ -219,14 +219,14 @@ def test_the_unknown_token(kind, config):
         pieces = [(letter, -1.0) for letter in [*letters, "[UNK]"]]
         model = tokenizers.models.Unigram(pieces, 5, False)
     content = tokenizers.Tokenizer(model).to_str().encode()
-    vocabulary = Tokenizer.build({"the ж": 2, "<eos>": 2}, content, 0, 0)
+    vocabulary = Tokenizer.build({"the ж": 2, "<eos>": 2}, content, 0)
     unknown = vocabulary.index["5"]
     ids = vocabulary.encode_words(["the ж"])[0]
     assert ids[-1] == unknown and vocabulary.unk_rate(ids) == 1 / len(ids)
     assert lengths_of(ids, vocabulary) == (None, None)
     run = model_of(config, vocabulary, (2,))
     assert [*generate._banned(run.lines, ["<unk>"])] == [unknown]
-    assert "<unk>" not in Tokenizer.build({"the": 1, "<eos>": 1}, content, 5, 0).index
+    assert "<unk>" not in Tokenizer.build({"the": 1, "<eos>": 1}, content, 5).index
 
 
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])

@@ -349,9 +349,10 @@ def test_wrong_requests(trained, exported, config, tmp_path, monkeypatch):
     check_fits(config(init_from=str(exported)), tmp_path, model)
     with refuses("'3'"):
         check_origin(config(init_from=str(exported), init_checkpoint="3"), tmp_path)
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with refuses("safetensors", "pip install"):
-        export(trained, tmp_path / "x")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "safetensors.numpy", None)
+        with refuses("safetensors", "pip install"):
+            export(trained, tmp_path / "x")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     with refuses("flatbuffers", "pip install"):
         export(exported, tmp_path / "x", shape=Shape())

@@ -397,11 +397,11 @@ def test_a_matrix_is_cut_along_one_axis_or_two(shape, fsdp, spec):
 def test_tables_that_are_computed_with_are_gathered_in_float32():
     """In bfloat16 the vectors of a mapped table were those of a rounded one, on a few devices."""
     for name, dtypes in (("own", {("input", "table"): jnp.bfloat16}), ("mapped", {})):
-        config = {"dtype": "bfloat16", "shard_words": False} | LAYERS["words"]
+        config = LAYERS["words"] | {"dtype": "bfloat16", "shard_words": False}
         config["input"] = {"name": "lookup"}
         config["output"] = {"name": "softmax", "table": {"name": name}}
-        found = sharding._table_dtypes(build(config, 103))
-        assert dtypes.items() <= found.items() and (name == "own" or not found)
+        result = sharding._table_dtypes(build(config, 103))
+        assert dtypes.items() <= result.items() and (name == "own" or not result)
 
 
 def test_momentum_lies_where_its_parameter_does(on_grids):

@@ -331,4 +331,4 @@ def test_a_result_that_cannot_be_written(trained, in_process, tmp_path):
     (run / "eval").touch()
     done = in_process("evaluate.py", f"--workdir={run}", "--checkpoint=latest")
     assert done.returncode == 2 and done.stdout.startswith("test: perplexity ")
-    assert re.fullmatch(r"error: cannot use .*run/eval: File exists; .*\n", done.stderr)
+    assert re.fullmatch(r"error: cannot use .*run/eval/.*: Not a directory; .*\n", done.stderr)
