@@ -193,7 +193,9 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Field]:
 
 
 def inner_groups(group: str, name: str | None = None) -> list[str]:
-    """The groups inside a group; of `OPTIONAL_GROUPS` those of whose name the class has a layer."""
+    """The groups inside a group; one of `OPTIONAL_GROUPS` only where the class has a layer of that
+    name.
+    """
     inner = [path for path in rows.GROUPS if path.rpartition(".")[0] == group]
     if not OPTIONAL_GROUPS.intersection(inner):
         return inner

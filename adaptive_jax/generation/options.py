@@ -24,8 +24,8 @@ class Options(NamedTuple):
         beams: hypotheses of a beam search for the most probable text; 0: draw.
         samples: texts to write; of a beam search, the best ones.
         seed: of the draws. Sample i is the same however many samples there are.
-        window: tokens that a transformer sees at most, 2 or more; 0: as many as it was trained
-            with. See `DecodeState`.
+        window: tokens that a transformer sees at most, at least 2; 0: as many as it was
+            trained with. See `DecodeState`.
         avoid: words that are never written; `<unk>` may be among them though the run has none. Of
             a tokenizer, every token that is the word, with a space or without.
     """

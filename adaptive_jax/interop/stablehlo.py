@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr
 
-from adaptive_jax.errors import of_extra
+from adaptive_jax.errors import check_at_least, of_extra
 from adaptive_jax.model.composition import Compose
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
@@ -60,11 +60,13 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
         params: of `run`, whole arrays on this host.
 
     Raises:
+        InputError: a shape without rows or tokens.
         MissingPackage: flatbuffers is not installed.
     """
     with of_extra("export"):
         import flatbuffers  # noqa: F401 (jax.export imports it when it has the program)
     window = run.config["batches"]["sequence_length"] if shape.window is None else shape.window
+    check_at_least(1, rows=shape.rows, window=window)
     model = build(run.config, len(run.vocabulary))
     lexicon = sharding.on_host(run.lexicon, run.mesh)
     variables = {"params": params, "lexicon": lexicon, "tables": _tables(model, params, lexicon)}

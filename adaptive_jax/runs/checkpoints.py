@@ -102,8 +102,8 @@ def quietly() -> Iterator[None]:
 
 
 class _Manager(ocp.CheckpointManager):
-    """Never asks whether to stop: JAX remembers the last number it was asked for, and
-    `hosts.stopping` counts calls, not updates.
+    """Never asks JAX whether to stop: JAX stops hosts at a number after the last one asked for,
+    which Orbax gives in updates and `hosts.stopping` in calls, so a resumed run would not stop.
     """
 
     def reached_preemption(self, step):

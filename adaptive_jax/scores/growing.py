@@ -15,7 +15,7 @@ from adaptive_jax.scores.scores import Scores
 class Line(NamedTuple):
     """A line, its words, and their tokens, int32 `[tokens]`.
 
-    given_tokens: how many of the tokens, the first ones, are only read: they belong to `before`.
+    context_tokens: leading tokens that are read and not scored: they belong to `before`.
     before: the beginning of its first word, which stands in the text before it.
     begins: it begins a document, and sees nothing before it.
     """
@@ -23,7 +23,7 @@ class Line(NamedTuple):
     source: TextLine
     words: list[str]
     ids: np.ndarray
-    given_tokens: int = 0
+    context_tokens: int = 0
     before: str = ""
     begins: bool = False
 

@@ -113,7 +113,9 @@ class Surprisals(NamedTuple):
     nll: np.ndarray
 
     def check_words(self, names: Sequence[str]) -> None:
-        """Raises InputError for a word that is not that of the text, `names`."""
+        """Raises InputError for a word that is not that of the text, `names`; for `<eos>` and
+        `<unk>` the table may have any.
+        """
         for number, (word, expected) in enumerate(zip(self.words, names, strict=False), start=2):
             if word not in (None, expected) and expected not in (EOS, UNKNOWN):
                 raise InputError(

@@ -20,7 +20,7 @@ class Nearest(NamedTuple):
 
 
 def no_neighbours(*shape: int) -> Nearest:
-    """An empty result of this shape: distances infinite, no hits."""
+    """No neighbours yet: nearness -inf, no hits. shape: `(..., queries, neighbours)`."""
     return Nearest(jnp.full(shape, -jnp.inf), jnp.zeros(shape, bool))
 
 
@@ -67,5 +67,5 @@ def nearest(
 
         return merge(chosen(nearness), chosen(hit))
 
-    fits_few_groups = jnp.max(jnp.sum(closest > before.nearness[:, -1:], axis=1)) <= FEW
-    return lax.cond(fits_few_groups, merge_groups, lambda: merge(nearness, hit))
+    few_groups = jnp.max(jnp.sum(closest > before.nearness[:, -1:], axis=1)) <= FEW
+    return lax.cond(few_groups, merge_groups, lambda: merge(nearness, hit))

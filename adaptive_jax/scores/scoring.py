@@ -133,8 +133,8 @@ class Scorer:
 
 
 def fetch(results: tuple, batch: WindowBatch, positions: np.ndarray) -> Scored:
-    """The results of a program of `make_scorer` for these positions of a batch. NaN and infinite
-    scores become +inf.
+    """The results of a program of `make_scorer` for these positions of a batch. NaN, inf and
+    -inf become inf: the model gave no nll there.
     """
     nll, states = jax.device_get(results)
     columns = batch.first[:, None] + np.arange(nll.shape[1])

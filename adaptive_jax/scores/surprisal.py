@@ -208,13 +208,13 @@ class LineScorer:
             words = word_names(ids, self.lines.vocabulary)
         if not before:
             return Line(source, words, ids)
-        given_tokens = self.lines.units_within(ids, before)
-        if given_tokens and self.lines.vocabulary.unit == "token":
+        context_tokens = self.lines.units_within(ids, before)
+        if context_tokens and self.lines.vocabulary.unit == "token":
             # A token without letters stands with a character that a later one has.
-            spans = places(before, words[:given_tokens])
-            before = before[spans[-1, int(words[given_tokens - 1] != "")] :]
-        words = words[self.lines.vocabulary.ends_word[ids[:given_tokens]].sum() :]
-        return Line(source, words, ids, given_tokens, before)
+            spans = places(before, words[:context_tokens])
+            before = before[spans[-1, int(words[context_tokens - 1] != "")] :]
+        words = words[self.lines.vocabulary.ends_word[ids[:context_tokens]].sum() :]
+        return Line(source, words, ids, context_tokens, before)
 
     def _score_alone(self, blocks):
         """Lines and their scores; each sees only itself and what is given."""
@@ -225,13 +225,13 @@ class LineScorer:
             ids = np.concatenate([part for line in block for part in (prefix, line.ids)])
             lengths = np.array([len(line.ids) for line in block])
             ends = np.cumsum(lengths + len(prefix))
-            given_tokens = np.array([line.given_tokens for line in block])
+            context_tokens = np.array([line.context_tokens for line in block])
             begin = ends - lengths
-            starts = begin + given_tokens
+            starts = begin + context_tokens
             if self.carries:
                 batches = self._reader.carried(ids, WindowSpans(begin, starts, ends))
             else:
-                shown = np.minimum(len(self.given) + given_tokens, window)  # that a line may see
+                shown = np.minimum(len(self.given) + context_tokens, window)  # that a line may see
                 spans = windows_after(starts, ends, shown, window, context)
                 batches = self._reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
@@ -306,7 +306,7 @@ class LineScorer:
     def _scored(self, line, scores):
         """A line's words from its tokens, without those of no example."""
         vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
-        scores = scores.take(slice(line.given_tokens, None)).words(vocabulary)
+        scores = scores.take(slice(line.context_tokens, None)).words(vocabulary)
         counts = ~np.isnan(scores.nll)
         ids, nll, ranks, entropies, _ = scores.take(counts)
         words = tuple(itertools.compress(line.words, counts))

@@ -115,8 +115,8 @@ def train(
         updates = max(steps_in(workdir / "checkpoints"), default=0)
         if updates > config["steps"]:
             raise InputError(
-                f"{workdir} has done {updates:,} updates, more than steps={config['steps']:,}: use"
-                f" steps={updates} or more, or another --workdir"
+                f"{workdir} has a checkpoint of {updates:,} updates, more than"
+                f" steps={config['steps']:,}: use steps={updates} or more, or another --workdir"
             )
         if hosts.first():
             write_ngrams(workdir, checks.saved_config, vocabulary, corpus.ids["train"])

@@ -81,21 +81,21 @@ def make_clusters(
             order of frequency, as those of a run with clusters.
     """
     check(options)
-    kind = METHODS[options.method]
-    draws = kind.needs_vectors and not kind.cuts
+    method = METHODS[options.method]
+    draws = method.needs_vectors and not method.cuts
     _check_fit(options, draws, vocabulary)
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
-    if kind.cuts:
+    if method.cuts:
         workload = Workload(WIDTH, options.factor)
         cutoffs = options.cutoffs or equal_products(len(ids), options.clusters, workload)
         sizes = band_sizes(len(ids), cutoffs)
-    if kind.needs_vectors:
+    if method.needs_vectors:
         with_vectors, vectors, lines = _embeddings(vocabulary, options.embeddings)
         clusters = run_method(
             options.method, vectors, counts[with_vectors], options.clusters, options.seed
         )
         clusters = clusters[nearest_with_vector(with_vectors, len(ids))]
-        if kind.cuts:
+        if method.cuts:
             ids = np.argsort(-clusters, kind="stable")
         else:
             ids, sizes = by_label(clusters, counts)
@@ -111,14 +111,14 @@ def make_clusters(
 
 def _check_fit(options, draws, vocabulary):
     """Checks that options fit each other and the vocabulary. draws: the method reads the seed."""
-    kind, defaults = METHODS[options.method], Clustering._field_defaults
+    method, defaults = METHODS[options.method], Clustering._field_defaults
     if options.clusters > len(vocabulary):
         raise InputError(
             f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
             " vocabulary"
         )
-    fits = dict.fromkeys(("cutoffs", "factor"), kind.cuts)
-    fits |= {"embeddings": kind.needs_vectors, "seed": draws}
+    fits = dict.fromkeys(("cutoffs", "factor"), method.cuts)
+    fits |= {"embeddings": method.needs_vectors, "seed": draws}
     for flag in fits:
         if not fits[flag] and getattr(options, flag) != defaults[flag]:
             raise InputError(f"--{flag} does not fit --method={options.method}: leave it out")

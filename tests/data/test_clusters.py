@@ -157,8 +157,8 @@ def test_the_autoencoder_is_at_its_minimum():
     np.testing.assert_allclose(ours, np.linalg.norm(centred @ rest.T, axis=1), rtol=1e-4)
 
 
-def test_a_way_is_one_entry(monkeypatch, tmp_path):
-    """A toy way that puts words by the sign of their first number."""
+def test_a_method_is_one_entry(monkeypatch, tmp_path):
+    """A toy method that groups words by the sign of their first number."""
     toy = clustering.Method(lambda vectors, *_: (vectors[:, 0] < 0).astype(int), True, False)
     monkeypatch.setitem(clustering.METHODS, "sign", toy)
     signs = np.sign(np.arange(240) % 3 - 0.5)

@@ -183,7 +183,7 @@ def test_settings_that_streams_refuse():
     """Settings that streams would ignore are refused."""
     with refuses("batches.break_mode='eos'", "none"):
         check_layout("eos", "streams")
-    with refuses("context=3", "batches.layout='streams'", "several rows"):
+    with refuses("context=3", "batches.layout='streams'", "--rows=2"):
         windows(np.arange(9), EOS, Windows(4, 3, "none", "streams", 1))
     with refuses("window=0", "context=0"):
         windows(np.arange(9), EOS, Windows(0, 0, "none", "streams", 1))

@@ -94,7 +94,7 @@ def test_a_file_is_split_in_order(lines, expected, compress, tmp_path):
     assert b"".join(parts) == text + b"\n"
     assert directory.parent.parent == cache
     assert {path.name for path in folder.iterdir()} == {".hidden", file.name}
-    (directory / "test.txt").unlink()
+    (directory / "valid.txt").unlink()
     (left := directory / ".train.txt.1f").touch()  # by a process that was killed
     assert split_lines(unsplit_text(str(file)), cache) == (directory, counts) and not left.exists()
     (link := tmp_path / file.name).symlink_to(file.rename(tmp_path / "blob"))  # as hubs keep files

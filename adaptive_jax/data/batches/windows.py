@@ -52,8 +52,8 @@ class Windows(NamedTuple):
         break_mode: str | None = None,
         rows: int = 1,
     ) -> "Windows":
-        """The windows that a run is scored with by default: the sequence length, and the break mode
-        of evaluation. Raises InputError as `check_windows`.
+        """The windows that a run is scored with. window: 0: the sequence length. break_mode: None:
+        that of evaluation. Raises InputError as `check_windows`.
         """
         batches = config["batches"]
         break_mode = break_mode or scored_break_mode(config)
@@ -103,7 +103,7 @@ def check_windows(settings: Windows) -> None:
     if context and rows == 1 and layout == "streams":
         raise InputError(
             f"context={context} is not for one row of batches.layout={layout!r}, where a token sees"
-            " all before it: use context 0, or several rows"
+            " all before it: use context 0, or evaluate in several rows, --rows=2 or more"
         )
 
 

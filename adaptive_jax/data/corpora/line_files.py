@@ -126,6 +126,8 @@ class TextFiles:
 
 def _open(name):
     if name == STDIN:
+        if sys.stdin is None:
+            raise InputError("standard input is closed: use a file, or text through a pipe")
         return sys.stdin.buffer
     if in_bucket(name):
         raise InputError(f"{name} must be a file on a disk: copy it there")

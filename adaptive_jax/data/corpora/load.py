@@ -83,8 +83,8 @@ def load(
     """Loads a corpus. The first call prepares it; later calls only map its ids into memory.
 
     It is prepared in `adaptive_jax.config.cache.directory()`. If several processes need the same
-    corpus, one prepares it and the others wait. Run it again after an interruption: finished
-    shards are kept.
+    corpus, one prepares it and the others wait. After an interruption the next call keeps finished
+    shards.
 
     Args:
         data: the settings by name, see `Settings`; those left out keep their defaults.
@@ -345,7 +345,9 @@ class PreparedText:
         make_once(numbers, make)
         try:
             numbers_of_split = json.loads(numbers.read_text())
-            words, unseen = numbers_of_split["words"], numbers_of_split["unseen"]
+            words, unseen, stored = (
+                numbers_of_split[key] for key in ("words", "unseen", "checksum")
+            )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise damaged(numbers, error) from error
-        return read_ids(path, numbers_of_split.get("checksum")), words, unseen
+        return read_ids(path, stored), words, unseen

@@ -81,6 +81,8 @@ def split_lines(text: Text, cache: Path) -> tuple[Path, tuple[int, int, int]]:
                         " lines at its beginning and end"
                     )
 
+    if not all(path.exists() for path in paths):
+        paths[-1].unlink(missing_ok=True)  # written last: one of the others was removed
     make_once(paths[-1], copy)
     return directory, counts
 

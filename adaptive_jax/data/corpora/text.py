@@ -160,6 +160,8 @@ def _split_lines(parts):
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
     """Name and text of the file itself, or of each member of an archive."""
     if not members:
+        if file.suffix == ".gz" and not file.stat().st_size:  # which gzip takes for an empty text
+            raise OSError("it has no bytes")
         yield str(file), unpacked(raw, str(file))
         return
     has_members = False

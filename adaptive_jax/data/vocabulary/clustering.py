@@ -88,27 +88,27 @@ def run_method(
         InputError: scikit-learn is missing, infinite vectors, fewer than clusters, those that an
             autoencoder reproduces exactly, or an empty cluster.
     """
-    kind = METHODS[method]
+    chosen = METHODS[method]
     if not np.isfinite(vectors).all():
         raise InputError("vectors must be finite, got NaN or infinite numbers")
-    if not kind.cuts and len(vectors) < clusters:
+    if not chosen.cuts and len(vectors) < clusters:
         raise InputError(
             f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: use fewer"
             " --clusters"
         )
-    if kind.function is autoencoder and vectors.shape[1] <= HIDDEN:
+    if chosen.function is autoencoder and vectors.shape[1] <= HIDDEN:
         raise InputError(
             f"vectors of width {vectors.shape[1]} lose nothing in the autoencoder, which has"
             f" {HIDDEN} units: use wider ones, or another --method"
         )
     try:
-        result = kind.function(vectors, counts, clusters, seed)
+        result = chosen.function(vectors, counts, clusters, seed)
     except ImportError as error:
         raise InputError(
             f"--method={method} needs scikit-learn: run `pip install scikit-learn`, or take another"
             " method"
         ) from error
-    if not kind.cuts and (empty := clusters - len(np.unique(result))) > 0:
+    if not chosen.cuts and (empty := clusters - len(np.unique(result))) > 0:
         raise InputError(
             f"{empty} of {clusters} clusters are empty; try another --seed or fewer --clusters"
         )
