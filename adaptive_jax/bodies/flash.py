@@ -177,7 +177,7 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
         return call(*arrays)
 
 
-class _PairWeights(NamedTuple):
+class _PairInputs(NamedTuple):
     """Weights of the pairs of a row and head besides queries and keys; None where absent."""
 
     segments: jax.Array | None = None
@@ -196,7 +196,7 @@ class _Kernel(NamedTuple):
 
     def read(self, refs):
         """The weights of the pairs of this row and head."""
-        refs, weights = list(refs), _PairWeights()
+        refs, weights = list(refs), _PairInputs()
         if self.dropout:
             seeds, head = refs.pop(), pl.program_id(1).astype(jnp.uint32)
             weights = weights._replace(
@@ -243,7 +243,7 @@ class _Kernel(NamedTuple):
 
 def _forward_kernel(kernel, joint, *refs):
     *refs, attended, logsumexp = refs
-    weights_of_pairs = kernel.read(refs)
+    inputs = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
     queries = joint[pl.ds(first, size), 0, :]
@@ -252,14 +252,14 @@ def _forward_kernel(kernel, joint, *refs):
         mixed, largest, total = state
         keys, values = (joint[pl.ds(i * step, step), part, :] for part in (1, 2))
         starts = first, i * step
-        scores = kernel.scores(queries, keys, starts, weights_of_pairs)
+        scores = kernel.scores(queries, keys, starts, inputs)
         # Of a query that has seen no key of its segment yet, weights are those of no key; its own
         # key, the last, wipes them out.
         now = jnp.maximum(largest, scores.max(axis=1))
         shrink, weights = _exp2(largest - now), _exp2(scores - now[:, None])
         total = total * shrink + weights.sum(axis=1)
-        if weights_of_pairs.seeds is not None:
-            keeps = kernel.stays(weights_of_pairs.seeds, starts, weights.shape)
+        if inputs.seeds is not None:
+            keeps = kernel.stays(inputs.seeds, starts, weights.shape)
             weights = jnp.where(keeps, weights, 0.0)
         return mixed * shrink[:, None] + _product(weights.astype(values.dtype), values), now, total
 
@@ -275,7 +275,7 @@ def _forward_kernel(kernel, joint, *refs):
 
 def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
     *refs, of_joint, sums = refs
-    weights_of_pairs = kernel.read(refs)
+    inputs = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
     scale, keep_scale = joint.shape[-1] ** -0.5, 1 / (1 - kernel.dropout)
@@ -295,10 +295,10 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
         in the dtype of the products.
         """
         upstream, logsumexp, shared = of_queries
-        weights = _exp2(kernel.scores(queries, keys, starts, weights_of_pairs) - logsumexp[:, None])
+        weights = _exp2(kernel.scores(queries, keys, starts, inputs) - logsumexp[:, None])
         dropped, of_weights = weights, _product(upstream, values.T) * keep_scale
-        if weights_of_pairs.seeds is not None:
-            keeps = kernel.stays(weights_of_pairs.seeds, starts, weights.shape)
+        if inputs.seeds is not None:
+            keeps = kernel.stays(inputs.seeds, starts, weights.shape)
             dropped, of_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, of_weights))
         return dropped.astype(queries.dtype), (weights * (of_weights - shared[:, None])).astype(
             queries.dtype

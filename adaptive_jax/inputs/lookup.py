@@ -28,7 +28,7 @@ class Lookup(nn.Module):
         word_dropout: rate at which words are dropped in training, the same ones in a whole update
             (Merity et al. 2018, section 4.3). A table that an output shares is not touched.
         init_range: the table starts uniform between -init_range and init_range; 0: normal, with
-            init_deviation.
+            init_deviation, which otherwise has no effect.
         init_deviation: deviation of a table that starts normal, 0.1 in fairseq's gated
             convolutional network; 0: width^-0.5.
         dtype: of what `__call__` returns; parameters are float32.

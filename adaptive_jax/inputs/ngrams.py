@@ -58,8 +58,8 @@ class NGrams(nn.Module):
 
     Raises:
         InputError: orders that are no whole numbers from 2 on, or listed twice; a name or number
-            out of range; cutoffs that no table has; `words` that is no input, or reads earlier
-            tokens itself; counted n-grams that are missing, or of another vocabulary.
+            out of range; cutoffs that no table has; `words` that reads earlier tokens itself;
+            counted n-grams that are missing, or of another vocabulary.
     """
 
     words: nn.Module

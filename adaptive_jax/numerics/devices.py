@@ -11,7 +11,7 @@ KIB, MIB = 2**10, 2**20
 class Device(NamedTuple):
     """The maker's figures of one device."""
 
-    name: str  # part of `jax.Device.device_kind`
+    name: str  # whole words of `jax.Device.device_kind`
     flops: float  # dense bfloat16, per second
     memory: float  # bytes
     bandwidth: float  # bytes per second
@@ -38,6 +38,7 @@ DEVICES = {
     "h100": Device("H100", 989e12, 81_008 * MIB, 3.352e12),
     "h200": Device("H200", 989e12, 143_771 * MIB, 4.8e12),
     "b200": Device("B200", 2250e12, 183_359 * MIB, 8.0e12),
+    "gb200": Device("GB200", 2250e12, 183_359 * MIB, 8.0e12),  # a B200 beside a CPU
     "v100": Device("V100", 125e12, 32e9, 0.9e12),  # in float16
     "v4": Device("TPU v4", 275e12, 32e9, 1.23e12),
     "v5e": Device("TPU v5 lite", 197e12, 16e9, 0.82e12),
@@ -65,7 +66,7 @@ def _has_name(kind, name):
     """True where the name is a word of its own: "RTX A1000" and "RTX 4090 Laptop" are other devices
     than A100 and RTX 4090.
     """
-    return re.search(rf"\b{name}(?!\d| Laptop)", kind)
+    return re.search(rf"\b{name}(?!\d| Laptop)", kind) is not None
 
 
 def description(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Dropout masks depend only on the key and the row number in the update.
+"""Dropout whose masks depend only on the key, the row number in the update and the entry's place.
 
 A row drops the same entries on one device or on 64, in one microbatch or in sixteen, in whatever
 order a kernel visits it: a mask is a hash of the row's seeds and of the entry's position in the

@@ -12,9 +12,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 
-def as_tuple(axes: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of one axis or of several, as a tuple."""
-    return (axes,) if isinstance(axes, str) else tuple(axes)
+def as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+    """One name or several, such as of axes, as a tuple."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def axes_of(tree) -> frozenset[str]:

@@ -49,6 +49,8 @@ def optimizer_of(
                 f"compose_share={share:g} must be 1 with optimizer.name={name!r} and stacked layers"
             )
         optimizer = on_each_layer(optimizer, stacks)
+        if optim.params_to_evaluate(jax.eval_shape(optimizer.init, shapes), None):
+            raise InputError(f"optimizer.name={name!r} must not average and treat arrays as layers")
     state = jax.eval_shape(optimizer.init, shapes)
     if any(a.size == 0 for a in jax.tree.leaves(state)):
         raise InputError(

@@ -276,7 +276,8 @@ def fail_together() -> Iterator[None]:
     with its status.
 
     A host that fails alone raises its error and ends. The others end with an error of JAX or of
-    Gloo, at the latest when JAX has not heard from it for `LOST` seconds.
+    Gloo, at the latest when JAX has not heard from it for `LOST` seconds, or
+    `LOST_ON_CPUS`.
     """
     try:
         yield

@@ -323,9 +323,9 @@ def gathering(
 
 def _table_dtypes(model):
     """Dtypes in which tables of words are gathered, by path: the one that multiplies them, as
-    lookups and losses sum a row's gradients in float32 whatever the table's dtype. Beside outputs
-    that compute in float32 with a table first, all are gathered in float32: weight normalisation
-    divides by norms, and computed tables map the input's.
+    lookups and losses sum a row's gradients in float32 whatever the table's dtype. Where the output
+    first computes with a table in float32, all tables are gathered in float32: weight normalisation
+    divides rows by their norms, and a computed table is a function of the input's.
     """
     table = model.output.table
     if getattr(table, "weight_norm", False) or hasattr(table, "compose"):

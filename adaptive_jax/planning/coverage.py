@@ -66,8 +66,8 @@ def describe(config: Mapping, model: LanguageModel, by_frequency: bool = True) -
 
 def _unknown(vocabulary, counts):
     """The share of words, by their counts, that become or are `<unk>`."""
-    kept = sum(n for word, n in counts.items() if word in vocabulary.index and word != UNKNOWN)
-    return 1 - kept / sum(counts.values())
+    covered = sum(n for word, n in counts.items() if word in vocabulary.index and word != UNKNOWN)
+    return 1 - covered / sum(counts.values())
 
 
 def _cutoffs(config, model, counts):

@@ -35,7 +35,7 @@ def divide(rows: int, rows_held: int, devices: int, hosts: int = 1, *, pad: bool
         rows_held: rows that a device holds at a time, at most.
         devices: of all hosts, of which each has equally many.
         pad: whether empty rows may be added. They are where they save a device a tenth of its
-            rows or half of its microbatches, or where hosts do not divide the rows.
+            rows or more than half of its microbatches, or where hosts do not divide the rows.
 
     Raises:
         InputError: the hosts do not divide the rows.

@@ -283,7 +283,7 @@ def test_scopes_of_a_profile(options):
     ],
 )
 def test_arguments_are_named_as_the_caller_named_them(wrong, cure):
-    """Not as a band of an adaptive softmax, bands[0].table."""
+    """Errors say table and bias, not bands[0].table as of an adaptive softmax."""
     with refuses(*wrong, cure) as error:
         linear_cross_entropy(**{"hidden": HIDDEN, "table": TABLE, "targets": TARGETS} | wrong)
     assert "bands" not in str(error.value)
