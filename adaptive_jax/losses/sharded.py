@@ -104,8 +104,8 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
 def words_on_device(
     axis_name: str | None, rows: Sequence[int], words: Sequence[int]
 ) -> jax.Array | None:
-    """How many of each band's rows on this device are words; the rest are padding. None if there
-    is no padding.
+    """Number of words among each band's rows on this device; the rest are padding. None if there is
+    no padding.
     """
     devices = 1 if axis_name is None else lax.axis_size(axis_name)
     if all(devices * size == count for size, count in zip(rows, words, strict=True)):

@@ -126,7 +126,7 @@ class Lines(NamedTuple):
         return ids[:end], spelling.removesuffix(self.vocabulary.mark)
 
     def units_within(self, ids: np.ndarray, begun: str) -> int:
-        """How many leading tokens lie within `begun`, a prefix of their text."""
+        """Number of leading tokens that lie within `begun`, a prefix of their text."""
         spells, before = self.vocabulary.utf8, self.encode(begun)
         spelling = b"".join(spells[i] for i in before).removesuffix(self.vocabulary.mark)
         special = [i for i in before if not spells[i]]  # these have no letters
