@@ -737,9 +737,9 @@ def test_models_in_a_shard_map_of_ones_own(eight):
     JAX sums their gradients. Without casts of what is shared it refuses every layer whose gradient
     is written by hand, in words of its own.
     """
-    found = json.loads(eight(PROGRAM))
-    assert {*found} == {*BODIES, "by words"}
-    assert all(total < 2e-6 and apart < 2e-5 for total, apart in found.values()), found
+    errors = json.loads(eight(PROGRAM))
+    assert {*errors} == {*BODIES, "by words"}
+    assert all(total < 2e-6 and apart < 2e-5 for total, apart in errors.values()), errors
 
 
 def test_a_long_row_in_a_shard_map_of_ones_own():

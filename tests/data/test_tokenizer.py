@@ -271,8 +271,8 @@ def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache
 
 
 def test_a_text_is_counted_once(directory, own_cache, monkeypatch):
-    """Whatever the size that plans are made with: a larger one enlarged the model in silence, by
-    ids that the tokenizer never makes.
+    """The size for plans has no effect: a larger one enlarged the model in silence, by ids that the
+    tokenizer never makes.
     """
     built, build = [], Tokenizer.build
     monkeypatch.setattr(Tokenizer, "build", lambda *a: built.append(build(*a)) or built[-1])

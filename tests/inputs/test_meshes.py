@@ -88,6 +88,6 @@ def test_layers_on_meshes(eight):
 
     Parameters get the names of axes that flax's own layers take.
     """
-    found, table, projection = json.loads(eight(PROGRAM))
-    assert len(found) == 12 and {cell: far for cell, far in found.items() if not far < 1e-6} == {}
+    errors, table, projection = json.loads(eight(PROGRAM))
+    assert len(errors) == 12 and {cell: far for cell, far in errors.items() if not far < 1e-6} == {}
     assert (table, projection) == (["words", None], [None, "width"])

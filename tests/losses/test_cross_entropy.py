@@ -424,10 +424,10 @@ def test_words_cut_over_8_devices(eight, tmp_path):
     10 million words take a step.
     """
     report = json.loads(eight(PROGRAM, tmp_path / "found.npz"))
-    found = np.load(tmp_path / "found.npz")
+    stored = np.load(tmp_path / "found.npz")
 
     def results(name):
-        return [found[key] for key in found if re.fullmatch(rf"_{name}_\d+", key)]
+        return [stored[key] for key in stored if re.fullmatch(rf"_{name}_\d+", key)]
 
     def one_device(loss, values, targets, reduction, pull=1.0):
         def total(values):
@@ -455,12 +455,12 @@ def test_words_cut_over_8_devices(eight, tmp_path):
 
     # Of a table of zeros every word has probability 1 / words, so the gradient of a target's row is
     # about minus its hidden state.
-    np.testing.assert_allclose(found["_value"], 4 * np.log(10_000_003), rtol=1e-6)
-    np.testing.assert_allclose(found["_rows"], found["_hidden"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(stored["_value"], 4 * np.log(10_000_003), rtol=1e-6)
+    np.testing.assert_allclose(stored["_rows"], stored["_hidden"], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
-        found["_other"], -found["_hidden"].sum(axis=0) / 10_000_003, rtol=1e-4
+        stored["_other"], -stored["_hidden"].sum(axis=0) / 10_000_003, rtol=1e-4
     )
-    assert not found["_padding"].any()
+    assert not stored["_padding"].any()
     assert (
         report["bytes"] < 4 * 1_250_001 * 4 * 8
     )  # a few times the device's rows, or the logits of its tokens

@@ -144,8 +144,8 @@ def in_order(vocabulary: Vocabulary, path: str | Path) -> Vocabulary:
             f" {OTHER_WORDS}"
         )
     words = path.read_bytes().decode(errors="replace").removesuffix("\n").split("\n")[1:]
-    whole = sum(header.sizes) == len(words) == len(vocabulary)
-    if not whole or {*words} != {*vocabulary.words}:
+    is_complete = sum(header.sizes) == len(words) == len(vocabulary)
+    if not is_complete or {*words} != {*vocabulary.words}:
         raise InputError(
             f"{path} is damaged: it does not hold every word of the vocabulary once; {OTHER_WORDS}"
         )
