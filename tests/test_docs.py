@@ -7,7 +7,6 @@ their flags, in tests/test_readme.py.
 """
 
 import ast
-import functools
 import gzip
 import importlib
 import importlib.util
@@ -17,6 +16,7 @@ import pkgutil
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from shutil import rmtree
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from jax.sharding import AxisType, PartitionSpec
 import adaptive_jax
 from adaptive_jax import linear_cross_entropy
 from adaptive_jax.config.keys import complete
-from adaptive_jax.model.language_model import BODIES
+from adaptive_jax.model.language_model import BODIES, LanguageModel, init_params
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.scores.surprisal import ScoredLine
 from adaptive_jax.text.load import LoadedModel
@@ -337,7 +337,9 @@ def test_the_loss_for_models_of_any_kind():
     slopes = lambda loss, *which: with_both(jax.value_and_grad(loss, *which))
     linen_loss = lambda params: linen_model.apply(params, tokens, targets)
     nnx_slopes = nnx.value_and_grad(lambda model: model(tokens, targets))
-    equinox_slopes = equinox.filter_value_and_grad(lambda model: model(tokens[0], targets[0]))
+    equinox_slopes = equinox.filter_value_and_grad(
+        lambda model: names["equinox_loss"](model, tokens, targets)
+    )
     dense_loss = lambda params: names["dense_loss"](dense_model, params, tokens, targets)
     arrays = hidden, table[:211], targets[0]
     ours, theirs = zip(
@@ -370,8 +372,8 @@ def test_the_loss_for_models_of_any_kind():
 def test_the_best_items_for_a_user():
     """They are those of all logits, the best one first."""
     [code] = [code for code in python_blocks(PAGES["docs/large_tables.md"]) if "recommend" in code]
-    names = {"functools": functools, "jax": jax, "jnp": jnp, "rows": 31, "width": 4}
-    exec(code, names)
+    names = {}
+    exec(code.replace("100_000", "31"), names)
     rng = np.random.default_rng(0)
     hidden, items, bias = (jnp.float32(rng.normal(size=shape)) for shape in ((3, 4), (31, 4), 31))
     ids, log_probs = names["recommend"](hidden, items, 5, bias)
@@ -464,6 +466,35 @@ def test_a_layer_is_added(monkeypatch):
     assert complete({"body.name": "one_gate"})["body"] == {"name": "one_gate", "features": 256}
     test_contracts.test_body(("one_gate", {}))
     test_contracts.test_body_continues_rows_of_a_stream(("one_gate", {}))
+
+
+def test_an_output_of_the_pages_trains():
+    """A run makes the parameters of an output without calling it: those of an `nn.Dense` were
+    missing, so the page's output kept the contract and no run could train it.
+    """
+    names = {}
+    exec("\n".join(python_blocks(PAGES["docs/adding_a_layer.md"])[:2]), names)
+    output = names["MixtureOfSoftmaxes"](adaptive_jax.OwnTable(61, 16))
+    model = LanguageModel(adaptive_jax.Lookup(61, 16), names["OneGate"](16), output)
+    params = jax.eval_shape(lambda: init_params(model, 0))
+    assert {"prior", "states"} <= params["output"].keys()
+    tokens = jnp.ones((2, 5), jnp.int32)
+    batch = adaptive_jax.Batch(tokens, tokens, jnp.ones((2, 5)), None)
+    loss = jax.eval_shape(lambda params: model.apply({"params": params}, batch), params)
+    assert loss.nll.shape == (2, 5)
+
+
+@pytest.mark.parametrize("page", ["docs/adopting.md", "docs/losses.md"])
+def test_a_section_needs_no_other(page):
+    """Readers paste the code of one section: names that another section imported were missing."""
+    for section in PAGES[page].split("\n## "):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "-"],
+            input="\n".join(python_blocks(section)),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
 
 
 def test_the_reference_is_whole():
@@ -578,8 +609,7 @@ def test_a_program_on_auto_axes_is_saved(eight):
     the loss cannot be saved.
     """
     [code] = [code for code in python_blocks(PAGES["docs/adopting.md"]) if "explicit_axes" in code]
-    imports = "import jax\nfrom adaptive_jax import linear_cross_entropy\n"
-    eight(imports + code + SAVED)
+    eight(code + SAVED)
 
 
 def test_reinforcement_and_distillation_without_logits():
