@@ -37,8 +37,8 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Frequent words have vectors of WIDTH; those from each cutoff on, of a quarter of the one
-    before. Input and softmax share them.
+    """Frequent words have vectors of WIDTH, and words of each later band vectors a quarter as wide
+    as those of the band before. Input and softmax share them.
     """
 
     vocabulary_size: int
@@ -52,7 +52,7 @@ class LanguageModel(nn.Module):
         self.softmax = AdaptiveSoftmax(TiedTable(self.embed), tail_dropout=0.1)
 
     def __call__(self, tokens, targets, train=False):
-        """Mean nats a word of `targets [rows, time]`, each given the `tokens` up to its place."""
+        """Mean nats a word of `targets [rows, time]`, each given the `tokens` before it."""
         x = self.embed(tokens) + self.positions(jnp.arange(TIME)[None])
         for block in self.blocks:
             x = block(x)
@@ -73,13 +73,13 @@ def read_bible() -> tuple[list[str], list[str]]:
 
 
 def encode(lines: list[str], ids: dict[str, int]) -> np.ndarray:
-    """Every word and the end of every line as an id; words without one are <unk>."""
+    """The ids of all words and ends of lines; words that `ids` lacks are <unk>."""
     words = (word for line in lines for word in [*line.split(), "<eos>"])
     return np.array([ids.get(word, ids["<unk>"]) for word in words], np.int32)
 
 
 def windows(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All windows `[n, TIME]`, and the word after each word of them; the end is left out."""
+    """All whole windows `[n, TIME]`, and the next word of each of their words."""
     n = (len(ids) - 1) // TIME
     return ids[: n * TIME].reshape(n, TIME), ids[1 : n * TIME + 1].reshape(n, TIME)
 
@@ -99,7 +99,7 @@ def main():
     else:
         train_text, valid_text = read_bible()
 
-    # The most frequent word is 0: bands of words rest on that order.
+    # The most frequent word is 0: cutoffs count words in that order.
     counts = collections.Counter(word for line in train_text for word in line.split())
     counts.update({"<eos>": len(train_text), "<unk>": 1})
     ids = {word: i for i, (word, _) in enumerate(counts.most_common())}
@@ -127,7 +127,7 @@ def main():
         return optax.apply_updates(params, changes), state, value
 
     def perplexity():
-        """Of the validation text, in batches of ROWS windows."""
+        """Perplexity of the validation text, in batches of ROWS windows."""
         batches = [slice(i, i + ROWS) for i in range(0, len(valid_tokens) - ROWS + 1, ROWS)]
         nats = [float(evaluate(params, valid_tokens[b], valid_targets[b])) for b in batches]
         return math.exp(np.mean(nats))

@@ -19,7 +19,7 @@ LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
 MARKS = rf"(?<!\S)<(?:unk|eos)>(?!\S)|{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
 
 
-def words_of(line, data):  # of the settings `data`: the words of a line, as training reads them
+def words_of(line, data):  # the words of a line, as training with the settings `data` reads them
     line = line.removeprefix("\ufeff")  # a byte order mark
     if data["tokeniser"] == "none":
         return line.split()
@@ -65,7 +65,7 @@ def load(folder):  # the parameters by name, the config, and the id of each word
     return p, config, {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
 
 
-def log_probs(p, config, ids):  # token ids [time] -> [time, words], of the word after each
+def log_probs(p, config, ids):  # token ids [time] -> [time, words], for the word after each
     def log_softmax(x):
         return x - np.logaddexp.reduce(x, axis=-1, keepdims=True)
 

@@ -23,14 +23,14 @@ LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
 MARKS = rf"(?<!\S)<(?:unk|eos)>(?!\S)|{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
 
 
-def words_of(line, data):  # of the settings `data`: the words of a line, as training reads them
+def words_of(line, data):  # the words of a line, as training with the settings `data` reads them
     line = line.removeprefix("\ufeff")  # a byte order mark
     if data["tokeniser"] == "none":
         return line.split()
     return [word.lower() for word in re.findall(MARKS, line)]
 
 
-def load(folder):  # the program, its arrays, what is known of it, and the id of each word
+def load(folder):  # the program, its arrays, its description, and the id of each word
     program = jax.jit(jax.export.deserialize((folder / "scorer.stablehlo").read_bytes()).call)
     about = json.loads((folder / "scorer.json").read_text())
     data = about["config"]["data"]
@@ -45,19 +45,19 @@ def load(folder):  # the program, its arrays, what is known of it, and the id of
 
 def log_probs(
     program, arrays, about, texts
-):  # of each text, a list of ids whose first is only read: the nats of all others
+):  # the log-probabilities of each text, a list of ids, without its first id
     rows, window = about["rows"], about["window"]
     longest = max(map(len, texts)) - 1
     ids = np.zeros(
         (rows, -(-longest // window) * window + 1), np.int32
-    )  # what fills rows up is scored and not counted
+    )  # padding is scored and then left out
     for row, text in enumerate(texts):
         ids[row, : len(text)] = text
     carry = [np.zeros(each["shape"], each["dtype"]) for each in about["carry"]]
     scores = []
     for at in range(
         0, ids.shape[1] - 1, window
-    ):  # a model without a carry sees the tokens of a window only
+    ):  # a model without a carry sees only the tokens of a window
         nll, carry = program(
             arrays, carry, ids[:, at : at + window], ids[:, at + 1 : at + window + 1]
         )

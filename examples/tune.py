@@ -4,9 +4,9 @@
     python examples/tune.py --workdir=runs/tune --hours=1 --trial_hours=0.1 -- \
         --config=configs/quickstart.py
 
-Every trial is a run of train.py of `trial_hours`, with what stands after `--` and two settings that
-are drawn; the best one has the lowest validation loss, in nats. The same command resumes the
-search. Apostoae 2019, section 4, tunes the same two settings so.
+Every trial runs train.py for `trial_hours`, with the arguments after `--` and the two drawn
+settings; the best one has the lowest validation loss, in nats. The same command resumes the search.
+Apostoae 2019, section 4, tunes the same two settings in this way.
 """
 
 import argparse
