@@ -158,10 +158,10 @@ class LanguageModel(nn.Module):
             return {"earlier": jnp.full((len(tokens), self.reach), -1)}, None, carry
         earlier = carry.earlier
         if reset is not None:
-            earlier = jnp.where(reset[:, None], -1, earlier)
+            earlier = jnp.where(jnp.asarray(reset)[:, None], -1, earlier)
         words = self.input.word_ids(tokens) if hasattr(self.input, "word_ids") else tokens
-        after = jnp.concatenate([earlier, words.astype(jnp.int32)], axis=1)[:, tokens.shape[1] :]
-        return {"earlier": earlier}, after, carry.body
+        after = jnp.concatenate([earlier, jnp.asarray(words, jnp.int32)], axis=1)
+        return {"earlier": earlier}, after[:, -self.reach :], carry.body
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry;
