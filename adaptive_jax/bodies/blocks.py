@@ -120,17 +120,18 @@ class Rows(NamedTuple):
         Raises:
             InputError: wrong shapes, floats for whole numbers, or segments together with a carry.
         """
-        (rows, time), ids, reset = vectors.shape[:2], None, None
-        segment_ids = None if batch is None else batch.segment_ids
+        if batch is None:
+            batch = Batch(None, None, None, None)
+        rows, time = vectors.shape[:2]
+        ids, segment_ids, reset = batch.row_ids, batch.segment_ids, batch.reset
+        ids = jnp.arange(rows) if ids is None else whole_numbers("row_ids", ids, rows)
         if segment_ids is not None:
             segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
             if len(carry):
                 raise InputError("batch.segment_ids must be None beside a carry: rows continue")
-        if batch is not None and batch.row_ids is not None:
-            ids = whole_numbers("row_ids", batch.row_ids, rows)
-        if batch is not None and batch.reset is not None:
-            reset = floats("reset", batch.reset, rows) != 0
-        return cls(jnp.arange(rows) if ids is None else ids, segment_ids, reset)
+        if reset is not None:
+            reset = floats("reset", reset, rows) != 0
+        return cls(ids, segment_ids, reset)
 
     def positions(self) -> jax.Array | None:
         """The position of each token in its segment, `[rows, time]`; None if every row is one

@@ -283,7 +283,7 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
             f"config.output.clusters={clusters!r} is a file, which build does not read: give it the"
             " config and the number of words that data.vocabulary.clusters.in_clusters returns"
         )
-    words |= {"features": output_features(body), "source": source}
+    words |= {"features": getattr(body, "output_features", body.features), "source": source}
     table_settings = dict(settings.pop("table"))
     if (cnn := table_settings.pop("cnn", None)) is not None:
         words["cnn"] = make("output.table.cnn", INPUTS, {"name": "char_cnn"} | cnn, **words)
@@ -313,11 +313,6 @@ def check_methods(group: str, layer: nn.Module) -> None:
         )
 
 
-def output_features(body: nn.Module) -> int:
-    """Width of a body's hidden states: `output_features` if it has that, otherwise `features`."""
-    return getattr(body, "output_features", body.features)
-
-
 @functools.lru_cache(maxsize=8)
 def variable_shapes(model: LanguageModel) -> dict:
     """Shapes of the collections "params" and "lexicon"; cached dicts, not to be changed."""
@@ -342,11 +337,8 @@ def init_params(model: LanguageModel, seed: int) -> dict:
     ids = jnp.zeros((1, 1), jnp.int32)
     batch = Batch(ids, ids, None, None)
     # Every output makes its parameters in `setup`, so its loss need not be computed.
-    return model.init(jax.random.key(seed), batch, method=_visit)["params"]
-
-
-def _visit(model, batch):
-    return model.hidden(batch), model.output.bands()
+    visit = lambda model, batch: (model.hidden(batch), model.output.bands())
+    return model.init(jax.random.key(seed), batch, method=visit)["params"]
 
 
 def _check_word_tables(model, config):
