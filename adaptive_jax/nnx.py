@@ -24,20 +24,24 @@ from adaptive_jax.outputs import softmax
 from adaptive_jax.outputs.tables import TiedTable
 
 with of_extra("layers"):
-    from flax import linen, nnx
+    from flax import linen, nnx, traverse_util
 
 
 def give_lexicon(layer: nnx.bridge.ToNNX, lexicon: Mapping) -> None:
-    """Gives a `CharacterCNN` or `GroC` in flax's bridge its lexicon. Call it before a softmax
-    shares the layer's parameters.
+    """Gives a layer in flax's bridge its lexicon. Call it before a softmax shares the layer's
+    parameters.
 
     lexicon: the result of `adaptive_jax.data.vocabulary.lexicon.lexicon` for the `lexicon_spec` of
         the linen layer.
     """
     # Flax's variable class for this collection: not `nnx.Param`, so it is not trained.
     kind = nnx.variable_type_from_name("lexicon", allow_register=True)
-    for name, arrays in lexicon.items():
-        setattr(layer, name, jax.tree.map(kind, dict(arrays)))
+    arrays = traverse_util.flatten_dict(jax.tree.map(kind, dict(lexicon)))
+    # Parameters of an inner layer may have the same name, such as those of the words of `NGrams`.
+    params = {name: getattr(layer, name) for name in lexicon if hasattr(layer, name)}
+    merged = traverse_util.unflatten_dict(traverse_util.flatten_dict(params) | arrays)
+    for name, variables in merged.items():
+        setattr(layer, name, variables)
 
 
 class AdaptiveInput(nnx.bridge.ToNNX):
@@ -108,12 +112,8 @@ class AdaptiveSoftmax(nnx.bridge.ToNNX):
                 " TiedTable(source.to_nnx__module, ...)"
             )
         super().__init__(softmax.AdaptiveSoftmax(table, **fields))
-        shared = {name: value for name, value in vars(source).items() if _is_variable(name)}
+        of_bridge = "to_nnx__", "_pytree__"  # prefixes of attributes that are not variables
+        shared = {n: value for n, value in vars(source).items() if not n.startswith(of_bridge)}
         self.table = {"source": shared}
-        self(method="bands", mutable=["params"], rngs=rngs)  # makes what is missing
+        self(method="bands", mutable=["params"], rngs=rngs)  # makes the other parameters
         self.table = self.table | {"source": shared}
-
-
-def _is_variable(name):
-    """True if an attribute of a bridge module holds variables, not state of the bridge itself."""
-    return not name.startswith(("to_nnx__", "_pytree__"))

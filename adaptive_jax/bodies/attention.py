@@ -176,10 +176,12 @@ def _chunked(dropout, slopes, queries, keys, values, segment_ids, seeds):
 
 def _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds):
     count = queries.shape[2]
-    of_rows = (None if x is None else jnp.repeat(x, count, axis=0) for x in (segment_ids, seeds))
+    repeated = (None if x is None else jnp.repeat(x, count, axis=0) for x in (segment_ids, seeds))
     head_ids = None if seeds is None else jnp.tile(jnp.arange(count, dtype=jnp.uint32), len(seeds))
-    of_heads = jnp.tile(jnp.asarray(slopes, jnp.float32), len(queries)) if slopes else None
-    heads = _Heads(_fold(scaled(queries)), _fold(keys), _fold(values), *of_rows, head_ids, of_heads)
+    head_slopes = jnp.tile(jnp.asarray(slopes, jnp.float32), len(queries)) if slopes else None
+    heads = _Heads(
+        _fold(scaled(queries)), _fold(keys), _fold(values), *repeated, head_ids, head_slopes
+    )
     attended, logsumexp = _in_groups(functools.partial(_forward, dropout), heads)
     attended, logsumexp = save_for_backward(_unfold(attended, count)), save_for_backward(logsumexp)
     return attended, (heads, attended, logsumexp)
@@ -228,9 +230,9 @@ def _backward(dropout, heads, logsumexp, shared, gradient):
 
     def attend(end, first, queries, segment_ids, logsumexp, shared, gradient):
         weights = jnp.exp(_scores(heads, queries, segment_ids, first, end) - logsumexp[..., None])
-        of_weights = _product("nqw,nkw->nqk", gradient, heads.values[:, :end])
-        of_weights, dropped = (_drop(x, dropout, heads, first) for x in (of_weights, weights))
-        of_scores = weights * (of_weights - shared[..., None])
+        d_weights = _product("nqw,nkw->nqk", gradient, heads.values[:, :end])
+        d_weights, dropped = (_drop(x, dropout, heads, first) for x in (d_weights, weights))
+        d_scores = weights * (d_weights - shared[..., None])
         transposed = jnp.swapaxes(queries, 1, 2), jnp.swapaxes(gradient, 1, 2)
         if platform() == "cpu":
             # Sums over queries are faster along the last axis; without the barrier the compiler
@@ -238,19 +240,19 @@ def _backward(dropout, heads, logsumexp, shared, gradient):
             transposed = jax.lax.optimization_barrier(transposed)
         sums = tuple(
             _product("nwq,nqk->nwk", *pair)
-            for pair in zip(transposed, (of_scores, dropped), strict=True)
+            for pair in zip(transposed, (d_scores, dropped), strict=True)
         )
-        return _product("nqk,nkw->nqw", of_scores, heads.keys[:, :end]).astype(dtype), sums
+        return _product("nqk,nkw->nqw", d_scores, heads.keys[:, :end]).astype(dtype), sums
 
-    of_queries, of_keys, of_values = [], 0, 0
+    d_queries, d_keys, d_values = [], 0, 0
     chunked = heads.queries, heads.segment_ids, logsumexp, shared, gradient
     for stage in _stages(time):
-        of_chunk, sums = _run_stage(attend, stage, chunked)
-        of_queries.append(of_chunk)
+        d_chunk, sums = _run_stage(attend, stage, chunked)
+        d_queries.append(d_chunk)
         padded = [jnp.pad(x, ((0, 0), (0, 0), (0, time - stage[1]))) for x in sums]
-        of_keys, of_values = of_keys + padded[0], of_values + padded[1]
-    return jnp.concatenate(of_queries, axis=1), *(
-        jnp.swapaxes(x, 1, 2).astype(dtype) for x in (of_keys, of_values)
+        d_keys, d_values = d_keys + padded[0], d_values + padded[1]
+    return jnp.concatenate(d_queries, axis=1), *(
+        jnp.swapaxes(x, 1, 2).astype(dtype) for x in (d_keys, d_values)
     )
 
 
@@ -326,8 +328,8 @@ def _drop(weights, dropout, heads, first):
         weights.shape[2]
     )[None]
     in_head, per_head = in_head.astype(jnp.uint32), jnp.uint32(time**2 % 2**32)
-    of_head = jax.vmap(lambda seed, head: keep_mask(seed, head * per_head + in_head, dropout))
-    return jnp.where(of_head(heads.seeds, heads.head_ids), weights / (1 - dropout), dropped)
+    keeps = jax.vmap(lambda seed, head: keep_mask(seed, head * per_head + in_head, dropout))
+    return jnp.where(keeps(heads.seeds, heads.head_ids), weights / (1 - dropout), dropped)
 
 
 def _product(form, left, right):

@@ -117,29 +117,29 @@ def _forward(settings, joint, bias, segment_ids, seeds):
 
 def _backward(settings, residuals, gradient):
     joint, bias, segment_ids, seeds, attended, logsumexp = residuals
-    (rows, time, *of_token), size = joint.shape, settings.backward.program
+    (rows, time, *token_shape), size = joint.shape, settings.backward.program
     # A term shared by the gradients of all weights of a query: D in Dao et al. 2022, appendix B.2.
     shared = jnp.sum(attended.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1).swapaxes(
         1, 2
     )
-    of_joint, sums = _call(
+    d_joint, sums = _call(
         functools.partial(_backward_kernel, settings.kernel(settings.backward, joint, segment_ids)),
         settings.backward,
         [joint, gradient, logsumexp, shared, *settings.optional_arrays(segment_ids, seeds)],
         [
             jax.ShapeDtypeStruct(joint.shape, joint.dtype),
-            jax.ShapeDtypeStruct((rows, time // size, *of_token), jnp.float32),
+            jax.ShapeDtypeStruct((rows, time // size, *token_shape), jnp.float32),
         ],
         [
             pl.BlockSpec(
-                (None, size, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)
+                (None, size, 3, None, token_shape[-1]), lambda i, head, row: (row, i, 0, head, 0)
             ),
             pl.BlockSpec(
-                (None, None, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)
+                (None, None, 3, None, token_shape[-1]), lambda i, head, row: (row, i, 0, head, 0)
             ),
         ],
     )
-    return of_joint, None if bias is None else sums.sum((0, 1)).astype(bias.dtype), None, None
+    return d_joint, None if bias is None else sums.sum((0, 1)).astype(bias.dtype), None, None
 
 
 _flash.defvjp(_forward, _backward)
@@ -153,14 +153,14 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
     `[heads]`.
     """
     rows, time, _, heads, width = arrays[0].shape
-    of_axes = {
+    specs_by_rank = {
         5: pl.BlockSpec((None, time, 3, None, width), lambda i, head, row: (row, 0, 0, head, 0)),
         4: pl.BlockSpec((None, time, None, width), lambda i, head, row: (row, 0, head, 0)),
         3: pl.BlockSpec((None, None, time), lambda i, head, row: (row, head, 0)),
         1: pl.BlockSpec((1,), lambda i, head, row: (head,)),
     }
     specs = [
-        of_axes.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0))
+        specs_by_rank.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0))
         for a in arrays
     ]
     arrays, shapes = kernel_arguments(arrays, shapes)
@@ -271,7 +271,7 @@ def _forward_kernel(kernel, joint, *refs):
 
 
 def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
-    *refs, of_joint, sums = refs
+    *refs, d_joint, sums = refs
     inputs = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
@@ -287,47 +287,47 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
             shared[place],
         )
 
-    def weigh(queries, keys, values, of_queries, starts):
+    def weigh(queries, keys, values, query_inputs, starts):
         """Weights after dropout, not yet divided by 1 - rate, and gradients of scores, of a block
         of queries and keys, in the dtype of the products.
         """
-        upstream, logsumexp, shared = of_queries
+        upstream, logsumexp, shared = query_inputs
         weights = _exp2(kernel.scores(queries, keys, starts, inputs) - logsumexp[:, None])
-        dropped, of_weights = weights, _product(upstream, values.T) * keep_scale
+        dropped, d_weights = weights, _product(upstream, values.T) * keep_scale
         if inputs.seeds is not None:
             keeps = kernel.stays(inputs.seeds, starts, weights.shape)
-            dropped, of_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, of_weights))
-        return dropped.astype(queries.dtype), (weights * (of_weights - shared[:, None])).astype(
+            dropped, d_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, d_weights))
+        return dropped.astype(queries.dtype), (weights * (d_weights - shared[:, None])).astype(
             queries.dtype
         )
 
-    (queries, keys, values), of_queries = read(pl.ds(first, size))
+    (queries, keys, values), query_inputs = read(pl.ds(first, size))
     zeros = jnp.zeros(queries.shape, jnp.float32)
 
     def visit_keys(i, total):
         (_, block_keys, block_values), _ = read(pl.ds(i * step, step))
-        _, of_scores = weigh(queries, block_keys, block_values, of_queries, (first, i * step))
-        return total + _product(of_scores, block_keys)
+        _, d_scores = weigh(queries, block_keys, block_values, query_inputs, (first, i * step))
+        return total + _product(d_scores, block_keys)
 
     def write(part, total):
-        of_joint[:, part, :] = total.astype(of_joint.dtype)
+        d_joint[:, part, :] = total.astype(d_joint.dtype)
         # The part of the bias's gradient that comes from this block's tokens.
         sums[part, :] = total.sum(axis=0)
 
     write(0, scale * lax.fori_loop(0, lax.div(first + size + step - 1, step), visit_keys, zeros))
 
     def visit_queries(i, totals):
-        (block_queries, _, _), of_block = read(pl.ds(i * step, step))
-        dropped, of_scores = weigh(block_queries, keys, values, of_block, (i * step, first))
-        return totals[0] + _product(of_scores.T, block_queries), totals[1] + _product(
-            dropped.T, of_block[0]
+        (block_queries, _, _), block_inputs = read(pl.ds(i * step, step))
+        dropped, d_scores = weigh(block_queries, keys, values, block_inputs, (i * step, first))
+        return totals[0] + _product(d_scores.T, block_queries), totals[1] + _product(
+            dropped.T, block_inputs[0]
         )
 
-    of_keys, of_values = lax.fori_loop(
+    d_keys, d_values = lax.fori_loop(
         lax.div(first, step), kernel.time // step, visit_queries, (zeros, zeros)
     )
-    write(1, of_keys * scale)
-    write(2, of_values * keep_scale)
+    write(1, d_keys * scale)
+    write(2, d_values * keep_scale)
 
 
 def _exp2(x):

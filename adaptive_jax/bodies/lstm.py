@@ -344,41 +344,41 @@ def _forward(x, weights, state, keep):
 
 def _backward(saved, gradient):
     x, weights, state, keep, hidden, cells, gates = saved
-    of_hiddens, of_state = gradient
+    d_hiddens, d_state = gradient
     dtype, wide = x.dtype, cells.dtype
     back = _barrier(in_blocks(weights.recurrent.astype(dtype).T, len(x)))
 
     def step(number, loop):
         # Entries of `gates` for later steps hold the gradients of their preactivations.
-        (of_hidden, of_cell), gates = loop
+        (d_hidden, d_cell), gates = loop
         time = len(x) - 1 - number
         i, f, g, o = jnp.split(gates[time], 4, axis=1)
         (before,) = _reset(keep, time, jnp.where(time > 0, cells[time - 1], state.cell))
         squashed = jnp.tanh(cells[time])
-        of_hidden += of_hiddens[time].astype(wide)
-        of_cell = _barrier(of_cell + of_hidden * o * (1 - squashed**2))
-        of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
-        of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
+        d_hidden += d_hiddens[time].astype(wide)
+        d_cell = _barrier(d_cell + d_hidden * o * (1 - squashed**2))
+        d_i, d_f, d_g, d_o = d_cell * g, d_cell * before, d_cell * i, d_hidden * squashed
+        d_sums = [d_i * i * (1 - i), d_f * f * (1 - f), d_g * (1 - g**2), d_o * o * (1 - o)]
         # Concatenate all that is computed from the gates before writing it over them; otherwise XLA
         # copies `gates` at every step.
-        joined = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
-        of_sums, of_cell = joined[:, : gates.shape[2]], joined[:, gates.shape[2] :]
-        of_hidden = step_product(of_sums.astype(dtype), back, hidden.shape[-1])
-        return _reset(keep, time, of_hidden, of_cell), _put(gates, time, of_sums)
+        joined = _barrier(jnp.concatenate([*d_sums, d_cell * f], axis=1))
+        d_sums, d_cell = joined[:, : gates.shape[2]], joined[:, gates.shape[2] :]
+        d_hidden = step_product(d_sums.astype(dtype), back, hidden.shape[-1])
+        return _reset(keep, time, d_hidden, d_cell), _put(gates, time, d_sums)
 
-    after = of_state.hidden.astype(wide), of_state.cell
-    of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
+    after = d_state.hidden.astype(wide), d_state.cell
+    d_state, d_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
     befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
     befores = befores if keep is None else jnp.where(keep, befores, 0)
-    gate_gradients = flat(of_sums.astype(dtype))
-    of_weights = (
+    gate_gradients = flat(d_sums.astype(dtype))
+    d_weights = (
         over_rows(flat(x), gate_gradients),
         over_rows(flat(befores), gate_gradients),
         jnp.sum(gate_gradients, axis=0, dtype=wide),
     )
-    of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
-    of_x = dot(gate_gradients, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
-    return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None
+    d_weights = Weights(*(a.astype(b.dtype) for a, b in zip(d_weights, weights, strict=True)))
+    d_x = dot(gate_gradients, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
+    return d_x, d_weights, State(d_state[0].astype(dtype), d_state[1]), None
 
 
 _scan.defvjp(_forward, _backward)

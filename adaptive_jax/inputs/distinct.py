@@ -104,24 +104,20 @@ def _add_up(static, axis_name, tokens, bands):
     words, place = _words(ids, sum(static.words))
     gradient = gradient.reshape(-1, gradient.shape[-1]).astype(sum_dtype(dtype))
     shape = len(words) + _chunk(words), gradient.shape[1]
-    of_words = pvary(jnp.zeros(shape, gradient.dtype), axes_of((gradient, ids, bands)))
-    of_words = of_words.at[place].add(gradient)
+    d_words = pvary(jnp.zeros(shape, gradient.dtype), axes_of((gradient, ids, bands)))
+    d_words = d_words.at[place].add(gradient)
 
     def visit(sums, band, row, rows):
-        gradient_of_rows, lowering = lifted(
-            lax.dynamic_slice_in_dim(of_words, row, len(rows)), dtype
-        )
+        d_vectors, lowering = lifted(lax.dynamic_slice_in_dim(d_words, row, len(rows)), dtype)
         _, pull = jax.vjp(product, _rows(band.table, rows, dtype), band.projection)
-        of_rows, of_projection = (
-            a.astype(of_words.dtype) * lowering for a in pull(gradient_of_rows)
-        )
+        d_rows, d_projection = (a.astype(d_words.dtype) * lowering for a in pull(d_vectors))
         table = sums.table.at[rows].set(
-            of_rows.astype(band.table.dtype),
+            d_rows.astype(band.table.dtype),
             mode="drop",
             indices_are_sorted=True,
             unique_indices=True,
         )
-        return Band(table, sums.projection + of_projection.astype(sums.projection.dtype))
+        return Band(table, sums.projection + d_projection.astype(sums.projection.dtype))
 
     def zeros(band):
         total = jnp.zeros(band.projection.shape, sum_dtype(band.projection.dtype))

@@ -150,7 +150,7 @@ class GroC(CharacterCNN):
 
     def _encode(self, words):
         word_lists = map(jnp.asarray, self.word_lists.values())
-        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in word_lists]
+        lists = [word_list.at[words].get(mode="fill", fill_value=-1) for word_list in word_lists]
         if self.has_variable("tables", "surfaces"):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:
@@ -202,19 +202,18 @@ def _sum_of_rows(table, places):
     return functools.reduce(jnp.add, rows)
 
 
-def _pull_rows(residuals, pull):
+def _sum_backward(residuals, gradient):
     table, places = residuals
-
-    wide = pull.astype(sum_dtype(pull.dtype))
+    gradient = gradient.astype(sum_dtype(gradient.dtype))
 
     def add(total, places):
-        return total.at[places].add(wide, mode="drop", wrap_negative_indices=False), None
+        return total.at[places].add(gradient, mode="drop", wrap_negative_indices=False), None
 
-    zeros = pvary(jnp.zeros(table.shape, wide.dtype), axes_of(places))
+    zeros = pvary(jnp.zeros(table.shape, gradient.dtype), axes_of(places))
     total, _ = jax.lax.scan(add, zeros, places.T)
     return total.astype(table.dtype), None
 
 
 _sum_of_rows.defvjp(
-    lambda table, places: (_sum_of_rows(table, places), (table, places)), _pull_rows
+    lambda table, places: (_sum_of_rows(table, places), (table, places)), _sum_backward
 )

@@ -128,16 +128,14 @@ def _backward(reader, residuals, cotangent):
     widths = [kernel.shape[1] for kernel, _ in weights["highways"]]
 
     def visit(most, trip, gradient):
-        rows, pull, saved = (
+        rows, d_vectors, saved = (
             lax.dynamic_slice_in_dim(a, trip * reader.chunk, reader.chunk)
             for a in (words, cotangent, products)
         )
         saved = lax.split(saved, widths, axis=1) if saved.shape[1] else None
         _, vjp = jax.vjp(lambda w: _vectors(reader, w, rows, spelling, most, saved)[0], weights)
-        of_chunk = vjp(pull.astype(reader.dtype))[0]
-        return jax.tree.map(
-            lambda total, part: total + part.astype(total.dtype), gradient, of_chunk
-        )
+        d_chunk = vjp(d_vectors.astype(reader.dtype))[0]
+        return jax.tree.map(lambda total, part: total + part.astype(total.dtype), gradient, d_chunk)
 
     gradient = jax.tree.map(lambda w: jnp.zeros(w.shape, sum_dtype(w.dtype)), weights)
     gradient = pvary(gradient, axes_of(words))
@@ -243,5 +241,5 @@ def _saved_product(x, kernel, saved):
 _saved_product.defvjp(
     lambda x, kernel, saved: (saved, (x, kernel)),
     # The pullback does not depend on the product itself.
-    lambda arrays, pull: (*jax.vjp(product, *arrays)[1](pull), None),
+    lambda arrays, gradient: (*jax.vjp(product, *arrays)[1](gradient), None),
 )

@@ -88,11 +88,11 @@ def make_gradients(
         zeros = pvary(
             (jax.tree.map(jnp.zeros_like, (params, tables)), Sums(*[jnp.zeros(())] * 3)), axes
         )
-        ((gradients, of_tables), sums), carry = jax.lax.scan(
+        ((gradients, d_tables), sums), carry = jax.lax.scan(
             add, zeros, (batch._replace(inputs=inputs), carry)
         )
         if tables:
-            gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
+            gradients = jax.tree.map(jnp.add, gradients, pull(d_tables))
         gradients, sums = sharding.sum_over_devices(
             mesh,
             (gradients, sums),

@@ -136,7 +136,7 @@ class Softmax(Output):
         return Loss(*banded.loss(hidden, targets, weights, *softmax, settings, seeds))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood of each target `[...]` in nats, in the order given; see
+        """Negative log-likelihood of each target `[...]` in nats, in the order of `targets`; see
         `banded.losses`.
         """
         return banded.losses(hidden, targets, None, *self.arrays(), self._sharded(banded.PLAIN))
@@ -307,6 +307,6 @@ class AdaptiveSoftmax(Softmax):
         elif fields:
             name, value = next(iter(fields.items()))
             raise InputError(
-                f"{name}={value!r} must be left out where a table is given: give it to the table"
+                f"{name}={value!r} must be left out beside a table: set it in the table"
             )
         super().__post_init__()
