@@ -1,5 +1,5 @@
-"""The layers for `flax.nnx`: the linen layers in flax's own bridge, so numbers, fields and methods
-are theirs.
+"""Layers for `flax.nnx`: the linen layers in flax's bridge, with the same numbers, fields and
+methods.
 
     class Model(nnx.Module):
         def __init__(self, rngs):
@@ -9,8 +9,9 @@ are theirs.
         def __call__(self, tokens, targets):
             return self.softmax(self.embed(tokens), targets)
 
-Parameters are `nnx.Param` under the names of linen's, made without a sample input. Dropout takes
-its key from the call: `softmax(hidden, targets, train=True, rngs=nnx.Rngs(dropout=key))`.
+Parameters are `nnx.Param` with the names of the linen layer, made without a sample input. The key
+of dropout is passed to the call: `softmax(hidden, targets, train=True,
+rngs=nnx.Rngs(dropout=key))`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,24 +24,28 @@ from adaptive_jax.outputs import softmax
 from adaptive_jax.outputs.tables import TiedTable
 
 with of_extra("layers"):
-    from flax import linen, nnx
+    from flax import linen, nnx, traverse_util
 
 
 def give_lexicon(layer: nnx.bridge.ToNNX, lexicon: Mapping) -> None:
-    """Gives a `CharacterCNN` or `GroC` in flax's bridge what it reads of words, before a softmax
-    shares its parameters.
+    """Gives a layer in flax's bridge its lexicon. Call it before a softmax shares the layer's
+    parameters.
 
-    lexicon: what `adaptive_jax.data.vocabulary.lexicon.lexicon` makes by the linen layer's
-        `lexicon_spec`.
+    lexicon: the result of `adaptive_jax.data.vocabulary.lexicon.lexicon` for the `lexicon_spec` of
+        the linen layer.
     """
-    # The class that flax has for this collection of linen: not `nnx.Param`, so it is not trained.
+    # Flax's variable class for this collection: not `nnx.Param`, so it is not trained.
     kind = nnx.variable_type_from_name("lexicon", allow_register=True)
-    for name, arrays in lexicon.items():
-        setattr(layer, name, jax.tree.map(kind, dict(arrays)))
+    arrays = traverse_util.flatten_dict(jax.tree.map(kind, dict(lexicon)))
+    # Parameters of an inner layer may have the same name, such as those of the words of `NGrams`.
+    params = {name: getattr(layer, name) for name in lexicon if hasattr(layer, name)}
+    merged = traverse_util.unflatten_dict(traverse_util.flatten_dict(params) | arrays)
+    for name, variables in merged.items():
+        setattr(layer, name, variables)
 
 
 class AdaptiveInput(nnx.bridge.ToNNX):
-    """`adaptive_jax.AdaptiveInput` with parameters of its own."""
+    """`adaptive_jax.AdaptiveInput` as an nnx module."""
 
     def __init__(
         self,
@@ -61,9 +66,9 @@ class AdaptiveInput(nnx.bridge.ToNNX):
 
 
 class AdaptiveSoftmax(nnx.bridge.ToNNX):
-    """`adaptive_jax.AdaptiveSoftmax` with parameters of its own, or on the table of an input.
+    """`adaptive_jax.AdaptiveSoftmax` as an nnx module, on its own table or on that of an input.
 
-    Its methods are those of the linen layer: a call is the loss; `loss`, `nll`, `log_probs`,
+    Its methods are those of the linen layer: a call returns the loss; `loss`, `nll`, `log_probs`,
     `predict`, `bands`.
     """
 
@@ -76,16 +81,16 @@ class AdaptiveSoftmax(nnx.bridge.ToNNX):
         **fields,
     ):
         """Args:
-            table: a linen table, such as `OwnTable(...)`; None: sizes are among the fields, or
-                there is a source.
-            source: the input whose parameters are shared, as the same `nnx.Param`. The table is
-                `TiedTable(source.to_nnx__module)`, or another that is given with that source.
-            rngs: of the parameters.
-            fields: of the linen layer.
+            table: a linen table, such as `OwnTable(...)`; None: a table of the sizes in `fields`,
+                or `TiedTable(source.to_nnx__module)`.
+            source: the input whose parameters are shared, as the same `nnx.Param`; a `table` must
+                have `source.to_nnx__module` as its source.
+            rngs: for the parameters.
+            fields: fields of the linen layer.
 
         Raises:
-            InputError: as the linen layer; a source that is no input of this package; or a table
-                that does not have this source, or is tied without one.
+            InputError: as the linen layer; a source that is not an input of this package; or a
+                table that has another source, or one that is tied without `source`.
         """
         if source is None and hasattr(table, "source"):
             kind = type(table).__name__
@@ -103,16 +108,12 @@ class AdaptiveSoftmax(nnx.bridge.ToNNX):
         table = TiedTable(linen_source) if table is None else table
         if getattr(table, "source", None) != linen_source:
             raise InputError(
-                f"table={type(table).__name__} must have the source that is given: use"
+                f"table={type(table).__name__} must have the same source: use"
                 " TiedTable(source.to_nnx__module, ...)"
             )
         super().__init__(softmax.AdaptiveSoftmax(table, **fields))
-        shared = {name: value for name, value in vars(source).items() if _is_variable(name)}
+        of_bridge = "to_nnx__", "_pytree__"  # prefixes of attributes that are not variables
+        shared = {n: value for n, value in vars(source).items() if not n.startswith(of_bridge)}
         self.table = {"source": shared}
-        self(method="bands", mutable=["params"], rngs=rngs)  # makes what is missing
+        self(method="bands", mutable=["params"], rngs=rngs)  # makes the other parameters
         self.table = self.table | {"source": shared}
-
-
-def _is_variable(name):
-    """True if an attribute of a bridge holds variables, not what the bridge needs."""
-    return not name.startswith(("to_nnx__", "_pytree__"))

@@ -9,6 +9,7 @@ import adaptive_jax
 from adaptive_jax import OwnTable, TiedTable
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.inputs.ngrams import NGrams
 from adaptive_jax.interop.torch_softmax import from_torch, to_torch
 from adaptive_jax.nnx import AdaptiveInput, AdaptiveSoftmax, give_lexicon
 from tests import refuses
@@ -119,7 +120,7 @@ def test_a_tied_softmax_shares_the_parameters_of_its_input():
 
 def test_a_composed_input_and_the_softmax_on_it():
     """Any input works in the bridge: without its lexicon it says so, and the lexicon is no
-    parameter.
+    parameter. That of words beside n-grams took the place of their parameters.
     """
     words = Vocabulary.build({"the": 5, "cat": 3, "sat": 2, "<eos>": 4, "<unk>": 1})
     layer = adaptive_jax.CharacterCNN(5, 8, width=4, filters=((1, 3),), length=6)
@@ -129,6 +130,11 @@ def test_a_composed_input_and_the_softmax_on_it():
     with refuses("spelling"):
         embed(tokens)
     give_lexicon(embed, known)
+    ngrams = NGrams(layer, orders=(2,), rows=6, row_width=4)
+    beside = nnx.bridge.ToNNX(ngrams).lazy_init(tokens, rngs=nnx.Rngs(0))
+    give_lexicon(beside, lexicon(words, ngrams.lexicon_spec))
+    assert params_of(beside)["words"].keys() == params_of(embed).keys()
+    assert jax.eval_shape(lambda: beside(tokens)).shape == (*tokens.shape, 8)
     softmax = AdaptiveSoftmax(table, source=embed, rngs=nnx.Rngs(1))
     both, given = nnx.List([embed, softmax]), {"lexicon": known}
 

@@ -33,9 +33,9 @@ class Pairs(NamedTuple):
     Attributes:
         segment_ids: int32 `[rows, time]`: a token sees only tokens of its own segment. None: every
             row is one segment.
-        slopes: for each head, how much a score falls with each token of distance (ALiBi, see
-            positions.py). (): not at all.
-        dropout: rate at which weights are dropped after the softmax; the others are divided by 1 -
+        slopes: of each head, how much a score falls per token of distance (ALiBi, see
+            positions.py). (): no ALiBi.
+        dropout: rate at which weights are dropped after the softmax; the rest are divided by 1 -
             dropout.
         seeds: uint32 `[rows, 2]` from `dropout.row_seeds`; needed if `dropout` is not 0.
     """
@@ -46,7 +46,7 @@ class Pairs(NamedTuple):
     seeds: jax.Array | None = None
 
 
-ALONE = Pairs()  # queries and keys decide alone
+ALONE = Pairs()  # weights depend on queries and keys alone
 
 
 def attention(queries, keys, values, pairs: Pairs = ALONE):
@@ -56,13 +56,13 @@ def attention(queries, keys, values, pairs: Pairs = ALONE):
     Args:
         queries, keys, values: `[rows, time, heads, width]` of one dtype, which is also the dtype of
             the products. Scores are scaled by width^-0.5; scores and softmax are float32.
-        pairs: what else decides the weights: segments, distance, dropout.
+        pairs: segments, ALiBi slopes and dropout.
 
     Returns:
         `[rows, time, heads, width]` in the dtype of the queries.
 
     Raises:
-        InputError: a row has more than 2^32 weights to drop.
+        InputError: dropout on more than 2^32 weights per row.
     """
     _check_weights(*queries.shape[1:3], pairs)
     seeds = pairs.seeds if pairs.dropout else None
@@ -70,12 +70,13 @@ def attention(queries, keys, values, pairs: Pairs = ALONE):
 
 
 def joint_attention(joint, bias, heads: int, pairs: Pairs = ALONE, *, path: str | None = None):
-    """`attention` of queries, keys and values side by side, `[rows, time, 3 * heads * width]`,
-    after a bias is added to them.
+    """Adds a bias to queries, keys and values and computes their `attention`.
 
-    path: "triton", the kernels, which read them in place and sum the gradient of the bias
-        `[3 * heads * width]` where they compute theirs; or "chunked", `attention`, for a benchmark.
-        None: the kernels where `kernels_fit`.
+    Args:
+        joint: queries, keys and values side by side, `[rows, time, 3 * heads * width]`.
+        bias: `[3 * heads * width]`.
+        path: "triton", the kernels of flash.py, which read the joint array in place and sum the
+            gradient of the bias; "chunked", `attention`; None: the kernels where `kernels_fit`.
     """
     rows, time, width = *joint.shape[:2], joint.shape[2] // (3 * heads)
     if path is None:
@@ -92,13 +93,12 @@ def joint_attention(joint, bias, heads: int, pairs: Pairs = ALONE, *, path: str 
 
 
 def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()):
-    """Attention of the next tokens to a cache that already holds their own keys and values. Not
-    meant to be differentiated.
+    """Attention of new tokens to a cache that already holds their own keys and values. Not meant
+    to be differentiated.
 
     Args:
         queries: `[rows, time, heads, width]`.
-        keys, values: `[rows, length, heads, width]`; those of the queries' own tokens begin at
-            position `seen`.
+        keys, values: `[rows, length, heads, width]`; those of the new tokens begin at `seen`.
         seen: number of tokens before the queries, a scalar.
         slopes: see `Pairs`.
 
@@ -117,24 +117,24 @@ def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()
 def _check_weights(time, heads, pairs):
     if pairs.dropout and heads * time**2 > 2**32:
         raise InputError(
-            f"attention dropout supports 2^32 weights a row, not those of {heads} heads over {time}"
-            " tokens: choose a smaller batches.sequence_length or body.attention_dropout=0"
+            f"attention dropout supports 2^32 weights per row, got {heads} heads over {time}"
+            " tokens: use a smaller batches.sequence_length or body.attention_dropout=0"
         )
 
 
 def kernels_fit(shape: tuple[int, int, int], dtype) -> bool:
-    """True if flash.py computes rows of `shape`, (time, heads, width), on the device that the code
-    is traced for.
+    """True if flash.py supports rows of `shape`, (time, heads, width), on the device that the
+    code is traced for.
     """
     time, _, width = shape
-    # In float32 they would have no matrix units, and take a minute to compile.
+    # In float32 the kernels could not use matrix units, and would take a minute to compile.
     fits = time % 64 == 0 and width in (16, 32, 64, 128) and dtype in (jnp.float16, jnp.bfloat16)
     return fits and capability() >= (8, 0)
 
 
 def causal_mask(first, time: int, length: int) -> jax.Array:
-    """Mask, bool `[time, length]`, of the keys that each of `time` queries may see, the first
-    query at position `first`.
+    """Mask, bool `[time, length]`, of the keys that each of `time` queries may see; the first
+    query is at position `first`.
     """
     return jnp.arange(length)[None] <= (first + jnp.arange(time))[:, None]
 
@@ -145,8 +145,8 @@ def scaled(queries: jax.Array) -> jax.Array:
 
 
 class _Heads(NamedTuple):
-    """The heads of all rows along one axis, `heads` = rows * heads of a row; the last four are
-    None where not needed.
+    """The heads of all rows along one axis of rows * heads entries; the last four fields are None
+    where not needed.
     """
 
     queries: jax.Array  # [heads, time, width], scaled; keys and values have the same shape
@@ -170,16 +170,18 @@ def _unfold(x, heads):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked(dropout, slopes, queries, keys, values, segment_ids, seeds):
-    """`attention`, whose arguments it takes, and those of `Pairs`."""
+    """Computes `attention`; arguments are those of `attention` and the fields of `Pairs`."""
     return _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)[0]
 
 
 def _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds):
     count = queries.shape[2]
-    of_rows = (None if x is None else jnp.repeat(x, count, axis=0) for x in (segment_ids, seeds))
+    repeated = (None if x is None else jnp.repeat(x, count, axis=0) for x in (segment_ids, seeds))
     head_ids = None if seeds is None else jnp.tile(jnp.arange(count, dtype=jnp.uint32), len(seeds))
-    of_heads = jnp.tile(jnp.asarray(slopes, jnp.float32), len(queries)) if slopes else None
-    heads = _Heads(_fold(scaled(queries)), _fold(keys), _fold(values), *of_rows, head_ids, of_heads)
+    head_slopes = jnp.tile(jnp.asarray(slopes, jnp.float32), len(queries)) if slopes else None
+    heads = _Heads(
+        _fold(scaled(queries)), _fold(keys), _fold(values), *repeated, head_ids, head_slopes
+    )
     attended, logsumexp = _in_groups(functools.partial(_forward, dropout), heads)
     attended, logsumexp = save_for_backward(_unfold(attended, count)), save_for_backward(logsumexp)
     return attended, (heads, attended, logsumexp)
@@ -187,8 +189,7 @@ def _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)
 
 def _chunked_backward(dropout, _, residuals, gradient):
     heads, attended, logsumexp = residuals
-    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix
-    # B.2.
+    # A term shared by the gradients of all weights of a query: D in Dao et al. 2022, appendix B.2.
     shared = jnp.einsum(
         "bqhw,bqhw->bhq", attended, gradient, preferred_element_type=jnp.float32
     ).reshape(logsumexp.shape)
@@ -229,43 +230,43 @@ def _backward(dropout, heads, logsumexp, shared, gradient):
 
     def attend(end, first, queries, segment_ids, logsumexp, shared, gradient):
         weights = jnp.exp(_scores(heads, queries, segment_ids, first, end) - logsumexp[..., None])
-        of_weights = _product("nqw,nkw->nqk", gradient, heads.values[:, :end])
-        of_weights, dropped = (_drop(x, dropout, heads, first) for x in (of_weights, weights))
-        of_scores = weights * (of_weights - shared[..., None])
+        d_weights = _product("nqw,nkw->nqk", gradient, heads.values[:, :end])
+        d_weights, dropped = (_drop(x, dropout, heads, first) for x in (d_weights, weights))
+        d_scores = weights * (d_weights - shared[..., None])
         transposed = jnp.swapaxes(queries, 1, 2), jnp.swapaxes(gradient, 1, 2)
         if platform() == "cpu":
-            # It sums over queries faster along the last axis; without the barrier the compiler
+            # Sums over queries are faster along the last axis; without the barrier the compiler
             # would undo the transposition.
             transposed = jax.lax.optimization_barrier(transposed)
         sums = tuple(
             _product("nwq,nqk->nwk", *pair)
-            for pair in zip(transposed, (of_scores, dropped), strict=True)
+            for pair in zip(transposed, (d_scores, dropped), strict=True)
         )
-        return _product("nqk,nkw->nqw", of_scores, heads.keys[:, :end]).astype(dtype), sums
+        return _product("nqk,nkw->nqw", d_scores, heads.keys[:, :end]).astype(dtype), sums
 
-    of_queries, of_keys, of_values = [], 0, 0
+    d_queries, d_keys, d_values = [], 0, 0
     chunked = heads.queries, heads.segment_ids, logsumexp, shared, gradient
     for stage in _stages(time):
-        of_chunk, sums = _run_stage(attend, stage, chunked)
-        of_queries.append(of_chunk)
+        d_chunk, sums = _run_stage(attend, stage, chunked)
+        d_queries.append(d_chunk)
         padded = [jnp.pad(x, ((0, 0), (0, 0), (0, time - stage[1]))) for x in sums]
-        of_keys, of_values = of_keys + padded[0], of_values + padded[1]
-    return jnp.concatenate(of_queries, axis=1), *(
-        jnp.swapaxes(x, 1, 2).astype(dtype) for x in (of_keys, of_values)
+        d_keys, d_values = d_keys + padded[0], d_values + padded[1]
+    return jnp.concatenate(d_queries, axis=1), *(
+        jnp.swapaxes(x, 1, 2).astype(dtype) for x in (d_keys, d_values)
     )
 
 
 def _stages(time):
-    """Stages `(first, end, size)`: queries from `first` to `end` in equal chunks of `size`, with
-    the keys before `end`.
+    """Stages `(first, end, size)`: the queries from `first` to `end`, in chunks of `size`, see the
+    keys before `end`.
 
     On a CPU 130 tokens give (0, 64, 64), (64, 128, 64), (128, 130, 2), and 3072 give eight: (0,
     384, 128), (384, 768, 128) …
     """
-    # Small chunks skip more keys, large ones make fewer and larger products: measured on a CPU.
+    # Small chunks skip more keys, large ones make fewer and larger products. Measured on a CPU.
     size = 64 if time <= 512 and platform() == "cpu" else 128
     last = time - time % size
-    # Eight stages skip 7/8 of all that can be skipped, and the program does not grow with time.
+    # Eight stages skip 7/8 of the masked keys, and the program does not grow with time.
     step = size * -(-time // (8 * size))
     stages = [(first, min(first + step, last), size) for first in range(0, last, step)]
     return stages if last == time else [*stages, (last, time, time - last)]
@@ -275,8 +276,8 @@ def _run_stage(function, stage, arrays):
     """Calls `function(end, first, *chunk)` for every chunk `[heads, size, ...]` of a stage
     of arrays `[heads, time, ...]`.
 
-    `function` returns results by query, which are joined to `[heads, end - first, ...]`, and arrays
-    that are summed over chunks.
+    `function` returns results per query, which are concatenated to `[heads, end - first, ...]`,
+    and arrays that are summed over chunks.
     """
     first, end, size = stage
     function = functools.partial(function, end)
@@ -304,8 +305,8 @@ def _run_stage(function, stage, arrays):
 
 
 def _scores(heads, queries, segment_ids, first, end):
-    """Scores `[heads, queries, end]` of a chunk of queries from `first` on with the keys before
-    `end`; -inf if masked.
+    """Scores `[heads, queries, end]` of a chunk of queries, which begins at `first`, with the keys
+    before `end`; -inf where masked.
     """
     zero, hidden = (tied(x, queries) for x in (jnp.int32(0), jnp.float32(-jnp.inf)))
     mask = causal_mask(first + zero, queries.shape[1], end)[None]
@@ -318,7 +319,7 @@ def _scores(heads, queries, segment_ids, first, end):
 
 
 def _drop(weights, dropout, heads, first):
-    """Dropout of weights `[heads, queries, keys]` of the queries from `first` on."""
+    """Applies dropout to weights `[heads, queries, keys]` of queries that begin at `first`."""
     if not dropout:
         return weights
     time = heads.queries.shape[1]
@@ -327,8 +328,8 @@ def _drop(weights, dropout, heads, first):
         weights.shape[2]
     )[None]
     in_head, per_head = in_head.astype(jnp.uint32), jnp.uint32(time**2 % 2**32)
-    of_head = jax.vmap(lambda seed, head: keep_mask(seed, head * per_head + in_head, dropout))
-    return jnp.where(of_head(heads.seeds, heads.head_ids), weights / (1 - dropout), dropped)
+    keeps = jax.vmap(lambda seed, head: keep_mask(seed, head * per_head + in_head, dropout))
+    return jnp.where(keeps(heads.seeds, heads.head_ids), weights / (1 - dropout), dropped)
 
 
 def _product(form, left, right):
@@ -340,21 +341,21 @@ def _product(form, left, right):
 
 
 def _in_groups(function, heads, *arrays):
-    """`function(heads, *arrays)` for all heads at once, or for groups of heads whose weights
-    fit a processor's cache.
+    """Calls `function(heads, *arrays)` for all heads at once, or for groups of heads whose
+    weights fit into a processor's cache.
     """
     count, time = heads.queries.shape[:2]
     on_cpu = platform() == "cpu"
-    # Float32 weights of a chunk: 256 KiB on a CPU, which computes a head at a time anyway;
-    # elsewhere 256 MiB.
+    # At most 256 KiB of float32 weights per chunk on a CPU, which computes one head at a time
+    # anyway; 256 MiB elsewhere.
     fit = max((2**16 if on_cpu else 2**26) // (_stages(time)[0][2] * time), 1)
     group = max(size for size in range(1, count + 1) if count % size == 0 and size <= fit)
     if group == count:
         return function(heads, *arrays)
     # XLA on a CPU uses more threads only where many operations are ready: with one device, run up
     # to four groups side by side.
-    alone = on_cpu and jax.local_device_count() == 1
-    parallel = max(n for n in (1, 2, 4) if (count // group) % n == 0) if alone else 1
+    one_cpu = on_cpu and jax.local_device_count() == 1
+    parallel = max(n for n in (1, 2, 4) if (count // group) % n == 0) if one_cpu else 1
     parts = jax.tree.map(lambda x: x.reshape(-1, parallel, group, *x.shape[1:]), (heads, *arrays))
 
     def step(part):

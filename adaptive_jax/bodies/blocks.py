@@ -1,9 +1,9 @@
-"""Parts of blocks: affine maps, normalisation, which of their results the backward pass
-reads, and the gathering of their parameters.
+"""Parts that bodies share: affine maps, normalisation, rematerialisation, the fields of a batch
+that they read, and the gathering of parameters.
 
-A body whose parameters may be sharded over devices has a field `gather`, which it calls on those of
-one layer just before it uses them, and lists them in `parameter_groups`. `gather(name,
-params)` turns the shards stored under `name` into the arrays the body computes with.
+A body whose parameters may be sharded over devices has a field `gather` and lists the groups of
+parameters that it gathers in `parameter_groups`. Just before it uses a group, it calls
+`gather(name, params)`, which turns the shards stored under `name` into the arrays to compute with.
 """
 
 import functools
@@ -27,8 +27,8 @@ LayerNorm = functools.partial(nn.LayerNorm, epsilon=1e-5)  # in float32, whateve
 
 
 class Dense(nn.Module):
-    """A product with a matrix of parameters, and a bias for the caller to add where it costs no
-    pass over memory.
+    """A matrix product that returns its bias separately, so that the caller can add it in a fused
+    operation.
 
     Attributes:
         features: of the result.
@@ -40,7 +40,9 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`x [..., n]` to the product `[..., features]` and the bias `[features]`, float32."""
+        """Returns the product `[..., features]` of `x [..., n]`, and the bias `[features]`,
+        float32.
+        """
         shape = x.shape[-1], self.features
         kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros_init(), shape[1:], jnp.float32)
@@ -51,9 +53,9 @@ class ParameterGroup(NamedTuple):
     """Parameters of a body that are gathered together.
 
     Attributes:
-        names: under which the body has them: its own, or those of its layers.
-        dtype: that matrices are gathered in.
-        stacked: whether a first axis stacks equal blocks, of which one is gathered at a time.
+        names: top-level names of the parameters, or of the layers that have them.
+        dtype: in which matrices are gathered.
+        stacked: whether a leading axis stacks equal blocks, which are gathered one at a time.
     """
 
     names: tuple[str, ...]
@@ -62,7 +64,7 @@ class ParameterGroup(NamedTuple):
 
 
 def as_stored(name: str, params: Any) -> Any:
-    """The `gather` of parameters that every device has: changes nothing."""
+    """Returns `params`: the `gather` of parameters that are replicated on every device."""
     return params
 
 
@@ -79,31 +81,31 @@ def gathered(layer: Callable, gather: Callable) -> Callable:
 
 
 def gathered_twice(layer: Callable, gather: Callable, *, looped: bool = False) -> Callable:
-    """As `gathered`, but gathers again in the backward pass and saves only what
+    """Like `gathered`, but gathers again in the backward pass and saves only what
     `save_for_backward` marks.
 
-    looped: whether the layer runs inside a loop, out of which the compiler takes nothing.
+    looped: whether the layer runs inside a loop, where the compiler cannot undo the recomputation.
     """
     return nn.remat(gathered(layer, gather), policy=policy("elementwise"), prevent_cse=not looped)
 
 
 def unrolled(x: jax.Array, train: bool) -> bool:
-    """True if equal blocks are unrolled for these vectors instead of run in a loop.
+    """True if equal blocks are to be unrolled for these vectors instead of run in a loop.
 
     A loop copies what the backward pass needs of each block into one array. On a GPU these copies
-    are a third of what an update moves beside products; in bfloat16 on a CPU, XLA widens and
-    narrows the whole array for each block.
+    are a third of the memory traffic of an update outside of products; in bfloat16 on a CPU, XLA
+    widens and narrows the whole array for each block.
     """
     return train and (platform() == "gpu" or is_cpu_bfloat16(x))
 
 
 class Rows(NamedTuple):
-    """Fields of a batch about its rows, as a body reads them.
+    """Fields of a batch that a body reads.
 
     Attributes:
-        ids: `[rows]`, the rows' numbers in the update, of which dropout masks are made.
+        ids: `[rows]`, the rows' numbers in the update, on which dropout masks depend.
         segment_ids: `[rows, time]`; None: every row is one segment.
-        reset: bool `[rows]`: rows that begin anew; None: none does.
+        reset: bool `[rows]`, the rows that ignore the carry; None: none does.
     """
 
     ids: jax.Array
@@ -112,35 +114,38 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch | None, vectors: jax.Array, carry=()) -> "Rows":
-        """Those of a batch beside `vectors [rows, time, features]`; of None, rows 0, 1, 2 … of one
-        segment each.
+        """Checks the fields of a batch that belongs to `vectors [rows, time, features]`. None:
+        rows 0, 1, 2 … of one segment each.
 
         Raises:
-            InputError: other shapes, no whole numbers, or segments beside a carry.
+            InputError: wrong shapes, floats for whole numbers, or segments together with a carry.
         """
-        (rows, time), ids, reset = vectors.shape[:2], None, None
-        segment_ids = None if batch is None else batch.segment_ids
+        if batch is None:
+            batch = Batch(None, None, None, None)
+        rows, time = vectors.shape[:2]
+        ids, segment_ids, reset = batch.row_ids, batch.segment_ids, batch.reset
+        ids = jnp.arange(rows) if ids is None else whole_numbers("row_ids", ids, rows)
         if segment_ids is not None:
             segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
             if len(carry):
                 raise InputError("batch.segment_ids must be None beside a carry: rows continue")
-        if batch is not None and batch.row_ids is not None:
-            ids = whole_numbers("row_ids", batch.row_ids, rows)
-        if batch is not None and batch.reset is not None:
-            reset = floats("reset", batch.reset, rows) != 0
-        return cls(jnp.arange(rows) if ids is None else ids, segment_ids, reset)
+        if reset is not None:
+            reset = floats("reset", reset, rows) != 0
+        return cls(ids, segment_ids, reset)
 
     def positions(self) -> jax.Array | None:
-        """The position of each token in its segment, `[rows, time]`; None: that in its row."""
+        """The position of each token in its segment, `[rows, time]`; None if every row is one
+        segment.
+        """
         return None if self.segment_ids is None else positions_in_segments(self.segment_ids)
 
 
 def continued(carry, start, rows: Rows):
-    """The arrays of a carry in the structure and dtypes of `start`, that of rows that begin; zeros
-    in rows that are reset.
+    """Converts a carry to the structure and dtypes of `start`, an initial carry, and zeroes the
+    rows that are reset.
 
     Raises:
-        InputError: arrays of other shapes.
+        InputError: a carry whose arrays have other shapes.
     """
     arrays, (zeros, structure) = jax.tree.leaves(carry), jax.tree.flatten(start)
     shapes, expected = ([list(jnp.shape(a)) for a in leaves] for leaves in (arrays, zeros))
@@ -156,17 +161,17 @@ def continued(carry, start, rows: Rows):
 
 
 def save_for_backward(x: jax.Array) -> jax.Array:
-    """`x`, marked as worth its memory: where `elementwise` rules, the backward pass reads it and
-    what is not marked is recomputed.
+    """Marks `x` as worth its memory: under the policy "elementwise" the backward pass reads what
+    is marked and recomputes the rest.
 
-    A function with its own gradient marks what the gradient reads in its forward rule.
+    A function with a custom gradient marks in its forward rule what the gradient reads.
     """
     return checkpoint_name(x, SAVED)
 
 
 def _not_parameters(primitive, *inputs, **_):
-    """Recompute gathers and casts of matrices in the backward pass; keeping them would store
-    every block's copy.
+    """Policy that recomputes gathers and casts of matrices in the backward pass; keeping them
+    would store a copy for every block.
     """
     cast = primitive.name == "convert_element_type" and inputs[0].ndim == 2
     return not (primitive.name == "all_gather" or cast)
@@ -181,7 +186,7 @@ REMAT = ("auto", *_POLICIES)
 
 
 def policy(name: str):
-    """The policy of `jax.checkpoint` for one of `REMAT`; "auto" is "none" on a CPU and
+    """The policy of `jax.checkpoint` for a name in `REMAT`; "auto" is "none" on a CPU and
     "elementwise" on accelerators.
     """
     if name == "auto":

@@ -1,13 +1,13 @@
-"""Causal attention with dropout on an NVIDIA GPU, in one kernel forward and one backward (Dao et
-al. 2022; Dao 2023).
+"""Causal attention with dropout on an NVIDIA GPU, one kernel for the forward pass and one for the
+backward pass (Dao et al. 2022; Dao 2023).
 
 A program of the forward kernel holds a block of queries and visits the keys before them block by
 block, so weights never leave the chip. A program of the backward kernel owns a block of tokens:
 first it visits the keys before them and sums the gradient of their queries, then the queries after
 them and sums the gradients of their keys and values. So all programs do equal work. Dropout masks
-are the hash of `dropout.stays`, computed where a weight is. The kernels read queries, keys and
-values where the model's projection wrote them, and write the three gradients where its backward
-pass reads them.
+are the hash `dropout.stays`, computed beside each weight. The kernels read queries, keys and values
+from the output of the model's projection, and write the three gradients in the same layout, so
+nothing is copied.
 
 Pallas compiles the kernels by Triton; on a CPU it interprets them, for tests.
 """
@@ -32,8 +32,8 @@ HIDDEN = -1e30  # the score of a key that a query does not see
 
 
 class Blocks(NamedTuple):
-    """Sizes of a kernel: tokens of a program, tokens of a step of its loop, warps, and steps
-    whose reads are in flight.
+    """Sizes of a kernel: tokens per program, tokens per step of its loop, warps, and pipeline
+    stages.
     """
 
     program: int = 64
@@ -57,7 +57,7 @@ class _Settings(NamedTuple):
         )
 
     def optional_arrays(self, segment_ids, seeds) -> list[jax.Array]:
-        """The arrays that `_Kernel.read` reads, those that there are."""
+        """The arrays that `_Kernel.read` reads, without those that are None."""
         slopes = jnp.asarray(self.slopes, jnp.float32) if self.slopes else None
         return [array for array in (slopes, segment_ids, seeds) if array is not None]
 
@@ -72,8 +72,8 @@ def flash(joint, pairs, bias=None, *, blocks: tuple[Blocks, Blocks] | None = Non
         pairs: see `attention.Pairs`.
         bias: `[3, heads, width]`, added to `joint` in its dtype; the backward kernel sums its
             gradient in float32. None: nothing.
-        blocks: of the forward and of the backward kernel; all sizes divide time. None: by time and
-            width, not yet measured.
+        blocks: of the forward and of the backward kernel; all sizes divide time. None: defaults
+            by time and width, not yet measured.
 
     Returns:
         `[rows, time, heads, width]` in the dtype of `joint`.
@@ -94,7 +94,7 @@ def _flash(settings, joint, bias, segment_ids, seeds):
 def _forward(settings, joint, bias, segment_ids, seeds):
     rows, time, _, heads, width = joint.shape
     if bias is not None:
-        # In two axes, as products end.
+        # With features as one axis, the layout of the product before it.
         joint = added(joint.reshape(rows, time, -1), bias.reshape(-1)).reshape(joint.shape)
     joint = save_for_backward(joint)
     size = settings.forward.program
@@ -117,30 +117,29 @@ def _forward(settings, joint, bias, segment_ids, seeds):
 
 def _backward(settings, residuals, gradient):
     joint, bias, segment_ids, seeds, attended, logsumexp = residuals
-    (rows, time, *of_token), size = joint.shape, settings.backward.program
-    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix
-    # B.2.
+    (rows, time, *token_shape), size = joint.shape, settings.backward.program
+    # A term shared by the gradients of all weights of a query: D in Dao et al. 2022, appendix B.2.
     shared = jnp.sum(attended.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1).swapaxes(
         1, 2
     )
-    of_joint, sums = _call(
+    d_joint, sums = _call(
         functools.partial(_backward_kernel, settings.kernel(settings.backward, joint, segment_ids)),
         settings.backward,
         [joint, gradient, logsumexp, shared, *settings.optional_arrays(segment_ids, seeds)],
         [
             jax.ShapeDtypeStruct(joint.shape, joint.dtype),
-            jax.ShapeDtypeStruct((rows, time // size, *of_token), jnp.float32),
+            jax.ShapeDtypeStruct((rows, time // size, *token_shape), jnp.float32),
         ],
         [
             pl.BlockSpec(
-                (None, size, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)
+                (None, size, 3, None, token_shape[-1]), lambda i, head, row: (row, i, 0, head, 0)
             ),
             pl.BlockSpec(
-                (None, None, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)
+                (None, None, 3, None, token_shape[-1]), lambda i, head, row: (row, i, 0, head, 0)
             ),
         ],
     )
-    return of_joint, None if bias is None else sums.sum((0, 1)).astype(bias.dtype), None, None
+    return d_joint, None if bias is None else sums.sum((0, 1)).astype(bias.dtype), None, None
 
 
 _flash.defvjp(_forward, _backward)
@@ -149,18 +148,19 @@ _flash.defvjp(_forward, _backward)
 def _call(kernel, blocks, arrays, shapes, out_specs):
     """Runs `kernel` for every block of tokens, head and row of `arrays[0]`, the joint array.
 
-    It reads of each array what belongs to its row and head. Axes of arrays are those of the joint
-    array without some, `[rows, heads, time]`, `[rows, any]` or `[heads]`.
+    A program reads the part of each array that belongs to its row and head. Arrays have the axes of
+    the joint array, or `[rows, time, heads, width]`, `[rows, heads, time]`, `[rows, any]` or
+    `[heads]`.
     """
     rows, time, _, heads, width = arrays[0].shape
-    of_axes = {
+    specs_by_rank = {
         5: pl.BlockSpec((None, time, 3, None, width), lambda i, head, row: (row, 0, 0, head, 0)),
         4: pl.BlockSpec((None, time, None, width), lambda i, head, row: (row, 0, head, 0)),
         3: pl.BlockSpec((None, None, time), lambda i, head, row: (row, head, 0)),
         1: pl.BlockSpec((1,), lambda i, head, row: (head,)),
     }
     specs = [
-        of_axes.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0))
+        specs_by_rank.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0))
         for a in arrays
     ]
     arrays, shapes = kernel_arguments(arrays, shapes)
@@ -178,7 +178,7 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
 
 
 class _PairInputs(NamedTuple):
-    """Weights of the pairs of a row and head besides queries and keys; None where absent."""
+    """Inputs of the weights of one row and head besides queries and keys; None where absent."""
 
     segments: jax.Array | None = None
     slope: jax.Array | None = None
@@ -186,7 +186,7 @@ class _PairInputs(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """Settings of the programs of a kernel, and the weights of a block of pairs of tokens."""
+    """Settings of the programs of a kernel, and functions of a block of queries and keys."""
 
     dropout: float
     blocks: Blocks
@@ -195,42 +195,39 @@ class _Kernel(NamedTuple):
     sloped: bool
 
     def read(self, refs):
-        """The weights of the pairs of this row and head."""
-        refs, weights = list(refs), _PairInputs()
+        """The inputs of this row and head, from the optional arrays."""
+        refs, seeds = list(refs), None
         if self.dropout:
-            seeds, head = refs.pop(), pl.program_id(1).astype(jnp.uint32)
-            weights = weights._replace(
-                seeds=(seeds[0], seeds[1], head * jnp.uint32(self.time**2 % 2**32))
-            )
+            words, head = refs.pop(), pl.program_id(1).astype(jnp.uint32)
+            seeds = words[0], words[1], head * jnp.uint32(self.time**2 % 2**32)
         segments = refs.pop() if self.segmented else None
-        return weights._replace(segments=segments, slope=refs.pop()[0] if self.sloped else None)
+        return _PairInputs(segments, refs.pop()[0] if self.sloped else None, seeds)
 
-    def scores(self, queries, keys, starts, weights):
-        """Scores in powers of 2 of queries from `starts[0]` with keys from `starts[1]`: float32
-        `[queries, keys]`.
+    def scores(self, queries, keys, starts, inputs):
+        """Scores times log2(e), float32 `[queries, keys]`, of queries that begin at `starts[0]`
+        with keys that begin at `starts[1]`.
         """
-        # Scaled in float32; 2^x is one instruction, see `_exp2`.
+        # Scaled in float32. With this factor weights are powers of 2, one instruction: `_exp2`.
         scores = _product(queries, keys.T) * (queries.shape[1] ** -0.5 * math.log2(math.e))
         places = [
             start + lax.broadcasted_iota(jnp.int32, scores.shape, axis)
             for axis, start in enumerate(starts)
         ]
         seen = places[0] >= places[1]
-        if weights.slope is not None:
-            scores -= (
-                weights.slope * math.log2(math.e) * (places[0] - places[1]).astype(jnp.float32)
-            )
-        if weights.segments is not None:
+        if inputs.slope is not None:
+            distances = (places[0] - places[1]).astype(jnp.float32)
+            scores -= inputs.slope * math.log2(math.e) * distances
+        if inputs.segments is not None:
             query_segments, key_segments = (
-                weights.segments[pl.ds(start, size)]
+                inputs.segments[pl.ds(start, size)]
                 for start, size in zip(starts, scores.shape, strict=True)
             )
             seen &= query_segments[:, None] == key_segments[None]
         return jnp.where(seen, scores, HIDDEN)
 
     def stays(self, seeds, starts, shape):
-        """Mask, bool `shape`, of the weights that are not dropped, of queries from `starts[0]` and
-        keys from `starts[1]`.
+        """Mask, bool `shape`, of the weights that are not dropped, for queries that begin at
+        `starts[0]` and keys that begin at `starts[1]`.
         """
         queries, keys = (
             start.astype(jnp.uint32) + lax.broadcasted_iota(jnp.uint32, shape, axis)
@@ -253,8 +250,8 @@ def _forward_kernel(kernel, joint, *refs):
         keys, values = (joint[pl.ds(i * step, step), part, :] for part in (1, 2))
         starts = first, i * step
         scores = kernel.scores(queries, keys, starts, inputs)
-        # Of a query that has seen no key of its segment yet, weights are those of no key; its own
-        # key, the last, wipes them out.
+        # Until a query sees a key of its segment, its weights are meaningless; its own key, which
+        # comes last, scales them to 0.
         now = jnp.maximum(largest, scores.max(axis=1))
         shrink, weights = _exp2(largest - now), _exp2(scores - now[:, None])
         total = total * shrink + weights.sum(axis=1)
@@ -274,15 +271,15 @@ def _forward_kernel(kernel, joint, *refs):
 
 
 def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
-    *refs, of_joint, sums = refs
+    *refs, d_joint, sums = refs
     inputs = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
     scale, keep_scale = joint.shape[-1] ** -0.5, 1 / (1 - kernel.dropout)
 
     def read(place):
-        """Queries, keys and values of a block, and what its queries come with: gradient,
-        logsumexp and shared part.
+        """Queries, keys and values of a block, and the gradient, logsumexp and shared term of its
+        queries.
         """
         return [joint[place, part, :] for part in range(3)], (
             gradient[place, :],
@@ -290,52 +287,52 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
             shared[place],
         )
 
-    def weigh(queries, keys, values, of_queries, starts):
-        """Of a block of pairs: weights, dropped but not yet divided, and gradients of scores,
-        in the dtype of the products.
+    def weigh(queries, keys, values, query_inputs, starts):
+        """Weights after dropout, not yet divided by 1 - rate, and gradients of scores, of a block
+        of queries and keys, in the dtype of the products.
         """
-        upstream, logsumexp, shared = of_queries
+        upstream, logsumexp, shared = query_inputs
         weights = _exp2(kernel.scores(queries, keys, starts, inputs) - logsumexp[:, None])
-        dropped, of_weights = weights, _product(upstream, values.T) * keep_scale
+        dropped, d_weights = weights, _product(upstream, values.T) * keep_scale
         if inputs.seeds is not None:
             keeps = kernel.stays(inputs.seeds, starts, weights.shape)
-            dropped, of_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, of_weights))
-        return dropped.astype(queries.dtype), (weights * (of_weights - shared[:, None])).astype(
+            dropped, d_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, d_weights))
+        return dropped.astype(queries.dtype), (weights * (d_weights - shared[:, None])).astype(
             queries.dtype
         )
 
-    (queries, keys, values), of_queries = read(pl.ds(first, size))
+    (queries, keys, values), query_inputs = read(pl.ds(first, size))
     zeros = jnp.zeros(queries.shape, jnp.float32)
 
     def visit_keys(i, total):
         (_, block_keys, block_values), _ = read(pl.ds(i * step, step))
-        _, of_scores = weigh(queries, block_keys, block_values, of_queries, (first, i * step))
-        return total + _product(of_scores, block_keys)
+        _, d_scores = weigh(queries, block_keys, block_values, query_inputs, (first, i * step))
+        return total + _product(d_scores, block_keys)
 
     def write(part, total):
-        of_joint[:, part, :] = total.astype(of_joint.dtype)
-        # Of the block's tokens: its share of the gradient of the bias.
+        d_joint[:, part, :] = total.astype(d_joint.dtype)
+        # The part of the bias's gradient that comes from this block's tokens.
         sums[part, :] = total.sum(axis=0)
 
     write(0, scale * lax.fori_loop(0, lax.div(first + size + step - 1, step), visit_keys, zeros))
 
     def visit_queries(i, totals):
-        (block_queries, _, _), of_block = read(pl.ds(i * step, step))
-        dropped, of_scores = weigh(block_queries, keys, values, of_block, (i * step, first))
-        return totals[0] + _product(of_scores.T, block_queries), totals[1] + _product(
-            dropped.T, of_block[0]
+        (block_queries, _, _), block_inputs = read(pl.ds(i * step, step))
+        dropped, d_scores = weigh(block_queries, keys, values, block_inputs, (i * step, first))
+        return totals[0] + _product(d_scores.T, block_queries), totals[1] + _product(
+            dropped.T, block_inputs[0]
         )
 
-    of_keys, of_values = lax.fori_loop(
+    d_keys, d_values = lax.fori_loop(
         lax.div(first, step), kernel.time // step, visit_queries, (zeros, zeros)
     )
-    write(1, of_keys * scale)
-    write(2, of_values * keep_scale)
+    write(1, d_keys * scale)
+    write(2, d_values * keep_scale)
 
 
 def _exp2(x):
-    """2^x, float32; on a GPU in one instruction, in which results below 2^-126 are 0. XLA's takes
-    four, so as to keep these few.
+    """2^x, float32; on a GPU in one instruction, which flushes results below 2^-126 to 0. XLA's
+    `exp2` takes four, to keep those.
     """
     if platform() == "cpu":
         return jnp.exp2(x)
@@ -350,8 +347,6 @@ def _exp2(x):
 
 
 def _product(left, right):
-    """A product of blocks, summed in float32; of float32 blocks a float32 product, not one of
-    TF32.
-    """
+    """A product of blocks, summed in float32; float32 blocks are not rounded to TF32."""
     precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
     return jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)

@@ -1,8 +1,8 @@
 """Gated convolutional networks: residual blocks of causal convolutions whose outputs are gated
 (Dauphin et al. 2017).
 
-Convolutions are matrix products. One of kernel width 3 reads zeros before the start of a row, so
-token t depends on tokens t-2, t-1 and t:
+Convolutions are matrix products. A convolution of kernel width 3 reads zeros before the start of a
+row, and its output at token t depends on tokens t-2, t-1 and t:
 
     tokens            a  b  c  d
     two before        0  0  a  b
@@ -11,8 +11,8 @@ token t depends on tokens t-2, t-1 and t:
 
 The last three lines side by side, `[rows, time, 3 * width]`, times one matrix `[3 * width,
 outputs]` are the convolution. On two CPU cores this product is about as fast as XLA's convolution,
-forward and backward, and faster than a sum of three products (benchmarks/RESULTS.md); and it can
-stop at the start of a segment.
+forward and backward, and faster than a sum of three products (benchmarks/RESULTS.md). Unlike XLA's
+convolution it can stop at the start of a segment.
 """
 
 import functools
@@ -44,12 +44,13 @@ class Convolution(nn.Module):
     """A causal convolution with a bias, which is 0 at first.
 
     Attributes:
-        kernel: inputs that an output depends on: the current one and `kernel - 1` before it.
+        kernel: number of inputs that an output depends on: the current one and `kernel - 1` before
+            it.
         outputs: width of the outputs.
         variance: initial variance of the outputs where the inputs have mean square 1.
         dtype: of the product.
-        normed: the parameter v is the direction of the weights, and g, which starts as the norm of
-            v, their norm for each output.
+        normed: apply weight normalisation: the parameter v is the direction of each output's
+            weights, and g, which starts as the norm of v, their norm.
     """
 
     kernel: int
@@ -60,13 +61,13 @@ class Convolution(nn.Module):
 
     @nn.compact
     def __call__(self, x, before=None, positions=None):
-        """`x [rows, time, width]` to `[rows, time, outputs]`.
+        """Maps `x [rows, time, width]` to `[rows, time, outputs]`.
 
         Args:
             before: the inputs before `x`, `[rows, kernel - 1, width]`; not needed if the kernel is
                 1.
-            positions: int `[rows, time]`: an output at position p reads zeros for what is more than
-                p inputs away. None: it reads all `kernel` inputs.
+            positions: int `[rows, time]`: an output at position p reads zeros for inputs more than
+                p tokens before it. None: it reads all `kernel` inputs.
         """
         inputs = self.kernel * x.shape[-1]
         initial = nn.initializers.normal(math.sqrt(self.variance / inputs))
@@ -79,9 +80,9 @@ class Convolution(nn.Module):
 
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _convolve(x, before, positions, v, g):
-    """The product of a convolution with the matrix `v [kernel * width, outputs]`, whose norms
-    are `g [outputs]` if that is not None. The backward pass computes windows and matrix again:
-    windows have `kernel` times the inputs.
+    """A convolution with the matrix `v [kernel * width, outputs]`, with norms `g [outputs]` unless
+    that is None. The backward pass recomputes the windows, which are `kernel` times as large as the
+    inputs, and the matrix.
     """
     matrix = (v if g is None else weight_norm(v, g)).astype(x.dtype)
     kernel = len(matrix) // x.shape[-1]
@@ -89,8 +90,8 @@ def _convolve(x, before, positions, v, g):
 
 
 def _windows(x, before, positions, kernel):
-    """The inputs that each output reads, side by side and oldest first: `[rows, time, kernel *
-    width]`.
+    """The inputs that each output reads, concatenated from the oldest to the current one: `[rows,
+    time, kernel * width]`.
     """
     time, x = x.shape[1], jnp.concatenate([before, x], axis=1)
     shifted = [x[:, start : start + time] for start in range(kernel)]
@@ -106,11 +107,11 @@ class Activation(NamedTuple):
     """Nonlinearity after a convolution.
 
     Attributes:
-        function: from `maps` arrays of one shape to one of that shape.
-        maps: outputs of the convolution for each unit, 2 where one multiplies the other.
-        variance: initial variance of the convolution's outputs, where the inputs have mean square
-            1, that keeps the mean square of small inputs, as He et al. 2015 derive it for ReLU.
-            None: of gates, where the form says it.
+        function: maps `maps` arrays of one shape to one array of that shape.
+        maps: outputs of the convolution per unit, 2 where one multiplies the other.
+        variance: initial variance of the convolution's outputs, for inputs of mean square 1, that
+            preserves the mean square of small inputs (derived for ReLU by He et al. 2015). None:
+            `Form.variance`.
     """
 
     function: Callable
@@ -132,11 +133,10 @@ class Form(NamedTuple):
     """Choices that the paper leaves open.
 
     Attributes:
-        entry: whether a linear layer brings the vectors to the width of the first convolution,
-            after dropout.
+        entry: whether dropout and a linear layer to the width of the first convolution come first.
         residual_scale: factor of the sum of a block's input and output.
-        variance: of a gated layer, see `Activation`. Gates are half open at first, so 4 keeps the
-            mean square, and 2 halves it.
+        variance: of a gated layer, see `Activation`. Gates are half open at first, so 4 preserves
+            the mean square, and 2 halves it.
     """
 
     entry: bool
@@ -148,8 +148,8 @@ FORMS = {"paper": Form(False, 1.0, 2.0), "fairseq": Form(True, math.sqrt(0.5), 4
 
 
 class Stage(NamedTuple):
-    """Equal blocks in a row: `count` blocks of `layers`, pairs (kernel, units), whose inputs
-    have `width`.
+    """A sequence of `count` equal blocks: `layers` are pairs (kernel, units), `width` is that of a
+    block's input.
     """
 
     count: int
@@ -158,7 +158,7 @@ class Stage(NamedTuple):
 
     @property
     def projected(self) -> bool:
-        """True if the input of the block needs a projection to be added to its output."""
+        """True if a block's input must be projected before it is added to the output."""
         return self.width != self.layers[-1][1]
 
 
@@ -167,12 +167,11 @@ class Block(nn.Module):
 
     Attributes:
         stage: the layers and the width of the input.
-        convolution: makes a convolution, given kernel, outputs, variance and name.
-        activation: what follows each convolution.
-        form: how input and output are summed, and the initial variance of gated layers.
-        dropout: rate on the input of each convolution; the input itself reaches the sum without
-            dropout.
-        train: whether to drop.
+        convolution: a function of kernel, outputs, variance and name that makes a convolution.
+        activation: nonlinearity after each convolution.
+        form: the scale of the residual sum, and the initial variance of gated layers.
+        dropout: rate on the input of each convolution; the residual connection has no dropout.
+        train: whether to apply dropout.
     """
 
     stage: Stage
@@ -184,7 +183,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, memory, positions, row_ids):
-        """`x [rows, time, width]` and the memory `[rows, kernel - 1, ...]` of each layer to
+        """Maps `x [rows, time, width]` and the memory `[rows, kernel - 1, ...]` of each layer to
         both after this block.
         """
         variance = (self.activation.variance or self.form.variance) * (1 - self.dropout)
@@ -210,43 +209,42 @@ class GatedConv(nn.Module):
 
     Each layer is a causal convolution and an activation; equation 1 is the activation "glu". A
     block adds its input to its output, through a linear projection where the widths differ. Equal
-    blocks run under one scan, and their parameters have a leading axis of blocks; `stages` says
-    which.
+    blocks run under one scan, and their parameters have a leading axis of blocks; see `stages`.
 
     `form` decides what the paper leaves open. "paper": the first convolution reads the vectors, and
-    sums are not scaled. "fairseq", as the released code: a linear layer first brings the vectors to
-    the width of the first convolution, after dropout, and sums are scaled by sqrt(1/2).
+    sums are not scaled. "fairseq", as in the released code: dropout and a linear layer to the width
+    of the first convolution come first, and sums are scaled by sqrt(1/2).
 
-    Initial weights are normal (He et al. 2015). Their variance keeps that of a layer's inputs, with
-    one exception: where sums are not scaled, weights of gated layers have 2 / inputs, the formula
-    of He et al. that the paper names, and not 4 / inputs. With 4 the hidden states of GCNN-14B, at
-    a quarter of its widths, would start 34,000 times as large as its vectors; with 2, 2.7 times.
-    Dropout with rate p raises the variance of inputs, so weights behind it have 1 - p of that, as
-    released.
+    Initial weights are normal (He et al. 2015). Their variance preserves that of a layer's inputs,
+    with one exception: where sums are not scaled, weights of gated layers have 2 / inputs, the
+    formula of He et al. that the paper names, and not 4 / inputs. With 4 the hidden states of
+    GCNN-14B, at a quarter of its widths, would start 34,000 times as large as its vectors; with 2,
+    2.7 times. Dropout with rate p raises the variance of inputs, so the variance of weights behind
+    it is multiplied by 1 - p, as in the released code.
 
-    "glu", "gtu" and "bilinear" convolve twice for each unit, so at n units a layer of another
-    activation has half their parameters; with 1.41 times the units it has as many.
+    "glu", "gtu" and "bilinear" convolve twice per unit, so with the same number of units a layer of
+    another activation has half as many parameters; with 1.41 times the units it has as many.
 
     Attributes:
         features: width of the vectors that the body takes.
         blocks: the blocks, each as (repeat, k, n, k, n, ...): its layers' kernel widths and units.
             (3, 1, 512, 5, 512, 1, 1024) are the three blocks of three layers that Table 1 writes as
             [1,512; 5,512; 1,1024] x 3.
-        form: what Table 1 leaves open: paper or fairseq.
-        activation: what follows each convolution: glu, gtu, relu, tanh, linear or bilinear
+        form: choices that Table 1 leaves open: paper or fairseq.
+        activation: nonlinearity after each convolution: glu, gtu, relu, tanh, linear or bilinear
             (sections 3 and 5.2, 5.3).
-        weight_norm: learn norm and direction of the weights apart (section 4.2).
-        dropout: rate on the input of every convolution and of the linear layer at the start, and on
-            the output of the one at the end. The paper has none.
-        output_width: width that a linear layer at the end brings the hidden states to, as the
-            released code has it before a full softmax; 0: no such layer.
+        weight_norm: use weight normalisation (section 4.2).
+        dropout: rate on the input of every convolution and of the first linear layer, and on the
+            output of the last one. The paper has none.
+        output_width: width of a last linear layer, as the released code has before a full softmax;
+            0: no such layer.
         dtype: of the matrix products; parameters are float32.
         gather: turns a block's stored parameters into the ones it computes with; see
             `adaptive_jax.bodies.blocks`.
 
     Raises:
-        InputError: blocks that are not written so or have more than 5 layers, an unknown name, or a
-            number that is out of range.
+        InputError: blocks in another format or of more than 5 layers, an unknown name, or a number
+            out of range.
     """
 
     features: int = 256
@@ -276,15 +274,15 @@ class GatedConv(nn.Module):
 
     @property
     def receptive_field(self) -> int:
-        """Vectors that a hidden state depends on: its own and those before it."""
+        """Number of vectors that a hidden state depends on: its own and those before it."""
         return 1 + sum(
             stage.count * (kernel - 1) for stage in self.stages for kernel, _ in stage.layers
         )
 
     @property
     def stages(self) -> list[Stage]:
-        """The blocks as stages of equal ones; stage i has the parameters `blocks_i`. A block that
-        changes the width is a stage of its own.
+        """The blocks, grouped into stages of equal blocks; stage i has the parameters `blocks_i`. A
+        block that changes the width is a stage by itself.
         """
         width = self.blocks[0][2] if FORMS[self.form].entry else self.features
         groups = []
@@ -301,8 +299,8 @@ class GatedConv(nn.Module):
 
     @property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """Groups that `gather` takes: a block each, or a linear layer at the start or end.
-        Norms of weights are taken in float32, so those are gathered in it.
+        """The groups of parameters to gather: one per block, and the first and last linear layer.
+        Weights that are normalised are gathered in float32, in which their norms are computed.
         """
         dtype, linear = jnp.float32 if self.weight_norm else self.dtype, []
         linear += ["entry"] if FORMS[self.form].entry else []
@@ -319,15 +317,15 @@ class GatedConv(nn.Module):
     def __call__(
         self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False
     ):
-        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time,
+        """Maps vectors `[rows, time, features]` and a carry to `(hidden states [rows, time,
         output_features], next carry)`.
 
         Args:
-            carry: `()`, where every row stands alone, and `()` is returned; or one of
-                `initial_carry`, which the rows continue.
-            batch: its `row_ids` (for dropout), `segment_ids` and `reset` are read. Convolutions
-                read zeros for what lies before a token's segment; rows that are reset, zeros for
-                the carry. None: rows 0, 1, 2 … of one segment each.
+            carry: `()` for rows that stand alone, and `()` is returned; or a carry of the structure
+                of `initial_carry`, which the rows continue.
+            batch: its `row_ids` (for dropout), `segment_ids` and `reset` are used. Convolutions
+                read zeros before the start of a token's segment, and rows that are reset read zeros
+                instead of the carry. None: rows 0, 1, 2 … of one segment each.
 
         Raises:
             InputError: shapes that do not fit, or segments together with a carry.
@@ -349,7 +347,7 @@ class GatedConv(nn.Module):
             unroll = stage.count if unrolled(x, train) else 1
             kind = self._gathered(Block, name, looped=stage.count > unroll)
             if stage.count > 1:
-                kind = nn.scan(  # memory has the axis of blocks after that of rows
+                kind = nn.scan(  # axes of memory: rows, then blocks
                     kind,
                     variable_axes={"params": 0, "penalties": 0, "intermediates": 0},
                     split_rngs={"params": True, "dropout": True},
@@ -368,16 +366,16 @@ class GatedConv(nn.Module):
         return x, tuple(after) if carry else ()
 
     def _gathered(self, layer, name, looped=False):
-        """A class of layers, for the one of this name."""
+        """The class `layer`, wrapped to gather the parameters stored under `name`."""
         if self.gather is as_stored:
             return layer
         return gathered_twice(layer, functools.partial(self.gather, name), looped=looped)
 
     def initial_carry(self, rows: int) -> tuple:
-        """The carry of rows that start: zeros for the last `kernel - 1` inputs of every layer.
+        """The carry of new rows: zeros for the last `kernel - 1` inputs of every layer.
 
-        For each stage a tuple, with None for a layer of kernel 1 and else `[rows, kernel - 1,
-        width]`, or `[rows, count, kernel - 1, width]` for a stage of several blocks.
+        Each stage has a tuple with an entry per layer: None for a kernel of 1, otherwise `[rows,
+        kernel - 1, width]`, or `[rows, count, kernel - 1, width]` for a stage of several blocks.
         """
         check_at_least(1, rows=rows)
 
@@ -393,9 +391,7 @@ class GatedConv(nn.Module):
         return tuple(map(zeros, self.stages))
 
     def cache(self, rows: int, length: int) -> tuple:
-        """An empty decoding memory, the same as `initial_carry`: it holds no more for longer
-        rows.
-        """
+        """An empty decoding memory, the same as `initial_carry`, whatever the length."""
         return self.initial_carry(rows)
 
 

@@ -28,7 +28,7 @@ _barrier = jax.lax.optimization_barrier
 
 
 class Weights(NamedTuple):
-    """Parameters of a layer of width H; columns are the gates i, f, g, o in turn, H each.
+    """Parameters of a layer of width H. Columns are the gates i, f, g, o in this order, H each.
 
     Attributes:
         input: `[features, 4 H]`.
@@ -54,23 +54,22 @@ class State(NamedTuple):
 
 
 def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax.Array, State]:
-    """A layer of LSTM (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000).
+    """An LSTM layer (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000).
 
         i, f, o = sigmoid(…), g = tanh(…) of x_t input + h_(t-1) recurrent + bias
         c_t = f c_(t-1) + i g,  h_t = o tanh(c_t)
 
-    One matrix product for the inputs of all steps, then a loop over time that adds the products of
-    hidden states. Its backward pass is written by hand: a loop finds the gradients of the gates,
-    and each matrix gets its gradient from one product over all steps, where differentiating the
-    loop would add up one product a step. Products of inputs, gates and gradients follow each other
-    in the same memory.
+    One matrix product computes the inputs of all steps; a loop over time adds the products of
+    hidden states. The backward pass is written by hand: a loop computes the gradients of the gates,
+    and the gradient of each matrix is one product over all steps, where autodiff of the loop would
+    add up one product per step. Products of inputs, gates and their gradients share one buffer.
 
     Args:
         x: `[rows, time, features]`; its dtype is that of the products. Sums, gates and
             cells are float32.
         weights: float32.
-        state: before the first step; zeros, or what a call before returned.
-        starts: bool `[rows, time]`, where a token begins with a state of zeros; None: nowhere.
+        state: the state before the first step: zeros, or the state that an earlier call returned.
+        starts: bool `[rows, time]`, True where a token begins with a state of zeros; None: nowhere.
 
     Returns:
         Hidden states `[rows, time, H]` in the dtype of `x`, and the state after the last step.
@@ -82,26 +81,26 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax
 
 
 class LSTM(nn.Module):
-    """Layers of LSTM, one on another.
+    """A stack of LSTM layers.
 
     Every weight and bias of a layer of width H starts uniform between -1/sqrt(H) and 1/sqrt(H), as
-    in PyTorch. The carry is a tuple of one `State` a layer; it is what continues a stream in
-    training and what decoding remembers, so a row can be of any length.
+    in PyTorch. The carry is a tuple of one `State` per layer. It continues a stream in training and
+    is the memory of decoding, so rows can have any length.
 
     Attributes:
         features: width of the vectors that the first layer takes.
         widths: width of each layer's hidden states, such as (1150, 1150, 400); the last is the
             width that the output takes.
-        dropout: rate after each layer, another mask at every step.
-        biases: bias vectors of a layer, 1 or 2. PyTorch has two, which are only ever added: the
+        dropout: rate after each layer, with a new mask at every step.
+        biases: bias vectors per layer, 1 or 2. PyTorch has two, which it only ever adds: the
             function is the same, but both get the gradient. Their sum moves twice as far, counts
-            twice in the norm that is clipped, and starts with twice the variance.
+            twice in the norm for clipping, and starts with twice the variance.
         dtype: of the matrix products and hidden states; parameters, cells and sums are float32.
         gather: turns a layer's stored parameters into the ones it computes with; see
             `adaptive_jax.bodies.blocks`.
 
     Raises:
-        InputError: no widths, or a number that is out of range.
+        InputError: no widths, or a number out of range.
     """
 
     features: int = 256
@@ -131,8 +130,8 @@ class LSTM(nn.Module):
 
     @property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """Groups that `gather` takes, a layer each. Its gradients are sums in float32, so it is
-        gathered in that.
+        """The groups of parameters to gather, one per layer, in float32 as gradients are summed in
+        it.
         """
         kinds = "input", "recurrent", *("bias", "recurrent_bias")[: self.biases]
         return tuple(
@@ -143,18 +142,18 @@ class LSTM(nn.Module):
     def __call__(
         self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False
     ):
-        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, widths[-1]],
-        next carry)`.
+        """Maps vectors `[rows, time, features]` and a carry to `(hidden states [rows, time,
+        widths[-1]], next carry)`.
 
         Args:
-            carry: `()`, where every row stands alone, and `()` is returned; or a `State` for each
+            carry: `()` for rows that stand alone, and `()` is returned; or a `State` for each
                 layer, which the rows continue.
             batch: its `row_ids` (for dropout), `segment_ids`, `reset` and `weights` (for penalties)
-                are read. The state starts anew in each segment, and in rows that are reset. None:
-                rows 0, 1, 2 … of one segment each.
+                are used. The state is zeros at the start of each segment and of rows that are
+                reset. None: rows 0, 1, 2 … of one segment each.
 
         Raises:
-            InputError: shapes that do not fit; `batch` has segments, and a carry is given.
+            InputError: shapes that do not fit, or segments together with a carry.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows = Rows.of(batch, vectors, carry)
@@ -183,7 +182,7 @@ class LSTM(nn.Module):
         )
 
     def cache(self, rows: int, length: int) -> tuple[State, ...]:
-        """An empty decoding memory, which holds tokens without end."""
+        """An empty decoding memory, the same for every length."""
         return self.initial_carry(rows)
 
     def _rates(self):
@@ -191,14 +190,14 @@ class LSTM(nn.Module):
         return (0.0, *[self.dropout] * len(self.widths))
 
     def _recurrent(self, i, matrix, train):
-        """The recurrent matrix of layer `i` to compute with."""
+        """The recurrent matrix that layer `i` computes with."""
         return matrix
 
     def _penalise(self, raw, hidden, segment_ids, weights):
         """Sows penalties on the last layer's hidden states, before and after dropout."""
 
     def _layer(self, i, train):
-        """Layer `i`, a function of this module, vectors, a state and starts."""
+        """Layer `i` as a function of this module, vectors, a state and starts."""
 
         def layer(module, hidden, state, starts):
             return lstm(hidden, module._weights(i, train), state, starts)
@@ -232,17 +231,17 @@ class AWDLSTM(LSTM):
     steps, and two penalties.
 
     Both penalties are means of squares, as in the authors' code, and not norms, as in the paper.
-    Each token has its share: the weighted sum over a batch, divided by its tokens, is the mean.
+    They are sown per token: the weighted sum over a batch, divided by its tokens, is the mean.
     Embedding dropout is `word_dropout` of the input.
 
     Attributes: as those of `LSTM`, and
-        input_dropout: rate on the input vectors, one mask for all steps of a row.
+        input_dropout: rate on the input vectors, with one mask for all steps of a row.
         hidden_dropout: rate between layers, likewise.
         dropout: rate after the last layer, likewise.
-        weight_drop: rate on the entries of the recurrent matrices, one mask an update.
-        ar: activation regularisation (the paper's alpha): times the mean square of the hidden
+        weight_drop: rate on the entries of the recurrent matrices, with one mask per update.
+        ar: weight of activation regularisation (the paper's alpha), the mean square of the hidden
             states after dropout.
-        tar: temporal activation regularisation (beta): times the mean square of the difference
+        tar: weight of temporal activation regularisation (beta), the mean square of the difference
             between the hidden states, before dropout, of neighbouring tokens of a segment. A window
             of one token has none.
     """
@@ -280,11 +279,11 @@ class AWDLSTM(LSTM):
 
 
 def _squared_changes(hidden, segment_ids, weights):
-    """The mean square of each hidden state's difference from the one before: `[rows, time]`, 0 for
-    a token that has none before it.
+    """The mean square of each hidden state's difference from the one before, `[rows, time]`; 0 for
+    the first token of a segment.
 
-    A row of T tokens has T - 1 pairs, so each is scaled by T / (T - 1): the mean over tokens is the
-    mean over pairs.
+    A row of T tokens has T - 1 pairs, so each pair is scaled by T / (T - 1): the mean over tokens
+    is then the mean over pairs.
     """
     shape = hidden.shape[:2]
     weights = jnp.asarray(jnp.ones(shape) if weights is None else weights, hidden.dtype)
@@ -301,8 +300,8 @@ def _squared_changes(hidden, segment_ids, weights):
 
 @jax.custom_vjp
 def _scan(x, weights, state, keep):
-    """`lstm` with time first: `x [time, rows, features]`; `keep [time, rows, 1]`, False where a
-    state of zeros begins, or None.
+    """Computes `lstm` with time as the first axis: `x [time, rows, features]`; `keep [time, rows,
+    1]` is False where a state of zeros begins, or None.
     """
     return _forward(x, weights, state, keep)[0]
 
@@ -312,7 +311,7 @@ def _reset(keep, time, *arrays):
 
 
 def _put(array, time, row):
-    """`array` with this row at `time`, in the same memory."""
+    """`array` with `row` at index `time`, updated in place."""
     return jax.lax.dynamic_update_index_in_dim(array, row, time, 0)
 
 
@@ -322,7 +321,7 @@ def _forward(x, weights, state, keep):
     pushed = dot(flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
 
     def step(time, loop):
-        # What later steps of `gates` hold is still the product of their inputs.
+        # Entries of `gates` for later steps still hold the products of their inputs.
         before, (hiddens, cells, gates) = loop
         hidden, cell = _reset(keep, time, *before)
         recurred = step_product(hidden, recurrent, len(weights.bias))
@@ -345,41 +344,41 @@ def _forward(x, weights, state, keep):
 
 def _backward(saved, gradient):
     x, weights, state, keep, hidden, cells, gates = saved
-    of_hiddens, of_state = gradient
+    d_hiddens, d_state = gradient
     dtype, wide = x.dtype, cells.dtype
     back = _barrier(in_blocks(weights.recurrent.astype(dtype).T, len(x)))
 
     def step(number, loop):
-        # What later steps of `gates` hold is the gradient of their sums.
-        (of_hidden, of_cell), gates = loop
+        # Entries of `gates` for later steps hold the gradients of their preactivations.
+        (d_hidden, d_cell), gates = loop
         time = len(x) - 1 - number
         i, f, g, o = jnp.split(gates[time], 4, axis=1)
         (before,) = _reset(keep, time, jnp.where(time > 0, cells[time - 1], state.cell))
         squashed = jnp.tanh(cells[time])
-        of_hidden += of_hiddens[time].astype(wide)
-        of_cell = _barrier(of_cell + of_hidden * o * (1 - squashed**2))
-        of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
-        of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
-        # All that is made of the gates becomes one array before it takes their place: else XLA
+        d_hidden += d_hiddens[time].astype(wide)
+        d_cell = _barrier(d_cell + d_hidden * o * (1 - squashed**2))
+        d_i, d_f, d_g, d_o = d_cell * g, d_cell * before, d_cell * i, d_hidden * squashed
+        d_sums = [d_i * i * (1 - i), d_f * f * (1 - f), d_g * (1 - g**2), d_o * o * (1 - o)]
+        # Concatenate all that is computed from the gates before writing it over them; otherwise XLA
         # copies `gates` at every step.
-        joined = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
-        of_sums, of_cell = joined[:, : gates.shape[2]], joined[:, gates.shape[2] :]
-        of_hidden = step_product(of_sums.astype(dtype), back, hidden.shape[-1])
-        return _reset(keep, time, of_hidden, of_cell), _put(gates, time, of_sums)
+        joined = _barrier(jnp.concatenate([*d_sums, d_cell * f], axis=1))
+        d_sums, d_cell = joined[:, : gates.shape[2]], joined[:, gates.shape[2] :]
+        d_hidden = step_product(d_sums.astype(dtype), back, hidden.shape[-1])
+        return _reset(keep, time, d_hidden, d_cell), _put(gates, time, d_sums)
 
-    after = of_state.hidden.astype(wide), of_state.cell
-    of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
+    after = d_state.hidden.astype(wide), d_state.cell
+    d_state, d_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
     befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
     befores = befores if keep is None else jnp.where(keep, befores, 0)
-    gate_gradients = flat(of_sums.astype(dtype))
-    of_weights = (
+    gate_gradients = flat(d_sums.astype(dtype))
+    d_weights = (
         over_rows(flat(x), gate_gradients),
         over_rows(flat(befores), gate_gradients),
         jnp.sum(gate_gradients, axis=0, dtype=wide),
     )
-    of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
-    of_x = dot(gate_gradients, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
-    return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None
+    d_weights = Weights(*(a.astype(b.dtype) for a, b in zip(d_weights, weights, strict=True)))
+    d_x = dot(gate_gradients, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
+    return d_x, d_weights, State(d_state[0].astype(dtype), d_state[1]), None
 
 
 _scan.defvjp(_forward, _backward)

@@ -1,7 +1,7 @@
-"""Positions: how a transformer knows the order of its tokens.
+"""Position encodings of a transformer.
 
 sinusoidal   a vector of sines and cosines is added to each token (Vaswani et al. 2017, section 3.5)
-learned      a vector of a table is added, one row a position; there are no others
+learned      a row of a table is added to each token; positions beyond the table do not exist
 alibi        nothing is added; scores fall in proportion to distance (Press, Smith & Lewis 2022)
 none         nothing but the causal mask
 """
@@ -16,8 +16,8 @@ POSITIONS = ("sinusoidal", "learned", "alibi", "none")
 
 
 def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
-    """The position of each token in its segment, `[rows, time]` to the same shape: 1 1 1 2 2 0
-    gives 0 1 2 0 1 0.
+    """The position of each token in its segment, of the shape of `segment_ids [rows, time]`:
+    1 1 1 2 2 0 gives 0 1 2 0 1 0.
     """
     columns = jnp.arange(segment_ids.shape[1])[None]
     begins = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
@@ -39,8 +39,8 @@ def sinusoids(positions: jax.Array, features: int) -> jax.Array:
 
 
 class LearnedPositions(nn.Module):
-    """A table of position vectors, `table [count, features]`, which starts as N(0, 1 /
-    features), as fairseq's does.
+    """A table of position vectors, `table [count, features]`, initialised as N(0, 1 / features)
+    like fairseq's.
     """
 
     count: int
@@ -48,7 +48,7 @@ class LearnedPositions(nn.Module):
 
     @nn.compact
     def __call__(self, positions: jax.Array) -> jax.Array:
-        """The vectors of `positions [time]`: `[time, features]`; of one beyond the table, NaN."""
+        """Vectors `[time, features]` of `positions [time]`; NaN for positions beyond the table."""
         table = self.param(
             "table",
             nn.initializers.normal(self.features**-0.5),
@@ -59,9 +59,7 @@ class LearnedPositions(nn.Module):
 
 
 def check_table(count: int, time: int) -> None:
-    """Raises InputError if `time` tokens, read at once, have more positions than the `count`
-    learned ones.
-    """
+    """Raises InputError if `time` tokens, read at once, exceed the `count` learned positions."""
     if time > count:
         raise InputError(
             f"tokens must be {count} or fewer, body.max_positions, got {time}: train with"
@@ -70,12 +68,12 @@ def check_table(count: int, time: int) -> None:
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """Slopes of ALiBi: the fall of each head's score with a token of distance (Press et al.
-    2022, section 3).
+    """ALiBi slopes: how much each head's scores fall per token of distance (Press et al. 2022,
+    section 3).
 
-    8 heads have 1/2, 1/4 … 1/256, and any power of two has a geometric sequence that ends at 1/256.
-    For another number the authors' code takes those of the next lower power of two and then every
-    second one of the next higher power.
+    8 heads have 1/2, 1/4 … 1/256; any power of two has a geometric sequence that ends at 1/256. For
+    other numbers the authors' code takes the slopes of the next lower power of two, followed by
+    every second slope of the next higher one.
 
     >>> alibi_slopes(3)
     (0.0625, 0.00390625, 0.25)
@@ -86,11 +84,10 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 
 def biases(slopes: jax.Array, first, time: int, length: int) -> jax.Array:
-    """Biases that ALiBi adds to the scores of `time` queries, the first at position `first`, with
-    keys 0 to `length`.
+    """ALiBi biases, minus slope times distance, float32 `[heads, time, length]`, for the scores of
+    `time` queries, the first at position `first`, with the keys at positions 0 to `length - 1`.
 
-    slopes: `[heads]`, see `alibi_slopes`. Returns float32 `[heads, time, length]`: minus slope
-        times distance.
+    slopes: `[heads]`, see `alibi_slopes`.
     """
     distances = (first + jnp.arange(time))[:, None] - jnp.arange(length)[None]
     return -slopes[:, None, None] * distances.astype(jnp.float32)[None]

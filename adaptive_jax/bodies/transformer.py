@@ -36,23 +36,23 @@ from adaptive_jax.numerics.dropout import drop, row_seeds
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.numerics.products import added
 
-BLOCKS = "blocks"  # the parameters of all blocks, stacked along a first axis
+BLOCKS = "blocks"  # name of the parameters of all blocks, stacked along a leading axis
 
 
 class Cache(NamedTuple):
-    """The decoding memory: keys and values of all tokens so far, `[layers, rows, length, heads,
+    """Decoding memory: keys and values of the tokens so far, `[layers, rows, length, heads,
     features / heads]`.
     """
 
     keys: jax.Array
     values: jax.Array
-    seen: jax.Array  # tokens so far, a scalar
+    seen: jax.Array  # number of tokens so far, a scalar
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _relu(rate, x, mask):
-    """`drop(jax.nn.relu(x), mask, rate)`, whose gradient needs only the result, which the next
-    product keeps anyway.
+    """Computes `drop(jax.nn.relu(x), mask, rate)`. Its gradient needs only the result, which the
+    next product saves anyway.
     """
     return drop(jnp.maximum(x, 0), mask, rate)
 
@@ -70,8 +70,8 @@ _relu.defvjp(_relu_forward, _relu_backward)
 
 
 class Block(nn.Module):
-    """One block: self-attention, then a feed-forward layer; attributes as those of
-    `Transformer`, and `slopes` of `Pairs`.
+    """One block: self-attention, then a feed-forward layer. Attributes are those of `Transformer`,
+    and `slopes` that of `Pairs`.
     """
 
     features: int
@@ -86,8 +86,8 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, cache, seen, segment_ids, row_ids):
-        """`x [rows, time, features]` and this layer's cached `(keys, values)` or `()` to both
-        after this block.
+        """Maps `x [rows, time, features]` and this layer's cached `(keys, values)`, or `()`, to
+        both after this block.
         """
 
         def dropped(y):
@@ -98,8 +98,8 @@ class Block(nn.Module):
 
         def attend(x):
             nonlocal cache
-            # One product for all three: Xavier over the joint shape is Xavier of each with gain
-            # 1/sqrt(2), as released.
+            # One product for all three. Xavier over the joint shape equals Xavier of each with
+            # gain 1/sqrt(2), as in the released code.
             joint, bias = Dense(3 * self.features, self.dtype, name="query_key_value")(x)
             if cache:
                 joint = added(joint, bias)
@@ -131,18 +131,18 @@ class Block(nn.Module):
         return x, cache
 
     def around(self, sub_block, norm, x):
-        """The residual connection around a sub-block, whose input is normalised (Baevski & Auli
-        2019, section 4.1).
+        """Residual connection around a sub-block with a normalised input (Baevski & Auli 2019,
+        section 4.1).
         """
         return save_for_backward(x + sub_block(norm(x)))
 
 
 class PostNormBlock(Block):
-    """A block that normalises residual sums; attributes as those of `Transformer`."""
+    """A block that normalises residual sums. Attributes are those of `Block`."""
 
     def around(self, sub_block, norm, x):
-        """The residual connection around a sub-block, normalised after the sum (Vaswani et al.
-        2017, section 3.1).
+        """Residual connection around a sub-block, normalised after the sum (Vaswani et al. 2017,
+        section 3.1).
         """
         return norm(save_for_backward(x + sub_block(x)))
 
@@ -150,12 +150,12 @@ class PostNormBlock(Block):
 class Transformer(nn.Module):
     """The decoder of Baevski & Auli 2019, section 4.1.
 
-    It scales the input vectors by sqrt(features), adds sinusoidal positions or others, and applies
-    `layers` blocks of causal self-attention and a ReLU feed-forward layer; each sub-block has a
-    normalised input and a residual connection. One scan runs all blocks, so their parameters have a
-    leading axis `[layers, ...]`, and sixteen layers compile as fast as one; in training on GPUs,
-    and in bfloat16 on CPUs, it is unrolled. A layer inside a block can sow "penalties" `[rows,
-    time]`; they arrive as `[layers, rows, time]`.
+    It scales the input vectors by sqrt(features), adds position vectors, and applies `layers`
+    blocks of causal self-attention and a ReLU feed-forward layer; each sub-block has a normalised
+    input and a residual connection. One scan runs all blocks, so their parameters have a leading
+    axis `[layers, ...]`, and sixteen layers compile as fast as one; in training on GPUs, and in
+    bfloat16 on CPUs, the scan is unrolled. What a layer inside a block sows as "penalties" `[rows,
+    time]`, or as "intermediates", gets the leading axis too.
 
     Attributes:
         features: width of the hidden states (the paper's e).
@@ -165,13 +165,14 @@ class Transformer(nn.Module):
         dropout: rate on the embeddings and on the output of each sub-block.
         attention_dropout: rate on the attention weights.
         activation_dropout: rate after the ReLU.
-        final_norm: normalise the last hidden states. The released WikiText-103 models do not.
-        scaled: multiply the input vectors by sqrt(features).
-        positions: how tokens know their order: "sinusoidal" vectors, a "learned" table of vectors,
-            "alibi", attention that falls with distance (Press et al. 2022), or "none".
+        final_norm: whether to normalise the last hidden states. The released WikiText-103 models
+            do not.
+        scaled: whether to multiply the input vectors by sqrt(features).
+        positions: position encoding: "sinusoidal" vectors, a "learned" table of vectors, "alibi",
+            attention that falls with distance (Press et al. 2022), or "none".
         max_positions: rows of the table of learned positions: the most tokens that the model can
             read at once.
-        remat: what the backward pass recomputes in each block instead of keeping it. "none": only
+        remat: what the backward pass recomputes in each block instead of saving it. "none": only
             gathers and casts of parameters; "elementwise": also normalisations, dropout masks and
             attention weights; "all": the whole block, at the cost of another forward pass; "auto":
             "none" on CPUs, "elementwise" elsewhere.
@@ -181,7 +182,7 @@ class Transformer(nn.Module):
 
     Raises:
         InputError: heads that do not divide the features, an odd number of features, an unknown
-            name, or a number that is out of range.
+            name, or a number out of range.
     """
 
     features: int = 256
@@ -221,8 +222,8 @@ class Transformer(nn.Module):
 
     @property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """Groups that `gather` takes, a block each. Blocks cast their matrices to `dtype` anyway;
-        to gather first and then cast would move twice the bytes of bfloat16.
+        """The groups of parameters to gather, one per block. Blocks cast their matrices to `dtype`
+        anyway; to cast after gathering would move twice the bytes of bfloat16.
         """
         return (ParameterGroup((BLOCKS,), self.dtype, stacked=True),)
 
@@ -230,21 +231,21 @@ class Transformer(nn.Module):
     def __call__(
         self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False
     ):
-        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, features],
-        next carry)`.
+        """Maps vectors `[rows, time, features]` and a carry to `(hidden states [rows, time,
+        features], next carry)`.
 
         Args:
-            carry: `()`, where every row stands alone, and `()` is returned; or a `Cache`, which the
+            carry: `()` for rows that stand alone, and `()` is returned; or a `Cache`, which the
                 rows continue; attention then has no dropout, even if `train`.
-            batch: its `row_ids` (for dropout) and `segment_ids` are read. Tokens see those of their
-                own segment only, and positions count from 0 in each. None: rows 0, 1, 2 … of one
+            batch: its `row_ids` (for dropout) and `segment_ids` are used. Tokens see only tokens of
+                their segment, and positions count from 0 in each. None: rows 0, 1, 2 … of one
                 segment each.
 
         Raises:
-            InputError: shapes that do not fit; more tokens than learned positions; the cache is
-                full, or `batch` has segments or resets, which a cache cannot follow. Inside
-                `jax.jit` the number of tokens in the cache is not known: there the hidden states of
-                a cache that overflows are NaN.
+            InputError: shapes that do not fit; more tokens than learned positions; a full cache; or
+                a cache together with segments or resets, which it does not support. Inside
+                `jax.jit` the number of tokens in the cache is unknown: there the hidden states of a
+                cache that overflows are NaN.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows, time, seen = Rows.of(batch, vectors, carry), vectors.shape[1], 0
@@ -264,10 +265,9 @@ class Transformer(nn.Module):
         if self.gather is not as_stored:
             block = gathered(block, functools.partial(self.gather, BLOCKS))
         blocks = nn.scan(
-            # Outside of a loop, the compiler would take what is recomputed from the forward pass,
-            # which would have to keep it.
+            # Outside of a loop, common-subexpression elimination would undo the recomputation.
             nn.remat(block, policy=policy(self.remat), prevent_cse=unroll),
-            variable_axes={"params": 0, "penalties": 0},
+            variable_axes={"params": 0, "penalties": 0, "intermediates": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             out_axes=0,
@@ -296,7 +296,7 @@ class Transformer(nn.Module):
         return jnp.where(carry.seen > carry.keys.shape[2], jnp.nan, x), carry
 
     def _position_vectors(self, seen, time):
-        """Vectors `[time, features]` of the positions from `seen` on; None where nothing is
+        """Vectors `[time, features]` of the positions that begin at `seen`; None if nothing is
         added to the tokens.
         """
         positions = seen + jnp.arange(time)
@@ -308,14 +308,14 @@ class Transformer(nn.Module):
         return sinusoids(positions, self.features) if self.positions == "sinusoidal" else None
 
     def initial_carry(self, rows: int) -> tuple:
-        """The training carry before the first batch: `()`, since every row stands alone."""
+        """The training carry before the first batch: `()`, as every row stands alone."""
         return ()
 
     def cache(self, rows: int, length: int) -> Cache:
-        """An empty decoding memory of `rows` rows and up to `length` tokens each.
+        """An empty decoding memory of `rows` rows of up to `length` tokens.
 
         Raises:
-            InputError: learned positions are fewer.
+            InputError: `length` exceeds the number of learned positions.
         """
         check_at_least(1, rows=rows, length=length)
         if self.positions == "learned":
@@ -327,8 +327,8 @@ class Transformer(nn.Module):
 
 
 def _check_cache(cache, vectors, rows):
-    """Raises InputError for what would give wrong hidden states: other rows, rows that begin anew,
-    more tokens than fit.
+    """Raises InputError for a cache of another number of rows, rows that are reset, or more tokens
+    than fit.
     """
     (count, time), expected = vectors.shape[:2], "carry must be () or made by body.cache"
     if not isinstance(cache, Cache) or cache.keys.shape[1] != count:
@@ -344,7 +344,7 @@ def _check_cache(cache, vectors, rows):
 
 
 class PostNormTransformer(Transformer):
-    """The decoder of Vaswani et al. 2017, normalised after every sub-block; attributes as those of
+    """The decoder of Vaswani et al. 2017, normalised after every sub-block. Attributes are those of
     `Transformer`.
 
     The last block already normalises its output, so `final_norm` is False by default.

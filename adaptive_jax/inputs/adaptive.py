@@ -21,40 +21,40 @@ from adaptive_jax.numerics.layers import WordDropout
 
 
 def normal_by_width(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
-    """A table `[words, width]` drawn from N(0, 1 / width)."""
+    """Draws a table `[words, width]` from N(0, 1 / width)."""
     return nn.initializers.normal(shape[1] ** -0.5)(key, shape, dtype)
 
 
 class AdaptiveInput(nn.Module):
     """Adaptive input representations (Baevski & Auli 2019, section 3 and Figure 1).
 
-    The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of
-    `width / factor^i`; a linear map for each band, the first included, takes them to `features`.
+    The vocabulary, most frequent word first, is divided into bands. Words of band i have vectors of
+    width `width / factor^i`; a linear map for each band, the first included, projects them to
+    `features`.
 
-    By default tables start as N(0, 1 / width_i), projections Xavier-uniform, as in the paper's
+    By default tables start as N(0, 1 / width_i) and projections Xavier-uniform, as in the paper's
     public code. A transformer scales the vectors itself.
 
     Attributes:
         vocabulary_size: words.
-        features: width of what `__call__` returns.
+        features: width of the vectors that `__call__` returns.
         cutoffs: id of the first word of every band but the first: `(20_000, 60_000)`.
-        factor: by which each band is narrower than the one before it.
+        factor: ratio of the widths of one band and the next.
         width: width of the first band; 0 means `features`.
-        word_dropout: rate at which words are dropped in training, the same ones in a whole update
-            (Merity et al. 2018, section 4.3). A table that an output shares is not touched.
-        scaled: multiply vectors by sqrt(features), as GroC's public code does for an LSTM; a table
-            that an output shares is not.
-        dtype: of what `__call__` returns; parameters are float32.
-        table_init, projection_init: how tables and projections start, functions `(key, shape,
-            dtype)`, as flax's `Embed` takes one: with the names of their axes from
-            `nn.with_partitioning`.
+        word_dropout: rate at which words are dropped in training, the same words throughout an
+            update (Merity et al. 2018, section 4.3). A tied output uses the table without dropout.
+        scaled: multiply vectors by sqrt(features), as GroC's public code does for an LSTM; a tied
+            output uses the table unscaled.
+        dtype: of the vectors that `__call__` returns; parameters are float32.
+        table_init, projection_init: initializers of tables and projections, functions `(key, shape,
+            dtype)` like that of flax's `Embed`; `nn.with_partitioning` names their axes.
         word_axes: one or several axes of `jax.shard_map` over which the words of every band are
-            cut, as the rows of a batch are, see `adaptive_jax.losses.sharded`; (): none.
+            sharded, like the rows of a batch, see `adaptive_jax.losses.sharded`; (): none.
 
     Raises:
-        InputError: cutoffs that do not increase or do not lie within the vocabulary, a number out
-            of range, a dtype that is no float, or token ids that do not exist. Inside `jax.jit`,
-            where ids are not known, those have vectors of NaN.
+        InputError: cutoffs that do not increase or lie outside of the vocabulary, a number out of
+            range, a dtype that is not a float, or token ids outside of the vocabulary. Inside
+            `jax.jit`, where values are unknown, the vectors of such ids are NaN.
     """
 
     vocabulary_size: int
@@ -88,7 +88,7 @@ class AdaptiveInput(nn.Module):
         self.table_bands = list(map(Band, tables, projections))
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
-        """Token ids `[...]` to vectors `[..., features]`."""
+        """Maps token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
         vectors = distinct.vectors(
             tokens, self.table_bands, self.dtype, self.words(), self.word_axes
@@ -98,7 +98,7 @@ class AdaptiveInput(nn.Module):
         return nan_if_missing(vectors, tokens, self.vocabulary_size)
 
     def words(self) -> list[int]:
-        """Words of each band."""
+        """Number of words of each band."""
         return band_sizes(self.vocabulary_size, self.cutoffs)
 
     def word_tables(self) -> dict[str, list[int]]:
@@ -106,7 +106,7 @@ class AdaptiveInput(nn.Module):
         return words_in_tables(self)
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent
-        words first.
+        """The bands, each with `table [words_i, width_i]` and `projection [width_i, features]`,
+        frequent words first.
         """
         return list(self.table_bands)

@@ -1,5 +1,5 @@
-"""Character CNN: a word's vector is computed from its spelling, once for each distinct word of
-the batch.
+"""Character CNN: computes a word's vector from its spelling, once for each distinct word of the
+batch.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from adaptive_jax.numerics.layers import ACTIVATIONS, from_lexicon, uniform
 from adaptive_jax.numerics.platforms import platform
 
 FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
-LETTERS = {"bytes": 256, "elmo": 262}  # letters that there are, without the padding of "bytes"
+LETTERS = {"bytes": 256, "elmo": 262}  # number of letters, without the padding of "bytes"
 
 
 class CharacterCNN(nn.Module):
@@ -25,8 +25,7 @@ class CharacterCNN(nn.Module):
 
     Every letter of a word has a vector. Filters of several lengths run over them; the largest
     response of each, after a ReLU, passes highway layers and a linear projection. Letters beyond
-    `length` are not read. Initial weights follow the public code of the paper that `letters`
-    belongs to.
+    `length` are ignored. Initial weights follow the public code of the paper that `letters` names.
 
     The spelling of all words is the variable `spelling` of the collection "lexicon", see
     `adaptive_jax.data.vocabulary.spelling`:
@@ -38,13 +37,13 @@ class CharacterCNN(nn.Module):
     Attributes:
         vocabulary_size: number of words.
         features: width of the vectors that `__call__` returns.
-        width: width of a character's vector (the paper's 128).
-        filters: for each filter, the characters it spans and the features it gives: `((1, 128), (2,
-            256), ...)`.
-        highway_layers: 1 for WikiText-103, 2 for Billion Word.
-        length: letters of a word that are read (released code: 50), at least the span of the
-            longest filter.
-        strides: for each filter, how many letters apart its responses are; empty: 1.
+        width: width of a character's vector (128 in the paper).
+        filters: for each filter, its span in characters and the number of its features: `((1, 128),
+            (2, 256), ...)`.
+        highway_layers: number of highway layers: 1 for WikiText-103, 2 for Billion Word.
+        length: the most letters of a word that are read (50 in the released code), at least the
+            span of the longest filter.
+        strides: stride of each filter, in letters; empty: 1.
         activation: of filters and highway layers: relu, selu, tanh or sigmoid.
         letters: "bytes", where padding is 0, `<eos>` and `<unk>` have vectors of their own, and the
             projection has a bias (Baevski & Auli 2019); or "elmo", bytes between marks of a word's
@@ -53,10 +52,11 @@ class CharacterCNN(nn.Module):
         dtype: dtype of the matrix products; parameters are float32.
 
     Raises:
-        InputError: filters that are not pairs of positive integers; strides that are not one a
-            filter; a length shorter than the longest filter; a name or number out of range; a dtype
-            that is no float; no lexicon, or one of another vocabulary; token ids that do not exist.
-            Inside `jax.jit`, where ids are not known, those have vectors of NaN.
+        InputError: filters that are not pairs of positive integers; strides of another number than
+            filters; a length shorter than the longest filter; a name or number out of range; a
+            dtype that is not a float; no lexicon, or that of another vocabulary; token ids outside
+            of the vocabulary. Inside `jax.jit`, where values are unknown, the vectors of such ids
+            are NaN.
     """
 
     vocabulary_size: int
@@ -71,7 +71,7 @@ class CharacterCNN(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     on_cpu: ClassVar[Chunks] = Chunks(256, short=(8, 16))
-    # Each chunk starts many kernels, so these are few and large.
+    # Each chunk launches many kernels, so chunks are few and large.
     on_accelerators: ClassVar[Chunks] = Chunks(1024, short=(8, 16))
 
     def __post_init__(self):
@@ -98,7 +98,7 @@ class CharacterCNN(nn.Module):
         return {"spelling": {"length": self.length, "marks": self.letters == "elmo"}}
 
     def lexicon_shapes(self, words: int) -> dict:
-        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        """Shapes and dtypes of the arrays in `lexicon_spec`, for this number of words."""
 
         def array(dtype, *shape):
             return jax.ShapeDtypeStruct((words, *shape), dtype)
@@ -138,12 +138,12 @@ class CharacterCNN(nn.Module):
             self.projection_bias = param("projection_bias", init.zeros, self.features)
 
     def _start(self, fan_in):
-        """Initial weights of a filter, and of what follows with the letters of ELMo."""
+        """Initializer of filters and, with the letters "elmo", of the layers after them."""
         return uniform(fan_in**-0.5)
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
-        """Token ids `[...]` to vectors `[..., features]`; with composed vectors, their rows
-        `[...]`.
+        """Maps token ids `[...]` to vectors `[..., features]`; with composed vectors, `tokens` are
+        row numbers of these.
         """
         if self.has_variable("tables", "vectors"):
             [(table, _, _)] = self.bands()
@@ -152,16 +152,16 @@ class CharacterCNN(nn.Module):
         return self._encode(tokens.ravel()).reshape(*tokens.shape, self.features)
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
-        """Puts the vectors of `words [n]`, float32 `[n, features]`, into the collection "tables".
+        """Stores the vectors of `words [n]`, `[n, features]`, in the collection "tables".
 
-        Float32, because the gradients of a word's many occurrences are summed in it.
+        They are float32, in which the gradients of a word's many occurrences are summed.
         """
         words = ids("words", words, self.vocabulary_size, "words")
         self.put_variable("tables", "vectors", self._encode(words).astype(jnp.float32))
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band, `[words, features]`: the vectors of all words, composed before or
-        computed now.
+        """The only band: vectors of all words, `[words, features]`, stored by `compose` or computed
+        now.
         """
         if self.has_variable("tables", "vectors"):
             return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]
@@ -189,7 +189,7 @@ def _is_filter(pair):
 
 
 def _carry_first(bound):
-    """Biases of a highway layer, at whose start its gates mostly pass their input on."""
+    """Initializer of a highway layer's biases: at first its gates mostly pass the input on."""
 
     def init(key, shape, dtype):
         half = (shape[0] // 2,)

@@ -1,9 +1,9 @@
-"""Vectors of words in bands: each distinct word is read and projected once, in its own band only.
+"""Vectors of words in bands: each distinct word is looked up and projected once.
 
-Among 4,096 tokens that follow Zipf's law in a vocabulary of 267,735 there are some 2,200 words. In
-rising order of their ids the words of a band are neighbours, so a loop visits each band's words a
-chunk at a time; its trip count is read off the data. The backward pass sums the gradients of a
-word's tokens first, so every row of a table is written once.
+4,096 tokens that follow Zipf's law in a vocabulary of 267,735 have some 2,200 distinct words. Once
+these are sorted by id, the words of a band are contiguous, so a loop visits each band's words a
+chunk at a time; its trip count depends on the data. The backward pass first sums the gradients of a
+word's tokens, so it writes every row of a table once.
 """
 
 import functools
@@ -22,33 +22,31 @@ from adaptive_jax.numerics.meshes import as_tuple, axes_of, pvary, vary_alike
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import bits_on_cpu, of_bits, product, sum_dtype
 
-# Words of a chunk. On a CPU, 256 was no faster. Accelerators have not been measured: they start
-# every chunk anew, so they get few large ones.
+# Words per chunk. On a CPU, 256 was no faster. Not measured on accelerators: each chunk launches
+# kernels, so chunks there are few and large.
 CHUNK, LARGE_CHUNK = 128, 1024
 
 
 class _Static(NamedTuple):
-    """All of a call but its arrays.
-
-    axes: of `shard_map`, over which tokens and words are cut.
-    """
+    """Static arguments of a call."""
 
     dtype: jnp.dtype
-    words: tuple[int, ...]  # of each band, on all devices
-    axes: tuple[str, ...]
+    words: tuple[int, ...]  # number of words of each band, over all devices
+    axes: tuple[str, ...]  # axes of `shard_map` over which tokens and words are sharded
 
 
 def vectors(
     tokens: jax.Array, bands: Sequence[Band], dtype, words: Sequence[int], axes=()
 ) -> jax.Array:
-    """Vectors `[..., features]` in `dtype` of token ids `[...]`, on any mesh; 0 for ids that do
-    not exist. Differentiable once, in reverse mode.
+    """Vectors `[..., features]` in `dtype` of token ids `[...]`, on any mesh; 0 for ids outside of
+    the vocabulary. Differentiable once, in reverse mode.
 
     Args:
-        bands: tables with projections, frequent words first, of so many `words`.
-        axes: one or several of `jax.shard_map`, over which tokens are cut and the words of every
-            band, too, see `adaptive_jax.losses.sharded`: every device looks up the words it holds,
-            for the tokens of all.
+        bands: tables with projections, frequent words first.
+        words: number of words of each band.
+        axes: one or several axes of `jax.shard_map`, over which tokens and the words of every band
+            are sharded, see `adaptive_jax.losses.sharded`: every device looks up the words it
+            holds, for the tokens of all devices.
     """
     bands = [Band(band.table, band.projection) for band in bands]
     static = _Static(jnp.dtype(dtype), tuple(words), as_tuple(axes))
@@ -106,24 +104,20 @@ def _add_up(static, axis_name, tokens, bands):
     words, place = _words(ids, sum(static.words))
     gradient = gradient.reshape(-1, gradient.shape[-1]).astype(sum_dtype(dtype))
     shape = len(words) + _chunk(words), gradient.shape[1]
-    of_words = pvary(jnp.zeros(shape, gradient.dtype), axes_of((gradient, ids, bands)))
-    of_words = of_words.at[place].add(gradient)
+    d_words = pvary(jnp.zeros(shape, gradient.dtype), axes_of((gradient, ids, bands)))
+    d_words = d_words.at[place].add(gradient)
 
     def visit(sums, band, row, rows):
-        gradient_of_rows, lowering = lifted(
-            lax.dynamic_slice_in_dim(of_words, row, len(rows)), dtype
-        )
+        d_vectors, lowering = lifted(lax.dynamic_slice_in_dim(d_words, row, len(rows)), dtype)
         _, pull = jax.vjp(product, _rows(band.table, rows, dtype), band.projection)
-        of_rows, of_projection = (
-            a.astype(of_words.dtype) * lowering for a in pull(gradient_of_rows)
-        )
+        d_rows, d_projection = (a.astype(d_words.dtype) * lowering for a in pull(d_vectors))
         table = sums.table.at[rows].set(
-            of_rows.astype(band.table.dtype),
+            d_rows.astype(band.table.dtype),
             mode="drop",
             indices_are_sorted=True,
             unique_indices=True,
         )
-        return Band(table, sums.projection + of_projection.astype(sums.projection.dtype))
+        return Band(table, sums.projection + d_projection.astype(sums.projection.dtype))
 
     def zeros(band):
         total = jnp.zeros(band.projection.shape, sum_dtype(band.projection.dtype))
@@ -137,24 +131,25 @@ def _add_up(static, axis_name, tokens, bands):
 
 
 def _words(ids, count):
-    """The words of `ids` and the place of each id among them, as `arrays.distinct` gives them;
-    ids that do not exist have a place behind all words.
+    """The distinct words of `ids` and the index of each id among them, see `arrays.distinct`; ids
+    outside of the vocabulary have an index behind all words.
     """
     ids = ids.reshape(-1)
     return distinct(jnp.where(exists(ids, count), ids, count), count, _chunk(ids))
 
 
 def _spans(words, static, bands, axis_name):
-    """For each band `(first word here, begin, end)`, its words here being `words[begin:end]`.
+    """Yields `(first, begin, end)` for each band: this device has the band's words from id `first`
+    on, and `words[begin:end]` are among them.
 
-    axis_name: the axis of the mesh that cuts the rows of every table, or None.
+    axis_name: the mesh axis that shards the rows of every table, or None.
     """
     axes = static.axes if axis_name is None else axis_name
     part, first = lax.axis_index(axes) if axes else 0, 0
     for size, band in zip(static.words, bands, strict=True):
         first_row = first + part * len(band.table)
         edges = jnp.asarray([first_row, first_row + len(band.table)], words.dtype)
-        edges = jnp.minimum(edges, first + size)  # rows behind are padding
+        edges = jnp.minimum(edges, first + size)  # further rows are padding
         yield first_row, *jnp.searchsorted(words, edges)
         first += size
 
@@ -166,8 +161,8 @@ def _chunk(words):
 def _each_chunk(words, spans, visit, carry):
     """Folds `visit(carry, row=, rows=)` over the chunks of a band.
 
-    `rows` are those of the table, of the words from number `row` on, in rising order; those behind
-    the band's last word do not exist.
+    `rows` are the table's rows of a chunk of words that begins at index `row`, in ascending order.
+    Behind the band's last word they are out of range.
     """
     (first, begin, end), chunk = spans, _chunk(words)
     words = jnp.pad(words, (0, chunk))
@@ -183,5 +178,5 @@ def _each_chunk(words, spans, visit, carry):
 
 
 def _rows(table, rows, dtype):
-    """Rows of a table, 0 for those that do not exist."""
+    """Rows of a table, 0 where out of range."""
     return table.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True).astype(dtype)

@@ -23,14 +23,14 @@ class GroC(CharacterCNN):
     section 3.1).
 
         surface      a character CNN and highway layers over the letters of the word
-        relation     the mean of the surface vectors of words that a lexicon relates to it:
-                     synonyms and hyponyms
-        definition   the mean of the surface vectors of the words that define it
-        vector       a linear map of the three, side by side
+        relation     the mean of the surface vectors of its related words in a lexicon: synonyms and
+                     hyponyms
+        definition   the mean of the surface vectors of the words of its definition
+        vector       a linear map of the three, concatenated
 
-    A word that the lexicon does not have, or whose words are not in the vocabulary, has relation
-    and definition 0. The mean is over the words that there are; the public code always divides by
-    `relations` or `definition`.
+    Relation and definition are 0 for a word that is not in the lexicon, and where none of their
+    words is in the vocabulary. The mean is over the words in the vocabulary; the public code always
+    divides by `relations` or `definition`.
 
     The spelling, relations and definitions of words are the collection "lexicon", see
     `adaptive_jax.data.vocabulary.lexicon`.
@@ -45,33 +45,34 @@ class GroC(CharacterCNN):
             definition.
         lexicon: path of the lexicon: a WordNet directory, or a .jsonl file of relations and
             definitions; see docs/words.md.
-        relations: most related words that are read; 0: no relations.
-        definition: most words of a definition that are read; 0: no definitions.
+        relations: the most related words of a word; 0: no relations.
+        definition: the most words of a definition; 0: no definitions.
         form: "paper": WordNet gives synonyms, hyponyms and the definition of the first sense, and
-            means are over the words that there are. "code", as the public code: synonyms and the
-            definition, and means divide by `relations` or `definition`. See docs/words.md.
-        share: of the vocabulary's words, those that may have relations, and those that may have a
+            means are over the words in the vocabulary. "code", as in the public code: synonyms and
+            the definition, and means divide by `relations` or `definition`. See docs/words.md.
+        share: share of the vocabulary's words that may have relations, and of those that may have a
             definition (the paper's Table 4).
-        combine: "concat", the linear map of the paper, or "add", the sum of the three, as the
-            public code does by default.
+        combine: "concat", the linear map of the paper, or "add", the sum of the three, the default
+            of the public code.
         width: width of a letter's vector.
-        filters: for each filter, the letters it spans and the features it gives: `((1, 32), (2,
+        filters: for each filter, its span in letters and the number of its features: `((1, 32), (2,
             32), ...)`.
-        strides: for each filter, how many letters apart its responses are; empty: 1.
+        strides: stride of each filter, in letters; empty: 1.
         activation: of filters and highway layers: relu, selu, tanh or sigmoid.
-        letters: "elmo" or "bytes", as `CharacterCNN` has them.
-        highway_layers: highway layers.
-        length: letters of a word that are read, the marks of its beginning and end among them; at
-            least the span of the longest filter.
-        init_range: filters start uniform between -init_range and init_range, and with the letters
-            "elmo" highway layers and projection, too; the rest as in torch.
+        letters: "elmo" or "bytes", as in `CharacterCNN`.
+        highway_layers: number of highway layers.
+        length: the most letters of a word that are read, including the marks of its beginning and
+            end; at least the span of the longest filter.
+        init_range: filters start uniform between -init_range and init_range; so do highway layers
+            and projection with the letters "elmo". The rest starts as in torch.
         dtype: dtype of the matrix products; parameters are float32.
 
     Raises:
-        InputError: filters that are not pairs of positive integers; strides that are not one a
-            filter; a length shorter than the longest filter; a number or name out of range; a dtype
-            that is no float; no lexicon, or one of another vocabulary; token ids that do not exist.
-            Inside `jax.jit`, where ids are not known, those have vectors of NaN.
+        InputError: filters that are not pairs of positive integers; strides of another number than
+            filters; a length shorter than the longest filter; a number or name out of range; a
+            dtype that is not a float; no lexicon, or that of another vocabulary; token ids outside
+            of the vocabulary. Inside `jax.jit`, where values are unknown, the vectors of such ids
+            are NaN.
     """
 
     width: int = 16
@@ -89,7 +90,7 @@ class GroC(CharacterCNN):
     combine: str = "concat"
     init_range: float = 0.05
 
-    # Many: large gradients of the highway layers add up over chunks.
+    # Large, as every chunk adds to the gradients of the highway layers, which are large.
     on_cpu: ClassVar[Chunks] = Chunks(1024, short=(8, 12))
     on_accelerators: ClassVar[Chunks] = Chunks(8192, short=())  # the convolutions are little work
 
@@ -102,7 +103,7 @@ class GroC(CharacterCNN):
         check_known(f"form={self.form!r}", self.form, ("paper", "code"))
 
     def _parts(self):
-        """The parts that the lexicon gives, with their most words."""
+        """The parts that come from the lexicon, with the most words of each."""
         limits = {"relations": self.relations, "definitions": self.definition}
         return {name: words for name, words in limits.items() if words}
 
@@ -114,7 +115,7 @@ class GroC(CharacterCNN):
         return super().lexicon_spec | parts
 
     def lexicon_shapes(self, words: int) -> dict:
-        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        """Shapes and dtypes of the arrays in `lexicon_spec`, for this number of words."""
         parts = {
             name: {"words": jax.ShapeDtypeStruct((words, most), jnp.int32)}
             for name, most in self._parts().items()
@@ -139,7 +140,7 @@ class GroC(CharacterCNN):
 
     def read(self, words: jax.Array) -> None:
         """Stores the surface vectors of `words [n]`, float32 `[n, features]`, in the collection
-        "tables". Those of all words spare `compose` from computing any.
+        "tables". If it has those of all words, `compose` computes none.
         """
         words = ids("words", words, self.vocabulary_size, "words")
         self.put_variable("tables", "surfaces", self._surfaces(words).astype(jnp.float32))
@@ -149,14 +150,14 @@ class GroC(CharacterCNN):
 
     def _encode(self, words):
         word_lists = map(jnp.asarray, self.word_lists.values())
-        lists = [of_word.at[words].get(mode="fill", fill_value=-1) for of_word in word_lists]
+        lists = [word_list.at[words].get(mode="fill", fill_value=-1) for word_list in word_lists]
         if self.has_variable("tables", "surfaces"):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:
             surfaces = self._surfaces(jnp.arange(self.vocabulary_size))
         else:
-            # Those of each word and of the words in its lists, one after another; `lists` become
-            # their places.
+            # Surfaces of the words, followed by those of the words in their lists; `lists` become
+            # indices into these.
             every = [words, *(jnp.maximum(of_words, 0).ravel() for of_words in lists)]
             surfaces = self._surfaces(jnp.concatenate(every))
             start = len(words)
@@ -183,10 +184,11 @@ class GroC(CharacterCNN):
 
 
 def sum_of_rows(table: jax.Array, places: jax.Array) -> jax.Array:
-    """Sums `[n, width]` of rows of a table `[rows, width]`; places `[n, most]` outside of it add
-    nothing.
+    """Sums `[n, width]` of rows `places [n, most]` of a table `[rows, width]`; places out of range
+    add nothing.
 
-    Forward and backward go place by place, so that nothing of size `[n, most, width]` exists.
+    Forward and backward pass visit one column of places at a time, so that no array of size `[n,
+    most, width]` exists.
     """
     return _sum_of_rows(*vary_alike((table, places)))
 
@@ -200,19 +202,18 @@ def _sum_of_rows(table, places):
     return functools.reduce(jnp.add, rows)
 
 
-def _pull_rows(residuals, pull):
+def _sum_backward(residuals, gradient):
     table, places = residuals
-
-    wide = pull.astype(sum_dtype(pull.dtype))
+    gradient = gradient.astype(sum_dtype(gradient.dtype))
 
     def add(total, places):
-        return total.at[places].add(wide, mode="drop", wrap_negative_indices=False), None
+        return total.at[places].add(gradient, mode="drop", wrap_negative_indices=False), None
 
-    zeros = pvary(jnp.zeros(table.shape, wide.dtype), axes_of(places))
+    zeros = pvary(jnp.zeros(table.shape, gradient.dtype), axes_of(places))
     total, _ = jax.lax.scan(add, zeros, places.T)
     return total.astype(table.dtype), None
 
 
 _sum_of_rows.defvjp(
-    lambda table, places: (_sum_of_rows(table, places), (table, places)), _pull_rows
+    lambda table, places: (_sum_of_rows(table, places), (table, places)), _sum_backward
 )

@@ -2,9 +2,9 @@
 every distinct word.
 
 Words are sorted by length and computed a chunk at a time, in loops whose trip counts depend on the
-data. The backward pass repeats the loops: it computes the convolutions anew, which are many numbers
-and little work, and keeps the products of the highway layers, which are few numbers and most of the
-work, where they fit into `MAX_SAVED_BYTES`.
+data. The backward pass repeats the loops. It recomputes the convolutions, whose results are large
+and cheap, and reads the products of the highway layers, which are small and most of the work, if
+they fit into `MAX_SAVED_BYTES`.
 """
 
 import functools
@@ -21,24 +21,24 @@ from adaptive_jax.numerics.layers import ACTIVATIONS
 from adaptive_jax.numerics.meshes import axes_of, pvary, vary_alike
 from adaptive_jax.numerics.products import added, bits_on_cpu, of_bits, product, sum_dtype
 
-# Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
+# The most bytes of highway layers' products to save for the backward pass.
 MAX_SAVED_BYTES = 2**30
 
 
 class Chunks(NamedTuple):
-    """Numbers of words that are read at a time.
+    """Sizes of chunks of words.
 
     Attributes:
-        most: distinct words of a chunk at most.
-        short: as of `Reader`.
+        most: the most distinct words of a chunk.
+        short: see `Reader`.
     """
 
     most: int
     short: tuple[int, ...]
 
     def size(self, words: int) -> int:
-        """The words of each chunk, if so many are cut into few chunks of about the same size: a
-        multiple of 128, unless that is more than there are or may be.
+        """The chunk size for `words` words in the fewest chunks of about equal size: a multiple of
+        128, but not more than `words` or `most`.
         """
         words = max(1, words)
         even = -(-words // -(-words // self.most))
@@ -46,15 +46,15 @@ class Chunks(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Settings of the reading of words; hashable.
+    """Static settings; hashable.
 
     Attributes:
         strides: of each convolution, in letters.
-        activation: of the largest responses and of the highway layers, a name of `ACTIVATIONS`.
+        activation: of the largest responses and of the highway layers, a key of `ACTIVATIONS`.
         dtype: of products and vectors.
-        chunk: distinct words that are in memory at a time.
-        short: lengths; a chunk of words no longer than one of them skips the convolutions over what
-            is padding in all of them.
+        chunk: distinct words that are computed at a time.
+        short: lengths; a chunk whose words are all no longer than one of these skips the
+            convolutions over the padding behind it.
     """
 
     strides: tuple[int, ...]
@@ -65,12 +65,12 @@ class Reader(NamedTuple):
 
 
 def read_words(reader: Reader, weights: Mapping, words: jax.Array, spelling: Mapping) -> jax.Array:
-    """Vectors `[n, features]` of `words [n]`; NaN for one that does not exist.
+    """Vectors `[n, features]` of `words [n]`; NaN for ids outside of the vocabulary.
 
-    weights: `characters [letters, width]`; `convolutions`, `(kernel [span, width, features], bias)`
-        of each; `highways`, `(kernel [features, 2 features], bias)` of each, new values before
-        gates; `projection`, `(kernel, bias or None)`; and, for words with symbols instead of
-        letters, `symbols [symbols, features]`.
+    weights: `characters [letters, width]`; `convolutions`, a list of `(kernel [span, width,
+        features], bias)`; `highways`, a list of `(kernel [features, 2 features], bias)`, new values
+        before gates; `projection`, `(kernel, bias or None)`; and, for words that have symbols
+        instead of letters, `symbols [symbols, features]`.
     spelling: of all words, in rows sorted by length.
     """
     weights, spelling = jax.tree.map(jnp.asarray, (weights, dict(spelling)))
@@ -84,9 +84,7 @@ def read_words(reader: Reader, weights: Mapping, words: jax.Array, spelling: Map
 
 
 def letter_vectors(characters: jax.Array, letters: jax.Array) -> jax.Array:
-    """Vectors `[words, columns, width]` of letters `[words, columns]`: what the convolutions
-    see.
-    """
+    """Vectors `[words, columns, width]` of letters `[words, columns]`, the convolutions' input."""
     return characters[letters]
 
 
@@ -104,7 +102,9 @@ def _forward(reader, weights, words, spelling):
 
 
 def _visit_all(reader, weights, words, spelling, columns):
-    """The vectors, and `columns` of the highway layers' products side by side: all or none."""
+    """The vectors, and the first `columns` columns, all or none, of the highway layers'
+    concatenated products.
+    """
 
     def visit(most, trip, arrays):
         rows = lax.dynamic_slice_in_dim(words, trip * reader.chunk, reader.chunk)
@@ -128,16 +128,14 @@ def _backward(reader, residuals, cotangent):
     widths = [kernel.shape[1] for kernel, _ in weights["highways"]]
 
     def visit(most, trip, gradient):
-        rows, pull, saved = (
+        rows, d_vectors, saved = (
             lax.dynamic_slice_in_dim(a, trip * reader.chunk, reader.chunk)
             for a in (words, cotangent, products)
         )
         saved = lax.split(saved, widths, axis=1) if saved.shape[1] else None
         _, vjp = jax.vjp(lambda w: _vectors(reader, w, rows, spelling, most, saved)[0], weights)
-        of_chunk = vjp(pull.astype(reader.dtype))[0]
-        return jax.tree.map(
-            lambda total, part: total + part.astype(total.dtype), gradient, of_chunk
-        )
+        d_chunk = vjp(d_vectors.astype(reader.dtype))[0]
+        return jax.tree.map(lambda total, part: total + part.astype(total.dtype), gradient, d_chunk)
 
     gradient = jax.tree.map(lambda w: jnp.zeros(w.shape, sum_dtype(w.dtype)), weights)
     gradient = pvary(gradient, axes_of(words))
@@ -150,11 +148,11 @@ _of_sorted.defvjp(_forward, _backward)
 
 
 def runs(reader: Reader, words: jax.Array, spelling: Mapping):
-    """Yields `(most, begin, end)`: chunks `begin` to `end - 1` of `words` are of words of at most
-    that many letters.
+    """Yields `(most, begin, end)`: chunks `begin` to `end - 1` are of words of `most` letters or
+    fewer.
 
-    One loop for each, not one loop with a branch: jaxlib 0.11 crashes compiling that for many CPU
-    devices.
+    Each of these runs gets its own loop: for many CPU devices, jaxlib 0.11 crashes when it compiles
+    one loop with a branch.
     """
     full, word_count = spelling["letters"].shape[1], len(spelling["lengths"])
     lengths = spelling["lengths"].at[words].get(mode="fill", fill_value=0)
@@ -168,15 +166,15 @@ def runs(reader: Reader, words: jax.Array, spelling: Mapping):
 
 
 def positions(span: int, stride: int, most: int, full: int) -> int:
-    """Responses of a filter that words of at most `most` letters need: all that touch one, and
-    one of padding if there is any.
+    """Number of responses of a filter that words of at most `most` letters need: all that touch a
+    letter, and one of padding if there is any.
     """
     return min((full - span) // stride, -(-most // stride)) + 1
 
 
 def _vectors(reader, weights, rows, spelling, most, saved=None):
-    """Vectors `[chunk, features]` of rows of `spelling`, and products of the highway layers;
-    rows beyond its end are padding.
+    """Vectors `[chunk, features]` of rows of `spelling`, and products of the highway layers; rows
+    out of range are padding.
     """
     letters = spelling["letters"].at[rows].get(mode="fill", fill_value=0).astype(jnp.int32)
     vectors, products = read_letters(reader, weights, letters, most, saved)
@@ -193,10 +191,10 @@ def read_letters(
     """Vectors `[chunk, features]` of words of at most `most` letters `[chunk, length]`, and the
     products of the highway layers.
 
-    saved: these products, where they are known; only their gradients are computed then.
+    saved: these products, if an earlier pass saved them; then only their gradients are computed.
     """
     # Only operands of products are cast. So the gradients of a character's many occurrences, and of
-    # biases, are summed in float32, which XLA on a CPU does faster, too.
+    # biases, are summed in float32, which is also faster with XLA on a CPU.
     full, activation = letters.shape[1], ACTIVATIONS[reader.activation]
     x = letter_vectors(weights["characters"], letters).astype(reader.dtype)
     pooled = []
@@ -219,14 +217,14 @@ def read_letters(
 
 
 def windows(x: jax.Array, span: int, stride: int, count: int) -> jax.Array:
-    """The first `count` runs of `span` columns of `x [words, columns, width]`, `stride` apart,
+    """The first `count` windows of `span` columns of `x [words, columns, width]`, `stride` apart,
     each as one row: `[words, count, span * width]`.
 
-    They are cut from blocks of `stride` columns, so that neither they nor their gradients are
+    They are slices of blocks of `stride` columns, so that neither they nor their gradients are
     gathered column by column.
     """
     words, columns, width = x.shape
-    blocks = -(-span // stride)  # that a window touches
+    blocks = -(-span // stride)  # blocks per window
     used = (count + blocks - 1) * stride
     x = jnp.pad(x, [(0, 0), (0, max(used - columns, 0)), (0, 0)])[:, :used]
     x = x.reshape(words, -1, stride * width)
@@ -236,12 +234,12 @@ def windows(x: jax.Array, span: int, stride: int, count: int) -> jax.Array:
 
 @jax.custom_vjp
 def _saved_product(x, kernel, saved):
-    """`product(x, kernel)`, which is `saved`."""
+    """Returns `saved`, the result of `product(x, kernel)`, with the gradient of that product."""
     return saved
 
 
 _saved_product.defvjp(
     lambda x, kernel, saved: (saved, (x, kernel)),
-    # Nothing reads the product itself.
-    lambda arrays, pull: (*jax.vjp(product, *arrays)[1](pull), None),
+    # The pullback does not depend on the product itself.
+    lambda arrays, gradient: (*jax.vjp(product, *arrays)[1](gradient), None),
 )

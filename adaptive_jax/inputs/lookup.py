@@ -1,4 +1,4 @@
-"""Lookup table: one vector a word, all of one width."""
+"""Lookup table: one vector per word, all of the same width."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -19,26 +19,25 @@ from adaptive_jax.numerics.products import product
 class Lookup(nn.Module):
     """Fixed-size word vectors (the row "SM" of Baevski & Auli 2019, Table 3).
 
-    Vectors of another width than `features` pass a linear projection without bias (section 4.1).
+    Vectors whose width is not `features` pass a linear projection without bias (section 4.1).
 
     Attributes:
-        vocabulary_size: words.
-        features: width of what `__call__` returns.
+        vocabulary_size: number of words.
+        features: width of the vectors that `__call__` returns.
         width: width of a word's vector; 0 means `features`.
-        word_dropout: rate at which words are dropped in training, the same ones in a whole update
-            (Merity et al. 2018, section 4.3). A table that an output shares is not touched.
+        word_dropout: rate at which words are dropped in training, the same words throughout an
+            update (Merity et al. 2018, section 4.3). A tied output uses the table without dropout.
         init_range: the table starts uniform between -init_range and init_range; 0: normal, with
             init_deviation, which otherwise has no effect.
-        init_deviation: deviation of a table that starts normal, 0.1 in fairseq's gated
+        init_deviation: standard deviation of a table that starts normal, 0.1 in fairseq's gated
             convolutional network; 0: width^-0.5.
-        dtype: of what `__call__` returns; parameters are float32.
-        word_axes: one or several axes of `jax.shard_map` over which words are cut, as the rows of
-            a batch are, see `adaptive_jax.losses.sharded`; (): none.
+        dtype: of the vectors that `__call__` returns; parameters are float32.
+        word_axes: one or several axes of `jax.shard_map` over which words are sharded, like the
+            rows of a batch, see `adaptive_jax.losses.sharded`; (): none.
 
     Raises:
-        InputError: a number out of range, a dtype that is no float, or token ids that do not
-            exist. Inside `jax.jit`, where ids are not known, those that do not exist have vectors
-            of NaN.
+        InputError: a number out of range, a dtype that is not a float, or token ids outside of the
+            vocabulary. Inside `jax.jit`, where values are unknown, the vectors of such ids are NaN.
     """
 
     vocabulary_size: int
@@ -74,7 +73,7 @@ class Lookup(nn.Module):
             self.projection = self.param("projection", init, shape, jnp.float32)
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
-        """Token ids `[...]` to vectors `[..., features]`."""
+        """Maps token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
         if self.word_axes:
             vectors = self._look_up_for_all(tokens)
@@ -86,23 +85,25 @@ class Lookup(nn.Module):
         return nan_if_missing(vectors, tokens, self.vocabulary_size)
 
     def _look_up_for_all(self, tokens):
-        """Vectors of tokens from the devices that hold them; 0 for one that does not exist."""
+        """Vectors of tokens from the devices that hold them; 0 for ids outside of the
+        vocabulary.
+        """
         rows = lax.all_gather(tokens, self.word_axes, tiled=True)
         rows -= lax.axis_index(self.word_axes) * len(self.table)
         vectors = look_up(self.table, rows, missing=0)
         return lax.psum_scatter(vectors.astype(self.dtype), self.word_axes, tiled=True)
 
     def words(self) -> list[int]:
-        """Words of each band."""
+        """Number of words of each band."""
         return [self.vocabulary_size]
 
     def word_tables(self) -> dict[str, list[int]]:
-        """The parameter with a row for each word, and the words of the bands in it."""
+        """The parameter with a row for each word, and the number of words of each band in it."""
         return {"table": self.words()}
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band, `table [words, width]` and, where that is not the features' width,
-        `projection [width, features]`.
+        """The only band: `table [words, width]` and, unless `width` is `features`, `projection
+        [width, features]`.
         """
         return [Band(self.table, self.projection)]
 

@@ -1,4 +1,4 @@
-"""Vectors of n-grams, the words that end with each token, added to an input's vectors of words."""
+"""Vectors of the n-grams that end with each token, added to an input's vectors of words."""
 
 import operator
 from collections.abc import Sequence
@@ -18,48 +18,48 @@ LECUN = nn.initializers.lecun_normal()
 
 
 class NGrams(nn.Module):
-    """An input beside which tables have rows for the pairs, triples … of words that end with a
-    token (N-Grammer, Roy et al. 2022; over-encoding, Huang et al. 2025).
+    """An input of words, plus tables of the pairs, triples … of words that end with each token
+    (N-Grammer, Roy et al. 2022; over-encoding, Huang et al. 2025).
 
-    Each order has a table of its own. What an n-gram reads there passes a linear map to `features`
-    and is added to the vector of the word:
+    Each order has its own table. The rows of an n-gram pass a linear map to `features` and are
+    added to the vector of the word:
 
         hashed     one or several rows, which many n-grams share
-        counted    a row for each of the `rows` most frequent n-grams of the train split; all
-                   others add nothing
-        banded     the same rows as an adaptive input, wide for the frequent n-grams and narrow for
-                   the rare ones, and a last, narrowest band to which all others are hashed
+        counted    a row for each of the `rows` most frequent n-grams of the train split; the rest
+                   add nothing
+        banded     the same rows in bands like those of an adaptive input, wide for frequent n-grams
+                   and narrow for rare ones; the rest are hashed to a last, narrowest band
 
-    Tables start as zeros, so that the model starts as the one of words alone, and maps of rows of
-    width w as N(0, 1 / w), so that narrow rows learn as fast as wide ones. An n-gram never
-    reaches over the start of a text, over the border of a segment, or over a word that is not in
-    the vocabulary: there is then nothing to add.
+    Tables start as zeros, so that the model starts like one without n-grams, and maps of rows of
+    width w as N(0, 1 / w), so that narrow rows learn as fast as wide ones. An n-gram that would
+    reach across the start of a text, the border of a segment or a word that is not in the
+    vocabulary adds nothing.
 
-    An output that shares the input's table shares that of `words`.
+    A tied output shares the table of `words`.
 
     Attributes:
         words: the input that makes the vectors of words.
-        orders: words of an n-gram: (2, 3) for pairs and triples.
+        orders: numbers of words of the n-grams: (2, 3) for pairs and triples.
         kind: "hashed", "counted" or "banded".
-        rows: of the table of each order, without those of `hashed_rows`.
-        row_width: width of a row, or of those of the first band; 0: `features`.
+        rows: rows of the table of each order, without those of `hashed_rows`.
+        row_width: width of a row, or of the rows of the first band; 0: `features`.
         row_cutoffs: of banded tables, rank of the first n-gram of every band but the first.
-        row_factor: of banded tables, by which each band is narrower than the one before it.
+        row_factor: of banded tables, ratio of the widths of one band and the next.
         hashed_rows: of banded tables, rows of the last band, to which n-grams that are not counted
-            are hashed; 0: they add nothing.
-        hashes: hashed rows of an n-gram, which are added up: n-grams that share one row seldom
-            share all.
-        signs: each hash also gives a row's sign, so that n-grams that share a row cancel out on
+            are hashed; 0: these add nothing.
+        hashes: number of hashed rows per n-gram, which are summed: n-grams that share one row
+            seldom share all.
+        signs: each hash also gives its row a sign, so that n-grams that share a row cancel out on
             average (Weinberger et al. 2009).
-        counts: of counted and banded tables, the file of n-grams, as runs keep one; empty: those of
-            the train split are counted.
-        least: occurrences that a counted n-gram has at least.
-        word_axes: as those of `words`, over which rows are cut, too.
+        counts: of counted and banded tables, a file of n-grams like the one in a workdir; empty:
+            count those of the train split.
+        least: the fewest occurrences of a counted n-gram.
+        word_axes: axes over which the rows are sharded; the same as those of `words`.
 
     Raises:
-        InputError: orders that are no whole numbers from 2 on, or listed twice; a name or number
-            out of range; cutoffs that no table has; `words` that reads earlier tokens itself;
-            counted n-grams that are missing, or of another vocabulary.
+        InputError: orders that are not whole numbers of 2 or more, or repeated; a name or number
+            out of range; `row_cutoffs` without banded tables; `words` that reads earlier tokens
+            itself; counted n-grams that are missing, or of another vocabulary.
     """
 
     words: nn.Module
@@ -98,13 +98,13 @@ class NGrams(nn.Module):
         self._table()  # checks its bands
 
     vocabulary_size, features = (
-        property(operator.attrgetter(f"words.{name}"), doc="That of `words`.")
+        property(operator.attrgetter(f"words.{name}"), doc="Equal to that of `words`.")
         for name in ("vocabulary_size", "features")
     )
 
     @property
     def dtype(self):
-        """That of `words`, or float32."""
+        """The dtype of `words`; float32 if it has none."""
         return getattr(self.words, "dtype", jnp.float32)
 
     @property
@@ -114,7 +114,7 @@ class NGrams(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Earlier tokens that are read."""
+        """Number of earlier tokens that an n-gram has."""
         return max(self.orders) - 1
 
     @property
@@ -126,7 +126,7 @@ class NGrams(nn.Module):
         return spec if self.kind == "hashed" else spec | ngrams
 
     def lexicon_shapes(self, words: int) -> dict:
-        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        """Shapes and dtypes of the arrays in `lexicon_spec`, for this number of words."""
         spec, shapes = self.lexicon_spec, {}
         if "words" in spec:
             shapes["words"] = self.words.lexicon_shapes(words)
@@ -141,21 +141,21 @@ class NGrams(nn.Module):
             self.counted = from_lexicon(self, "ngrams", self.vocabulary_size)
 
     def _table(self):
-        """The rows of one order: of counted n-grams, then those of hashed ones."""
+        """The table of one order: rows of counted n-grams, followed by those of hashed ones."""
         hash_rows = self.hashed_rows if self.kind == "banded" else 0
         bands = {"cutoffs": (*self.row_cutoffs, *[self.rows] * bool(hash_rows))}
         bands |= {"factor": self.row_factor, "width": self.row_width, "word_axes": self.word_axes}
         starts = {"table_init": nn.initializers.zeros, "projection_init": LECUN}
         settings = bands | starts | {"dtype": self.dtype}
-        # No parent: it is adopted where it is assigned.
+        # Without a parent, flax binds it where it is assigned.
         return AdaptiveInput(self.rows + hash_rows, self.features, **settings, parent=None)
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False, earlier=None):
-        """Token ids `[rows, time]`, or rows of composed tables, to vectors `[rows, time,
-        features]`.
+        """Maps token ids `[rows, time]`, or row numbers of composed vectors, to vectors `[rows,
+        time, features]`.
 
-        earlier: int32 `[rows, reach]`, the ids of the tokens before the first ones, -1 where there
-            is none; None: none.
+        earlier: int32 `[rows, reach]`, the ids of the tokens before each row, -1 where there is
+            none; None: none.
         """
         tokens = whole_numbers("tokens", tokens, "rows", "time")
         vectors = self.words(tokens, batch, train=train)
@@ -166,8 +166,8 @@ class NGrams(nn.Module):
         return vectors
 
     def _vectors(self, ngrams):
-        """Vectors `[rows, time, features]` of n-grams `[rows, time, order]`, 0 where a token of
-        them is -1.
+        """Vectors `[rows, time, features]` of n-grams `[rows, time, order]`, 0 where one of their
+        tokens is -1.
         """
         order = str(ngrams.shape[-1])
         codes = hashed(ngrams, self.hashes)
@@ -178,7 +178,7 @@ class NGrams(nn.Module):
         signs = jnp.where(hash_rows > 0, signs, 0)
         if self.kind != "hashed":
             ranks = ranks_of(ngrams, self.counted[order])[..., None]
-            first_hash = (jnp.arange(self.hashes) == 0).astype(jnp.int32)  # a row of its own
+            first_hash = (jnp.arange(self.hashes) == 0).astype(jnp.int32)  # its row, counted once
             signs = jnp.where(ranks < 0, signs, jnp.broadcast_to(first_hash, rows.shape))
             rows = jnp.where(ranks < 0, rows, ranks)
         signs = jnp.where(jnp.all(ngrams >= 0, axis=-1, keepdims=True), signs, 0)
@@ -186,55 +186,59 @@ class NGrams(nn.Module):
         return jnp.sum(vectors * signs.astype(vectors.dtype)[..., None], axis=-2)
 
     def word_ids(self, tokens: jax.Array) -> jax.Array:
-        """The ids of words of `tokens`, which are rows of the tables where `compose` made some; -1
-        for a row that does not exist.
+        """The word ids of `tokens`: themselves or, where `compose` stored tables whose rows they
+        number, the ids of these rows; -1 for a row out of range.
         """
         if not self.has_variable("tables", "word_ids"):
             return tokens
-        words = self.get_variable("tables", "word_ids").at[tokens]
+        words = self.get_variable("tables", "word_ids").at[jnp.asarray(tokens)]
         return words.get(mode="fill", fill_value=-1, wrap_negative_indices=False)
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
-        """Stores the vectors of `words [n]`, unless they are there, and their ids in the collection
-        "tables"; for an input of `words` that composes them.
+        """Stores the ids of `words [n]` in the collection "tables", and their vectors unless it
+        has them. Only for an input of words that composes its vectors.
         """
         if not self.words.has_variable("tables", "vectors"):
             self.words.compose(words, train=train)
         self.put_variable("tables", "word_ids", words)
 
     def read(self, words: jax.Array) -> None:
-        """Stores what the input of `words` reads of them, see its method."""
+        """Calls the method of the input of words."""
         self.words.read(words)
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The bands of words, without n-grams."""
+        """The bands of the input of words."""
         return self.words.bands(train=train)
 
     def word_tables(self) -> dict[str, list[int]]:
-        """The parameters with a row for each word or n-gram, by their paths, and the rows of the
-        bands in each.
+        """The parameters with a row for each word or n-gram, by path, and the number of rows of
+        each band in them.
         """
         tables = {"words": getattr(self.words, "word_tables", dict)()}
         tables |= {f"ngrams_{order}": self._table().word_tables() for order in self.orders}
         return {f"{group}/{name}": rows for group in tables for name, rows in tables[group].items()}
 
     def over_words(self, axes: str | Sequence[str]) -> "NGrams":
-        """The layer for one device of `jax.shard_map` that has its rows of words and n-grams."""
+        """The layer for one device of `jax.shard_map`, with its share of the rows of words and
+        n-grams.
+        """
         return self.clone(word_axes=axes, words=self.words.clone(word_axes=axes))
 
 
 def with_earlier(tokens: jax.Array, earlier, segments, reach: int) -> jax.Array:
-    """Token ids `[rows, time]` as `[rows, time, reach + 1]`, each behind the `reach` tokens before
-    it: -1 where there is none in its segment.
+    """Token ids `[rows, time]` with the `reach` ids before each, `[rows, time, reach + 1]`, in the
+    order of the text; -1 where its segment has no such token.
 
-    earlier: `[rows, reach]`, the tokens before the first ones; None: none.
-    segments: `[rows, time]`; None: each row is one, which `earlier` begins.
+    earlier: `[rows, reach]`, the tokens before each row; None: none.
+    segments: `[rows, time]`; None: each row is one segment, and `earlier` belongs to it.
     """
-    tokens = tokens.astype(jnp.int32)  # an unsigned -1 would be an id
+    tokens = tokens.astype(jnp.int32)  # an unsigned -1 would be a valid id
     time, columns = tokens.shape[1], [tokens]
     if earlier is None:
         earlier = jnp.full((len(tokens), reach), -1)
     earlier = whole_numbers("earlier", earlier, len(tokens), reach).astype(jnp.int32)
+    if segments is not None:
+        segments = whole_numbers("segment_ids", segments, *tokens.shape)
     row = jnp.concatenate([earlier, tokens], axis=1)
     for lag in range(1, reach + 1):
         column = row[:, reach - lag :][:, :time]
@@ -246,7 +250,8 @@ def with_earlier(tokens: jax.Array, earlier, segments, reach: int) -> jax.Array:
 
 
 def ranks_of(ngrams: jax.Array, counted: jax.Array) -> jax.Array:
-    """Ranks int32 `[...]` of n-grams `[..., order]`, -1 for others, by a binary search.
+    """Ranks int32 `[...]` of n-grams `[..., order]` by binary search; -1 for n-grams that are not
+    counted.
 
     counted: `[n-grams, order + 1]`, see `adaptive_jax.data.vocabulary.ngrams.sorted_ngrams`.
     """
@@ -257,7 +262,7 @@ def ranks_of(ngrams: jax.Array, counted: jax.Array) -> jax.Array:
         middle = (low + high) // 2
         key = counted.at[middle].get(mode="clip")[..., :-1]
         differ = key != ngrams
-        difference = jnp.argmax(differ, axis=-1, keepdims=True)  # where the first of them differ
+        difference = jnp.argmax(differ, axis=-1, keepdims=True)  # index of the first difference
         less = jnp.take_along_axis(key < ngrams, difference, axis=-1)[..., 0] & (low < high)
         return jnp.where(less, middle + 1, low), jnp.where(less, high, middle)
 
@@ -268,8 +273,8 @@ def ranks_of(ngrams: jax.Array, counted: jax.Array) -> jax.Array:
 
 
 def hashed(ngrams: jax.Array, hashes: int) -> jax.Array:
-    """Codes uint32 `[..., hashes]` of n-grams `[..., order]`: each word is mixed in by the end of
-    MurmurHash3, from a start of each hash's own.
+    """Hash codes uint32 `[..., hashes]` of n-grams `[..., order]`: each word is mixed in by the
+    finalizer of MurmurHash3, from a different seed for each hash.
     """
     codes = jnp.arange(hashes, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
     codes = jnp.broadcast_to(codes, (*ngrams.shape[:-1], hashes))

@@ -1,13 +1,13 @@
-"""Word vectors that are composed from other parameters: computed once an update or an evaluation,
-and shared by devices.
+"""Word vectors that are composed from other parameters: computed once per update or evaluation, and
+shared by devices.
 
 A character CNN, and an output table tied to one, have no table among their parameters. Their
 vectors are a function of few parameters and of the spelling; computed here, they become the
-collection "tables", which layers then only look up:
+collection "tables", in which layers look them up:
 
-    an update       its microbatches look up the same tables and add up the gradient of the tables;
-                    one backward pass through the composition ends the update
-    an evaluation   composes once, for the words that occur in the split
+    update       microbatches look up the same tables and sum the gradients of the tables; then one
+                 backward pass through the composition follows
+    evaluation   composes once, for the words that occur in the split
 """
 
 import functools
@@ -28,9 +28,10 @@ class Compose(NamedTuple):
     """`compose(params, lexicon, words, key=None, stored=None, read=None) -> tables`, differentiable
     in `params`, for use under `shard_map`.
 
-    key: of the dropout of tables in training; None: none. stored: the part of the tables of all
-    words that is given, see `encoded`; only the others are computed and returned. read: what `read`
-    returned for all words, or None.
+    key: for dropout of tables in training; None: no dropout.
+    stored: the part of the tables of all words that was computed earlier, see `encoded`; the rest
+        is computed and returned.
+    read: the result of `read` for all words, or None.
 
     Attributes:
         model, gather: see `sharding.gathering`.
@@ -47,7 +48,7 @@ class Compose(NamedTuple):
         return _part(tables, lambda path: path not in encodings)
 
     def reads(self, words, stored) -> bool:
-        """True if the surface vector of every word is needed, so that `read` should run first."""
+        """True if the surface vectors of all words are needed, so that `read` should run first."""
         model = self.model
         return (
             hasattr(word_layer(model.input), "read")
@@ -56,7 +57,7 @@ class Compose(NamedTuple):
         )
 
     def read(self, params, lexicon, words):
-        """The surface vectors of `words [n]`, as the input's method `read` stores them."""
+        """The surface vectors of `words [n]`, stored by the input's method `read`."""
         return self._run("read", params, lexicon, words, {}, None)
 
     def _run(self, method, params, lexicon, words, tables, key):
@@ -72,9 +73,9 @@ def compose_shared(compose: Compose, mesh) -> Callable:
     """Returns `compose` for words that all devices need: each device composes its share of them and
     gathers the other shares.
 
-    Where vectors depend on the surface vectors of other words, devices first share the reading of
-    these, so that no word is read twice. Tables are padded to a multiple of the devices; nothing
-    looks up the padding.
+    Where vectors depend on the surface vectors of other words, devices first compute and gather
+    these, so that each is computed once. Tables are padded to a multiple of the devices; the
+    padding is never looked up.
     """
     axes = tuple(axis for axis in sharding.BATCH_AXES if mesh.shape[axis] > 1)
     if not axes:
@@ -99,11 +100,11 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
     """Returns `tables_for(params, lexicon, inputs, key, stored=None) -> (tables, ids, inputs,
     pull)`, for use under `shard_map`.
 
-    `key` is that of the update's dropout. `inputs` are a device's token ids of a whole update, in
-    any shape; those returned are rows of the tables. `ids` is what the tables have beside vectors,
-    the ids of words of an input that looks back. `pull` takes a gradient of the tables to one of
-    the parameters. A model that composes nothing has no tables and no `pull`. stored: what
-    `encoded` gave of earlier tables, of all words; then only the others are computed and returned.
+    `key` is the key of the update's dropout. `inputs` are a device's token ids of a whole update,
+    of any shape; the returned `inputs` are rows of the tables. `ids` are word ids that the tables
+    have beside vectors, for an input that reads earlier tokens. `pull` maps gradients of the tables
+    to gradients of the parameters. A model that composes nothing has no tables, and `pull` is None.
+    stored: `encoded` of earlier tables of all words; then only the rest is computed and returned.
     """
     composed = model.composed_words()
     compose = Compose(model, gather)
@@ -130,9 +131,9 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
 
 
 def encoded(model: LanguageModel, tables: dict) -> dict:
-    """The part of composed tables that comes from what the lexicon says of words, and is costly.
+    """The costly part of composed tables, which is computed from the lexicon.
 
-    The rest, such as a map of the input's table or a predicted bias, is computed from it.
+    The rest, such as a map of the input's table or a predicted bias, is computed from this part.
     """
     composes_output = hasattr(model.output.table, "lexicon_spec")
     return _part(
@@ -145,7 +146,7 @@ def encoded(model: LanguageModel, tables: dict) -> dict:
 
 
 def encoders(model: LanguageModel, params: dict) -> dict:
-    """Mask, a tree of bools like `params`, of the parameters that serve `encoded` alone."""
+    """Mask, a tree of bools like `params`, of the parameters that only `encoded` depends on."""
     composes_output = hasattr(model.output.table, "lexicon_spec")
     layer = word_layer(model.input)
     source = ("input",) if layer is model.input else ("input", "words")
@@ -161,7 +162,7 @@ def encoders(model: LanguageModel, params: dict) -> dict:
 
 
 def joined(*tables: dict) -> dict:
-    """Parts of tables as one."""
+    """Merges parts of tables."""
     return traverse_util.unflatten_dict(
         {path: a for part in tables for path, a in traverse_util.flatten_dict(part).items()}
     )
@@ -169,7 +170,7 @@ def joined(*tables: dict) -> dict:
 
 @functools.lru_cache(maxsize=8)
 def encoded_shapes(model: LanguageModel) -> dict:
-    """`encoded` of all words, as shapes: always the same dicts, not to be changed.
+    """Shapes of `encoded` for all words; cached dicts, not to be changed.
 
     Raises:
         InputError: an update does not compose all words.
@@ -191,12 +192,12 @@ def encoded_shapes(model: LanguageModel) -> dict:
 
 
 def _is_vectors(path):
-    """True but for the ids of words, which are whole numbers and have no gradient."""
+    """True except for word ids, which are whole numbers and have no gradient."""
     return path[-1] != "word_ids"
 
 
 def _part(tables, keep):
-    """The arrays of nested dicts whose paths `keep` takes."""
+    """The arrays of nested dicts for whose paths `keep(path)` is True."""
     return traverse_util.unflatten_dict(
         {path: a for path, a in traverse_util.flatten_dict(tables).items() if keep(path)}
     )

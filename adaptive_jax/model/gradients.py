@@ -1,6 +1,4 @@
-"""Loss and gradients of a batch, over microbatches and devices: what an update of training
-starts from.
-"""
+"""Loss and gradients of a batch, summed over microbatches and devices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,11 +16,11 @@ from adaptive_jax.parallel import sharding
 
 
 class Sums(NamedTuple):
-    """Sums over the tokens of a batch, in nats but for the last."""
+    """Sums over the tokens of a batch."""
 
-    loss: jax.Array  # weighted, with regularisation and penalties
-    nll: jax.Array  # weighted, plain, dropout on
-    tokens: jax.Array  # of the weights
+    loss: jax.Array  # weighted, in nats, with regularisation and penalties
+    nll: jax.Array  # weighted, in nats, without these but with dropout
+    tokens: jax.Array  # sum of the weights
 
     @property
     def divisor(self) -> jax.Array:
@@ -36,21 +34,21 @@ def make_gradients(
     """Returns `gradients(params, lexicon, step, batch, carry, stored) -> (gradients, carry,
     Sums, stored)`, to be called under `jax.jit`.
 
-    `batch` is a `Batch` of `[microbatches, rows, time]` and `carry` the body's state of as many
-    rows, `[microbatches, rows, ...]`, both sharded by rows; `params` and gradients are sharded as
-    `sharding.parameter_specs` says, `lexicon` is replicated. Gradients are those of `Sums.loss`: of
-    the weighted sum over tokens of the loss and of what layers sow as "penalties".
+    `batch` is a `Batch` of `[microbatches, rows, time]` and `carry` the body's carry of these rows,
+    `[microbatches, rows, ...]`, both sharded by rows; `params` and gradients are sharded by
+    `sharding.parameter_specs`, `lexicon` is replicated. Gradients are those of `Sums.loss`, the
+    weighted sum over tokens of the loss and of what layers sow as "penalties".
 
-    Each device sums the gradients of its own rows, microbatch after microbatch. Gradients are
-    summed over devices once, after the last microbatch; on accelerators with one microbatch, those
-    of each of the body's layers during the backward pass. Dropout is a function of seed, step and
-    row id, so no layout of devices and microbatches changes it.
+    Each device sums the gradients of its rows over microbatches. Gradients are summed over devices
+    once, after the last microbatch; on accelerators with one microbatch, those of each layer of the
+    body during the backward pass. Dropout is a function of seed, step and row id, so no layout of
+    devices and microbatches changes it.
 
-    shares_tables: `stored` is the costly part of the composed tables (`composition.encoded`), of
-        all words and replicated. Where it is `{}` it is computed, and returned; otherwise it is
-        used as it is, and parameters that serve nothing else have gradients of 0. Without, `stored`
-        is always `{}`.
-    train: False for the loss as it is evaluated: no dropout, penalties and regularisation.
+    shares_tables: whether `stored` is the costly part of the composed tables
+        (`composition.encoded`), of all words and replicated. If it is `{}` it is computed and
+        returned; otherwise it is used, and parameters that serve nothing else have gradients of 0.
+        If False, `stored` is always `{}`.
+    train: False for the loss of an evaluation, without dropout, penalties and regularisation.
     """
     specs = sharding.parameter_specs(parameter_shapes(model), mesh, model)
 
@@ -60,20 +58,19 @@ def make_gradients(
         (loss, carry), sown = local_model.apply(
             variables, batch, carry, train=train, rngs={"dropout": key}, mutable=["penalties"]
         )
-        # What a block of a scan sows has one more axis in front, of layers.
+        # Blocks of a scan sow arrays with a leading axis of layers.
         sown = [penalty.reshape(-1, *batch.weights.shape) for penalty in jax.tree.leaves(sown)]
         penalties = sum(jnp.sum(batch.weights[None] * penalty) for penalty in sown)
         return loss.total + penalties, (carry, jnp.sum(loss.nll * batch.weights))
 
     def on_one_device(params, lexicon, step, batch, carry, stored):
-        # Every device computes with parameters of its own, whose gradients are summed at the end.
+        # Every device computes with separate parameters, whose gradients are summed at the end.
         axes = axes_of(batch.inputs)
         if batch.weights is None:
             batch = batch._replace(weights=jnp.ones_like(batch.inputs, jnp.float32))
         params, lexicon, stored, carry = pvary((params, lexicon, stored, carry), axes)
         key = jax.random.fold_in(jax.random.key(seed), step)
-        # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as
-        # varying.
+        # Under check_vma, JAX would take a sum within the backward pass for varying.
         by_layer = len(batch.inputs) == 1 and platform() != "cpu" and not axes
         local = sharding.gathering(model, parameter_shapes(model), mesh, by_layer, by_words=True)
         tables, ids, inputs, pull = compose_for_update(*local, mesh)(
@@ -91,11 +88,11 @@ def make_gradients(
         zeros = pvary(
             (jax.tree.map(jnp.zeros_like, (params, tables)), Sums(*[jnp.zeros(())] * 3)), axes
         )
-        ((gradients, of_tables), sums), carry = jax.lax.scan(
+        ((gradients, d_tables), sums), carry = jax.lax.scan(
             add, zeros, (batch._replace(inputs=inputs), carry)
         )
         if tables:
-            gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
+            gradients = jax.tree.map(jnp.add, gradients, pull(d_tables))
         gradients, sums = sharding.sum_over_devices(
             mesh,
             (gradients, sums),
@@ -103,7 +100,7 @@ def make_gradients(
             model,
             by_layer,
         )
-        if shares_tables and not stored:  # without the rows that filled up the last device's share
+        if shares_tables and not stored:  # without the padding of the last device's share
             stored = jax.tree.map(
                 lambda a: a[: model.input.vocabulary_size], encoded(model, tables)
             )

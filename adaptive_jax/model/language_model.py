@@ -30,7 +30,7 @@ from adaptive_jax.outputs.softmax import FullSoftmax, Hierarchical, Loss, Softma
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 
 WORDS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN, "groc": GroC}
-INPUTS = WORDS | {"ngrams": NGrams}  # of which some stand around one of words
+INPUTS = WORDS | {"ngrams": NGrams}  # NGrams has an input of WORDS as a field
 BODIES = {
     "transformer": Transformer,
     "transformer_post_norm": PostNormTransformer,
@@ -62,11 +62,11 @@ METHODS = {
 
 
 class Remembered(NamedTuple):
-    """The carry of a model whose input reads earlier tokens, beside the body's.
+    """The carry of a model whose input reads earlier tokens.
 
     Attributes:
         earlier: int32 `[rows, reach]`, the tokens before the next one; -1 where there is none.
-        body: the body's carry.
+        body: the carry of the body.
     """
 
     earlier: jax.Array
@@ -76,13 +76,16 @@ class Remembered(NamedTuple):
 class LanguageModel(nn.Module):
     """A next-word model: an input, a body and an output.
 
-    `apply` takes these collections: "params"; "lexicon", what `lexicon_spec` says; and, to compute
-    vectors that are composed from other parameters once and not at every call, "tables", which
-    `compose` makes.
+    `apply` takes these collections: "params"; "lexicon", the arrays in `lexicon_spec`; and
+    optionally "tables", made by `compose`, so that vectors that are composed from other parameters
+    are computed once and not in every call.
 
     Attributes:
-        shard_words: whether devices that share one copy of the parameters compute each the words
-            that it holds, see `over_words`.
+        input: token ids to vectors.
+        body: vectors to hidden states.
+        output: hidden states to losses.
+        shard_words: whether devices that share one copy of the parameters each compute the words
+            that they hold, see `over_words`.
     """
 
     input: nn.Module
@@ -94,8 +97,8 @@ class LanguageModel(nn.Module):
         """The loss of a batch, see `Softmax.loss`, and the next carry.
 
         Raises:
-            InputError: arrays of shapes that do not fit, or ids that are known outside `jax.jit`
-                and do not exist.
+            InputError: arrays of shapes that do not fit, or, outside of `jax.jit`, ids outside of
+                the vocabulary.
         """
         hidden, carry = self.hidden(batch, carry, train=train)
         targets, weights, rows = batch.targets, batch.weights, batch.row_ids
@@ -108,13 +111,13 @@ class LanguageModel(nn.Module):
 
         With the carry `()` every row stands alone and `()` is returned.
 
-        in_vocabulary: bool `[rows, time]`; where False, the body reads a vector of zeros instead of
-            the input's. None: all True.
+        in_vocabulary: bool `[rows, time]`; where False, the body reads zeros instead of the input's
+            vector. None: all True.
         """
         mask, tokens = in_vocabulary, batch.inputs
         tokens = tokens if mask is None else jnp.where(mask, tokens, jnp.int32(-1))
         arguments, before, body_carry = self._remembered(tokens, carry, batch.reset)
-        # An input that looks back must see which tokens are not there.
+        # An input that reads earlier tokens must know which of them are missing.
         inputs = tokens if self.reach else batch.inputs
         vectors = self.input(inputs, batch, train=train, **arguments)
         vectors = vectors if mask is None else jnp.where(mask[..., None], vectors, 0)
@@ -122,15 +125,11 @@ class LanguageModel(nn.Module):
         return hidden, after if before is None else Remembered(before, after)
 
     def vectors(self, tokens: jax.Array) -> jax.Array:
-        """Input vectors `[rows, time, features]` of tokens `[rows, time]`, as the body reads
-        them.
-        """
+        """Input vectors `[rows, time, features]` of tokens `[rows, time]`."""
         return self.input(tokens)
 
     def initial_carry(self, rows: int) -> object:
-        """The carry of rows that begin, which other rows continue; () if the body carries
-        nothing.
-        """
+        """The carry of new rows; () if the body carries nothing from row to row."""
         carry = self.body.initial_carry(rows)
         carries = jax.tree.structure(carry) != jax.tree.structure(())
         return self._with_earlier(rows, carry) if carries else carry
@@ -145,12 +144,12 @@ class LanguageModel(nn.Module):
 
     @property
     def reach(self) -> int:
-        """Earlier tokens that the input reads, beside the one that it is given."""
+        """Number of earlier tokens that the input reads."""
         return getattr(self.input, "reach", 0)
 
     def _remembered(self, tokens, carry, reset):
-        """Arguments of an input that remembers, the tokens before the next ones, and the body's
-        carry.
+        """Arguments for an input that reads earlier tokens, the next `Remembered.earlier` or None,
+        and the body's carry.
         """
         if not self.reach:
             return {}, None, carry
@@ -158,10 +157,10 @@ class LanguageModel(nn.Module):
             return {"earlier": jnp.full((len(tokens), self.reach), -1)}, None, carry
         earlier = carry.earlier
         if reset is not None:
-            earlier = jnp.where(reset[:, None], -1, earlier)
+            earlier = jnp.where(jnp.asarray(reset)[:, None], -1, earlier)
         words = self.input.word_ids(tokens) if hasattr(self.input, "word_ids") else tokens
-        after = jnp.concatenate([earlier, words.astype(jnp.int32)], axis=1)[:, tokens.shape[1] :]
-        return {"earlier": earlier}, after, carry.body
+        after = jnp.concatenate([earlier, jnp.asarray(words, jnp.int32)], axis=1)
+        return {"earlier": earlier}, after[:, -self.reach :], carry.body
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry;
@@ -174,13 +173,11 @@ class LanguageModel(nn.Module):
         return self.output.nll(hidden, targets)
 
     def log_probs(self, batch: Batch, positions: jax.Array) -> jax.Array:
-        """Log-probabilities `[rows, positions, vocabulary]` of the word after each position asked
-        for.
-
-        `positions [rows, asked]` are columns of `batch.inputs`; nothing is computed for the others.
+        """Log-probabilities `[rows, n, vocabulary]` of the words after `positions [rows, n]`, which
+        are columns of `batch.inputs`.
         """
         hidden, _ = self.hidden(batch)
-        positions = ids("positions", positions, hidden.shape[1], len(hidden), "asked")
+        positions = ids("positions", positions, hidden.shape[1], len(hidden), "n")
         return self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
@@ -188,23 +185,25 @@ class LanguageModel(nn.Module):
         collection "tables".
 
         Token ids are then rows of these tables: either `words` are all words in order, or the
-        batch's `inputs` are indices into `words`; `composed_words` says which. Vectors of the input
-        that "tables" already has are not computed again.
+        batch's `inputs` are indices into `words`, see `composed_words`. Vectors of the input that
+        "tables" already has are not computed again.
         """
         if self.composes_input and not self.input.has_variable("tables", "vectors"):
             self.input.compose(words, train=train)
-        # Of the class, or a tied table would be set up for these words alone.
+        # Ask the class: asking the module would set up a tied table with these words only.
         if hasattr(type(self.output.table), "compose"):
             self.output.table.compose(words, train=train)
 
     def read(self, words: jax.Array, *, train: bool = False) -> None:
-        """Stores the surface vectors of `words [n]` in the collection "tables", where `compose`
-        reads them for related and defining words.
+        """Stores the surface vectors of `words [n]` in the collection "tables", from which
+        `compose` reads those of related and defining words.
         """
         self.input.read(words)
 
     def composed_words(self) -> str:
-        """The words whose vectors `compose` must make: "none", those of the "inputs", or "all"."""
+        """The words whose vectors `compose` must compute: "none", those of the "inputs", or
+        "all".
+        """
         table = self.output.table
         tied = getattr(table, "source", None) is self.input
         if hasattr(table, "compose") or (self.composes_input and tied):
@@ -213,12 +212,12 @@ class LanguageModel(nn.Module):
 
     @property
     def composes_input(self) -> bool:
-        """True if the input composes the vectors of words, by its `compose`."""
+        """True if the input composes the vectors of words."""
         return hasattr(word_layer(self.input), "compose")
 
     def word_tables(self) -> dict[tuple[str, ...], list[int]]:
-        """The parameters with a row for each word, by their paths, and the words of the bands in
-        each, one behind the other.
+        """The parameters with a row for each word, by path, and the number of words of each band
+        in them, in the order of their rows.
         """
         owners = {("input",): self.input, ("output", "table"): self.output.table}
         return {
@@ -228,8 +227,9 @@ class LanguageModel(nn.Module):
         }
 
     def over_words(self, axes: Sequence[str]) -> "LanguageModel":
-        """The model for one device of `jax.shard_map` whose tables have its own rows of the words,
-        which are cut over these axes as the rows of the batch are. It computes losses and nll.
+        """The model for one device of `jax.shard_map`, whose tables have this device's share of the
+        words; these are sharded over `axes`, like the rows of the batch. It computes losses and
+        nll.
         """
         source, table = self.input, self.output.table
         sharded = getattr(source, "over_words", lambda axes: source.clone(word_axes=axes))(axes)
@@ -238,17 +238,17 @@ class LanguageModel(nn.Module):
         return self.clone(input=sharded, output=self.output.clone(table=table))
 
     def lexicon_spec(self) -> dict:
-        """The arrays that layers read of each word, by layer: the second argument of
-        `adaptive_jax.data.vocabulary.lexicon.lexicon`.
+        """Specification of the arrays that layers need of each word, by layer: the second argument
+        of `adaptive_jax.data.vocabulary.lexicon.lexicon`.
         """
         return self._of_lexicon(lambda layer: layer.lexicon_spec)
 
     def lexicon_shapes(self) -> dict:
-        """The shapes and dtypes of what `lexicon_spec` asks for, in the same tree."""
+        """The shapes and dtypes of the arrays in `lexicon_spec`, in the same tree."""
         return self._of_lexicon(lambda layer: layer.lexicon_shapes(self.input.vocabulary_size))
 
     def _of_lexicon(self, attribute):
-        """Results of a function `attribute` of the layers that read the lexicon."""
+        """Results of `attribute(layer)` for the layers that need a lexicon."""
         source, table, output = (
             attribute(layer) if hasattr(layer, "lexicon_spec") else {}
             for layer in (self.input, self.output.table, self.output)
@@ -258,16 +258,16 @@ class LanguageModel(nn.Module):
 
 
 def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
-    """The model that a config describes: its groups `input`, `body` and `output`, `dtype` and
-    `shard_words`.
+    """Builds the model that a config describes by its groups `input`, `body` and `output`, `dtype`
+    and `shard_words`.
 
-    A group's `name` picks the class; its other keys are that class's fields. The output's group
-    `table` is `{"name": "tied", ...}`, the input's own table, or a name of `TABLES`; that of a
-    composed table has a group `cnn` with the fields of `CharacterCNN`.
+    A group's `name` selects the class; its other keys are that class's fields. The output's group
+    `table` has a name of `TABLES`, such as "tied" for the table of the input; that of a composed
+    table has a group `cnn` with the fields of `CharacterCNN`.
 
     Raises:
         InputError: a name or a field that does not exist, or values that do not fit together; or
-            `output.clusters`, which the vocabulary must follow, too, see
+            `output.clusters`, with which the order of the vocabulary must agree, see
             `adaptive_jax.data.vocabulary.clusters.in_clusters`.
     """
     dtype = jnp.dtype(config["dtype"])
@@ -283,7 +283,7 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
             f"config.output.clusters={clusters!r} is a file, which build does not read: give it the"
             " config and the number of words that data.vocabulary.clusters.in_clusters returns"
         )
-    words |= {"features": output_features(body), "source": source}
+    words |= {"features": getattr(body, "output_features", body.features), "source": source}
     table_settings = dict(settings.pop("table"))
     if (cnn := table_settings.pop("cnn", None)) is not None:
         words["cnn"] = make("output.table.cnn", INPUTS, {"name": "char_cnn"} | cnn, **words)
@@ -299,10 +299,11 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
 
 
 def check_methods(group: str, layer: nn.Module) -> None:
-    """Checks that a body or an output, which may be from another package, has its methods.
+    """Checks that a body or an output, which may be from another package, has the methods of its
+    group.
 
     Raises:
-        InputError: names all that are missing.
+        InputError: names all missing methods.
     """
     if missing := [name for name in METHODS[group] if not hasattr(layer, name)]:
         base = ": derive it from adaptive_jax.Output" if group == "output" else ""
@@ -312,31 +313,22 @@ def check_methods(group: str, layer: nn.Module) -> None:
         )
 
 
-def output_features(body: nn.Module) -> int:
-    """Width of a body's hidden states: that of the vectors it takes, unless it says
-    `output_features`.
-    """
-    return getattr(body, "output_features", body.features)
-
-
 @functools.lru_cache(maxsize=8)
 def variable_shapes(model: LanguageModel) -> dict:
-    """The collections "params" and "lexicon" as shapes: always the same dicts, not to be
-    changed.
-    """
+    """Shapes of the collections "params" and "lexicon"; cached dicts, not to be changed."""
     shapes = jax.eval_shape(lambda: init_params(model, 0))
     return {"params": shapes, "lexicon": model.lexicon_shapes()}
 
 
 @functools.lru_cache(maxsize=8)
 def band_shapes(model: LanguageModel) -> list[Band]:
-    """The bands of the output's table, as shapes."""
+    """Shapes of the bands of the output's table."""
     bands = functools.partial(model.init_with_output, method=lambda m: m.output.bands())
     return jax.eval_shape(lambda: bands(jax.random.key(0))[0])
 
 
 def parameter_shapes(model: LanguageModel) -> dict:
-    """The model's parameters, as shapes."""
+    """Shapes of the model's parameters."""
     return variable_shapes(model)["params"]
 
 
@@ -345,15 +337,12 @@ def init_params(model: LanguageModel, seed: int) -> dict:
     ids = jnp.zeros((1, 1), jnp.int32)
     batch = Batch(ids, ids, None, None)
     # Every output makes its parameters in `setup`, so its loss need not be computed.
-    return model.init(jax.random.key(seed), batch, method=_visit)["params"]
-
-
-def _visit(model, batch):
-    return model.hidden(batch), model.output.bands()
+    visit = lambda model, batch: (model.hidden(batch), model.output.bands())
+    return model.init(jax.random.key(seed), batch, method=visit)["params"]
 
 
 def _check_word_tables(model, config):
-    """Raises InputError if a layer needs whole tables."""
+    """Raises InputError if a layer does not support tables that are sharded over words."""
     table, settings, words = model.output.table, config["output"], word_group(config)
     for key, layer, name, cures in (
         (words, model.input, at(config, words)["name"], "'adaptive' or 'lookup'"),
@@ -367,7 +356,9 @@ def _check_word_tables(model, config):
 
 
 def _check(model, output):
-    """Runs the layers' own checks, which raise one-line errors, before anything is compiled."""
+    """Raises InputError for layers that do not fit together; `band_shapes` runs the checks of the
+    layers themselves.
+    """
     if getattr(word_layer(model.input), "scaled", False) and getattr(model.body, "scaled", False):
         raise InputError(
             "config.input.scaled=True and config.body.scaled=True would both multiply vectors by"

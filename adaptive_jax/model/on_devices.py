@@ -14,7 +14,7 @@ from adaptive_jax.parallel import sharding
 def local_model(
     model: LanguageModel, mesh: Mesh, by_words: bool = False
 ) -> tuple[LanguageModel, Callable]:
-    """The model as one device sees it, and a function that gathers its parameters there; see
+    """The model for one device, and a function that gathers its parameters there; see
     `sharding.gathering`.
     """
     return sharding.gathering(model, parameter_shapes(model), mesh, by_words=by_words)
@@ -23,9 +23,11 @@ def local_model(
 def on_devices(
     model: LanguageModel, mesh: Mesh, local: Callable, in_specs: tuple, out_specs: Any
 ) -> Callable:
-    """`local(params, *others)`, which computes on one device, over all devices of a mesh, in full
-    precision where the body asks for it. in_specs: of the others. out_specs: a tree of
-    PartitionSpec.
+    """Returns `local(params, *arrays)`, a function for one device, mapped over all devices of a
+    mesh, with float32 products in full precision if the body's dtype is float32.
+
+    in_specs: a PartitionSpec for each of `arrays`, or a tree of these.
+    out_specs: a tree of PartitionSpec.
     """
     return jax.shard_map(
         full_precision(local, model.body),

@@ -1,8 +1,8 @@
-"""Output tables whose vectors are computed: from the input's table, or from the spelling of words.
+"""Output tables whose vectors are computed from the input's table or from the spelling of words.
 
-Like the tables of `adaptive_jax.outputs.tables` they answer `bands()`. `compose` computes the
-vectors of all words once an update or an evaluation and puts them into the collection "tables", see
-`adaptive_jax.model.composition`; without it `bands` computes them.
+Like the tables of `adaptive_jax.outputs.tables` they have a method `bands()`. `compose` computes
+the vectors of all words once per update or evaluation and stores them in the collection "tables",
+see `adaptive_jax.model.composition`; otherwise `bands` computes them.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ _matrix = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class ComputedTable(nn.Module):
-    """Base of the tables in this file, which compute `vectors(words, train)`.
+    """Base class of the tables in this file, which define `vectors(words, train)`.
 
     Attributes:
         features: width of the hidden states, and of the vectors.
         bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`
             (GroC 2020, equation 5, whose public code also drops entries of the vector).
-        source: the input whose vectors the table is computed from, if there is one.
+        source: the input from whose vectors the table is computed, if there is one.
         dropout: the rate of dropout on the source's vectors.
     """
 
@@ -46,8 +46,8 @@ class ComputedTable(nn.Module):
         return self.source.vocabulary_size
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band, `[words, features]`: composed before, or computed now, then with
-        dropout if `train`.
+        """The only band, `[words, features]`: stored by `compose`, or computed now, with dropout if
+        `train`.
         """
         words = self.words()
         vectors, bias = self._tables(jnp.arange(words), train)
@@ -56,8 +56,8 @@ class ComputedTable(nn.Module):
         return [Band(vectors[:words], None, None if bias is None else bias[:words])]
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
-        """Stores the vectors of `words [n]`, and their biases where these are predicted, in the
-        collection "tables".
+        """Stores the vectors of `words [n]`, and their predicted biases, if any, in the collection
+        "tables".
         """
         vectors, bias = self._tables(words, train)
         self.put_variable("tables", "vectors", vectors)
@@ -65,8 +65,8 @@ class ComputedTable(nn.Module):
             self.put_variable("tables", "bias", bias)
 
     def _tables(self, words, train):
-        """Vectors of `words [n]`, and their predicted biases or None: those that "tables" has, or
-        computed.
+        """Vectors of `words [n]`, and their predicted biases or None; computed unless "tables" has
+        them.
         """
         vectors, bias = (self.get_variable("tables", name) for name in ("vectors", "bias"))
         if vectors is None:
@@ -77,8 +77,8 @@ class ComputedTable(nn.Module):
         return vectors, bias
 
     def _of_source(self, table, words):
-        """Rows of the source's `table` that belong to `words [n]`; a table that the source
-        composed has these rows alone.
+        """Rows of the source's `table` for `words [n]`; a table that the source composed has only
+        these rows.
         """
         composed = word_layer(self.source).has_variable("tables", "vectors")
         return table if composed else look_up(table, words)
@@ -91,7 +91,7 @@ class ComputedTable(nn.Module):
             self.bias_weights = weights, self.param("bias", nn.initializers.zeros, (), jnp.float32)
 
     def _mask(self, rate, train):
-        """Factors `[1, features]` that all words and tokens of an update share."""
+        """Dropout factors `[1, features]` that all words and tokens of an update share."""
         if not train or not rate:
             return 1.0
         seeds = dropout.shared_seeds(self.make_rng("dropout"))
@@ -109,19 +109,19 @@ class MappedTable(ComputedTable):
     Attributes:
         source: the module whose one band is E.
         features: width of the hidden states, and of E.
-        cutoffs: cut the table into bands of this width, for an adaptive softmax; empty: one band.
+        cutoffs: divide the table into bands of its width, for an adaptive softmax; empty: one band.
         form: "bilinear" or "residual".
         depth: layers of the residual form; 0 is E itself.
         activation: g, the activation of the residual form: relu, selu, tanh or sigmoid.
         dropout: rate of dropout on E, the input's table. All words and tokens of an update share
             one mask over the features, as in the variational dropout of GroC 2020, section 3.2.
-        layer_dropout: rate of dropout on what enters each map, with a mask like that of `dropout`
-            for each.
+        layer_dropout: rate of dropout on the input of each map, each with a mask like that of
+            `dropout`.
         bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`
             (GroC 2020, equation 5, whose public code also drops entries of the vector).
 
     Raises:
-        InputError: a source without bands, with several or of another width; cutoffs beyond the
+        InputError: a source without bands, with several or of another width; cutoffs outside of the
             vocabulary; a name or a number out of range.
     """
 
@@ -180,7 +180,7 @@ class MappedTable(ComputedTable):
 
 
 class AssembledTable(ComputedTable):
-    """The bands of the input, each through its projection, as one table for a full softmax.
+    """The projected bands of the input, concatenated to one table for a full softmax.
 
     This reproduces row "Adaptive" of GroC 2020, Table 2: an adaptive embedding (Baevski & Auli
     2019) without their adaptive softmax. Vectors are multiplied by sqrt(features), as in GroC's
@@ -188,13 +188,13 @@ class AssembledTable(ComputedTable):
 
     Attributes:
         source: the module whose bands are assembled.
-        features: width of the hidden states, and of what the bands' projections give.
+        features: width of the hidden states and of the projected bands.
         dropout: rate of dropout on the table, as in `MappedTable`.
         bias: of every word: "none"; "own", a parameter; or "predicted", as in `MappedTable`.
 
     Raises:
-        InputError: a source without bands, or whose bands give another width; a name or a number
-            out of range.
+        InputError: a source without bands, or with bands of another width; a name or a number out
+            of range.
     """
 
     source: nn.Module
@@ -220,17 +220,17 @@ class AssembledTable(ComputedTable):
 
 
 class ComposedTable(ComputedTable):
-    """Vectors from spelling, by a character CNN of the output's own, with a linear correction for
-    every word.
+    """Vectors from spelling, by a character CNN that belongs to the output, with a linear
+    correction for every word.
 
         CNN(letters of w) + M correction_w         (Józefowicz et al. 2016, section 3.2)
 
     Attributes:
-        cnn: the CNN, which makes vectors of words; in a config, a group with the keys of
+        cnn: the CNN; in a config, a group with the keys of
             `adaptive_jax.inputs.char_cnn.CharacterCNN`.
         features: width of the hidden states, and of the CNN's vectors.
-        correction: width of a word's own correction (the paper: 128), mapped by a matrix M that all
-            words share; 0: none.
+        correction: width of a word's correction (128 in the paper), which a matrix M that all words
+            share maps to `features`; 0: no correction.
         bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`, as
             in `MappedTable`.
 
@@ -257,7 +257,7 @@ class ComposedTable(ComputedTable):
         return {"cnn": self.cnn.lexicon_spec}
 
     def lexicon_shapes(self, words: int) -> dict:
-        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        """Shapes and dtypes of the arrays in `lexicon_spec`, for this number of words."""
         return {"cnn": self.cnn.lexicon_shapes(words)}
 
     def setup(self):

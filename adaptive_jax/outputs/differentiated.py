@@ -21,19 +21,18 @@ class Differentiated(Output):
     """A full softmax whose words have vectors of the width of their band (Chen et al. 2016,
     "Differentiated Softmax").
 
-    Every token computes the logits of all words; what is saved are parameters and work for rare
-    words. Logits exist a chunk of tokens at a time. There are no clusters: bands share one
-    normaliser.
+    The logits of all words are computed for every token, a chunk of tokens at a time; rare words
+    cost fewer parameters and less work. There are no clusters: bands share one normaliser.
 
     Attributes:
         table: a module with `bands()`, see `adaptive_jax.outputs.tables`. Each band reads a linear
-            projection of the hidden states, the D-softmax [*] of Grave et al. 2017; of a table with
-            projected=False a slice as wide as its vectors, one after the other (D-softmax; Chen et
-            al. 2016).
-        input_dropout: rate of dropout on the hidden states that reach the output.
+            projection of the hidden states, the D-softmax [*] of Grave et al. 2017. With
+            projected=False, bands read consecutive slices of the hidden states, each as wide as the
+            band's vectors (D-softmax; Chen et al. 2016).
+        input_dropout: rate of dropout on the hidden states.
 
     Raises:
-        InputError: a rate out of range; slices that are wider than the hidden states.
+        InputError: a rate out of range; slices that are wider than the hidden states in total.
     """
 
     input_dropout: float = 0.0
@@ -44,7 +43,7 @@ class Differentiated(Output):
         self.dropout = Dropout(self.input_dropout)
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The bands of the table; `train` draws the table's dropout."""
+        """The bands of the table; `train` applies the table's dropout."""
         bands, features = super().bands(train=train), self.table.features
         widths = [band.table.shape[1] for band in bands]
         narrow = any(band.features != features for band in bands)
@@ -72,8 +71,8 @@ class Differentiated(Output):
         return Loss(*scanned.total_and_nll(self._chunked(bands), hidden, targets, weights, bands))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for
-        one that does not exist.
+        """Negative log-likelihood of each target `[...]` in nats; NaN for a target outside of the
+        vocabulary.
         """
         hidden = floats("hidden", hidden, ..., self.table.features)
         bands = self.bands()
@@ -84,14 +83,14 @@ class Differentiated(Output):
         words = sum(len(band.table) for band in bands)
         chunk = chunk_size(0, words, self.table.features)
         if platform() == "cpu":
-            # Fewer logits stay in its caches; but each chunk adds to the gradients of all tables,
-            # so wide ones need more tokens (benchmarks/outputs.py, small and large).
+            # Logits of fewer tokens stay in cache; but each chunk adds to the gradients of all
+            # tables, so wide tables need more tokens (benchmarks/outputs.py, small and large).
             chunk = min(chunk, max(TAIL_CHUNK, self.table.features // TABLE_SHARE))
         return scanned.ChunkedLoss(_bands, _losses, words, chunk)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
-        needed.
+        """Log-probabilities of all words, `[..., vocabulary]`: pass only the positions that you
+        need.
         """
         hidden = floats("hidden", hidden, ..., self.table.features)
         return by_token(_log_probs, hidden, self.bands())
@@ -104,8 +103,8 @@ def _log_probs(hidden, bands):
 
 
 def _logits(bands, hidden):
-    """The logits `[tokens, words]` of each band. Bands without projections read slices, or all
-    if they are as wide.
+    """The logits `[tokens, words]` of each band. A band without projection reads a slice of the
+    hidden states, or all of them if it is as wide.
     """
     ends = list(itertools.accumulate(band.table.shape[1] for band in bands))
     logits = []

@@ -1,4 +1,4 @@
-"""Base of all outputs: a table, its bands, and a loss by the log-probabilities of all words."""
+"""Base class of outputs: a table, its bands, and a loss from the log-probabilities of all words."""
 
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -28,11 +28,11 @@ class Loss(NamedTuple):
 
 
 class Output(nn.Module):
-    """Output layer on a table. A subclass defines `log_probs`; all else has a default by it.
+    """Output layer on a table. A subclass defines `log_probs`; the other methods have defaults.
 
-    The defaults make log-probabilities of all words for every token, `[..., vocabulary]`, and read
-    every band: right for every output, and slow for many words. Outputs of this project have losses
-    of their own.
+    The defaults compute log-probabilities of all words for every token, `[..., vocabulary]`: right
+    for every output, and slow for many words. The outputs of this package override `loss` and
+    `nll`.
 
     Attributes:
         table: a module with `bands()`, see `adaptive_jax.outputs.tables`.
@@ -44,9 +44,9 @@ class Output(nn.Module):
 
     table: nn.Module
 
-    many_bands: ClassVar[bool] = True  # whether the table may have several
-    cuts_words: ClassVar[bool] = False  # over devices, where its table does
-    reads_slices: ClassVar[bool] = False  # of hidden states, see `Differentiated`
+    many_bands: ClassVar[bool] = True  # whether the table may have several bands
+    cuts_words: ClassVar[bool] = False  # whether words may be sharded over devices
+    reads_slices: ClassVar[bool] = False  # whether bands may read slices, see `Differentiated`
 
     def __post_init__(self):
         super().__post_init__()
@@ -55,7 +55,7 @@ class Output(nn.Module):
         check_bands("table", self.table, self.cuts_words)
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The bands of the table, frequent words first; `train` draws the table's dropout."""
+        """The bands of the table, frequent words first; `train` applies the table's dropout."""
         bands = self.table.bands(train=train)
         if len(bands) > 1 and not self.many_bands:
             raise InputError(
@@ -82,15 +82,16 @@ class Output(nn.Module):
 
         Args:
             hidden: `[batch, ..., features]`.
-            targets: `[batch, ...]` word ids. Where the weight is 0, any number may stand, such as
-                -1. Any other id outside the vocabulary gives NaN under jit.
+            targets: `[batch, ...]` word ids. They may have any value, such as -1, where the weight
+                is 0. Elsewhere, an id outside of the vocabulary gives NaN under jit.
             weights: `[batch, ...]`, 0 for padding; None: all 1.
             row_ids: int32 `[batch]`, the rows' numbers in the update, on which dropout depends; by
                 default 0, 1, 2 …
-            train: draw dropout, from the rng stream "dropout".
+            train: whether to apply dropout, from the rng stream "dropout".
 
         Raises:
-            InputError: shapes that do not fit, or a target that is known and does not exist.
+            InputError: shapes that do not fit, or, outside of `jax.jit`, a target outside of the
+                vocabulary.
         """
         hidden = floats("hidden", hidden, ...)
         shape = hidden.shape[:-1]
@@ -104,7 +105,9 @@ class Output(nn.Module):
         return Loss(total, jax.lax.stop_gradient(nll))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood of each target `[...]` in nats; NaN if it does not exist."""
+        """Negative log-likelihood of each target `[...]` in nats; NaN for a target outside of the
+        vocabulary.
+        """
         log_probs = self.log_probs(hidden)
         words = log_probs.shape[-1]
         targets = ids("targets", targets, words, *hidden.shape[:-1])

@@ -1,4 +1,4 @@
-"""Losses that see a sample of the vocabulary: sampled softmax and noise-contrastive estimation."""
+"""Losses on a sample of the vocabulary: sampled softmax and noise-contrastive estimation."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from adaptive_jax.outputs import scanned
 from adaptive_jax.outputs.output import Loss, Output
 
 PROPOSALS = ("log_uniform", "unigram")
-# The score of a candidate that is the target: finite, so that its gradient is 0 where all
-# candidates are
+# Score of a candidate that is the target: finite, so that gradients are 0, not NaN, where all
+# candidates are the target.
 HIT_SCORE = -1e30
 
 
@@ -27,24 +27,24 @@ class Sampled(Output):
     """Full softmax that is trained on the target and a sample of candidates (Bengio & Senécal 2008;
     Jean et al. 2015, section 3).
 
-    The loss is that of a softmax over target and candidates, each candidate's score corrected for
-    how often it is drawn (Blanc & Rendle 2018, section 2):
+    The loss is that of a softmax over target and candidates, where the score of each candidate is
+    corrected for its expected count (Blanc & Rendle 2018, section 2):
 
         -log(exp s(target) / (exp s(target) + Σ_w exp(s(w) - log(samples · Q(w)))))
 
-    where w are the candidates. So the normaliser is right on average, and the loss is an estimate
-    of the nll; training reports it as the nll too. Candidates are drawn from Q with replacement,
-    from the rng stream "dropout" alone: all tokens of an update share them, on every device and in
-    every microbatch. A candidate that is the token's target is left out. Without `train`, as in
-    `nll` and `log_probs`, all words count.
+    where w are the candidates. So the normaliser is unbiased, and the loss is an estimate of the
+    nll, which training reports too. Candidates are drawn from Q with replacement, and depend on the
+    rng stream "dropout" alone: all tokens of an update share them, on every device and in every
+    microbatch. A candidate that is the token's target is left out. Without `train`, as in `nll` and
+    `log_probs`, the softmax is over all words.
 
     Attributes:
         table: a module with `bands()` of one band, see `adaptive_jax.outputs.tables`.
-        samples: candidates of an update (Józefowicz et al. 2016: 8,192).
-        proposal: Q. "log_uniform": by the rank of the word alone, `log((rank + 1) / rank) / log(V +
-            1)`, ranks from 1, about Zipf's law; words must be in order of frequency. "unigram": by
-            its count in the training text.
-        input_dropout: rate of dropout on the hidden states that reach the output.
+        samples: number of candidates per update (8,192 in Józefowicz et al. 2016).
+        proposal: the distribution Q. "log_uniform": by the rank of the word alone, `log((rank + 1)
+            / rank) / log(V + 1)`, ranks from 1, close to Zipf's law; words must be in order of
+            frequency. "unigram": by counts in the training text.
+        input_dropout: rate of dropout on the hidden states.
 
     Raises:
         InputError: a number or name out of range; a table of several bands; a lexicon of another
@@ -68,7 +68,7 @@ class Sampled(Output):
         return {"counts": {}} if self.proposal == "unigram" else {}
 
     def lexicon_shapes(self, words: int) -> dict:
-        """Shapes and dtypes of what `lexicon_spec` asks for, of so many words."""
+        """Shapes and dtypes of the arrays in `lexicon_spec`, for this number of words."""
         counts = jax.ShapeDtypeStruct((words,), jnp.float32)
         return {"counts": counts} if self.proposal == "unigram" else {}
 
@@ -79,7 +79,7 @@ class Sampled(Output):
             self.counts = from_lexicon(self, "counts", len(table))
 
     def flops(self, bands: Sequence[Band]) -> float:
-        """FLOPs per token of the training loss's forward pass: the target and the candidates."""
+        """FLOPs per token of the training loss's forward pass, for target and candidates."""
         [(table, projection, _)] = bands
         features = 0 if projection is None else projection.shape[1]
         return band_flops(1, table.shape[1], self.samples + 1, features)
@@ -93,8 +93,8 @@ class Sampled(Output):
         *,
         train: bool = False,
     ) -> Loss:
-        """See `adaptive_jax.outputs.output.Output.loss`; with `train` on candidates, and
-        `nll` is an estimate.
+        """See `adaptive_jax.outputs.output.Output.loss`. With `train`, the softmax is over target
+        and candidates, and `nll` is an estimate.
         """
         hidden, [band], _ = validate_bands(hidden, self.bands(train=train), None)
         if not train:
@@ -114,14 +114,14 @@ class Sampled(Output):
         return Loss(*scanned.total_and_nll(chunked, hidden, targets, weights, band, drawn))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood among all words of each target `[...]` in nats, in the order
-        given; see `banded.losses`.
+        """Negative log-likelihood of each target `[...]` among all words, in nats; see
+        `banded.losses`.
         """
         return banded.losses(hidden, targets, None, self.bands())
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
-        needed.
+        """Log-probabilities of all words, `[..., vocabulary]`: pass only the positions that you
+        need.
         """
         return distribution.log_probs(hidden, self.bands())
 
@@ -131,24 +131,24 @@ class Sampled(Output):
 
         Args:
             nll: `[tokens]`, estimated.
-            target_odds: `[tokens]`, log-odds that a target is data and no candidate.
+            target_odds: `[tokens]`, log-odds that the target is data, not noise.
             odds: `[tokens, samples]`, those of the candidates.
         """
         return nll
 
 
 class NCE(Sampled):
-    """Full softmax that learns to tell targets from noise (Gutmann & Hyvärinen 2012; Mnih & Teh
-    2012, section 3).
+    """Full softmax that is trained to distinguish targets from noise (Gutmann & Hyvärinen 2012;
+    Mnih & Teh 2012, section 3).
 
         -log σ(s(target) - log(samples · Q(target)))
         - Σ_w log σ(log(samples · Q(w)) - s(w))
 
-    where w are the noise. Scores s are taken for log-probabilities as they are: the model learns to
-    be normalised, so no normaliser is computed. They are the logits less log V, which makes a fresh
-    model normalised, as a bias that starts at -log V does (Devlin et al. 2014). Noise is drawn once
-    for all tokens of an update, and may hold the target. Evaluation normalises; the nll that
-    training reports is the estimate that is the loss of `Sampled`.
+    where w are the noise words. Scores s are used as log-probabilities: the model learns to be
+    normalised, so no normaliser is computed. They are the logits minus log V, so that a fresh model
+    is normalised, like one whose bias starts at -log V (Devlin et al. 2014). Noise is drawn once
+    for all tokens of an update, and may contain the target. Evaluation normalises; the nll that
+    training reports is the estimate that `Sampled` has as its loss.
 
     Attributes: as those of `adaptive_jax.outputs.sampled.Sampled`.
     """
@@ -160,12 +160,12 @@ class NCE(Sampled):
 
 
 class _Rows(NamedTuple):
-    """Words that are scored: the target of each token, or each candidate.
+    """Parameters of the words to score: the target of each token, or each candidate.
 
     Attributes:
         table: `[n, width]`, their rows of the table.
         bias: `[n]`, or None.
-        expected: `[n]`, the log of how often the word is expected among the candidates.
+        expected: `[n]`, the log of the word's expected count among the candidates.
     """
 
     table: jax.Array
@@ -174,7 +174,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(targets, band, constants):
-    """The `_Rows` of the targets; and those of the candidates, and the projection.
+    """Returns the `_Rows` of the targets, and a pair of those of the candidates and the projection.
 
     constants: candidates, and the counts of all words, or None for a log-uniform proposal.
     """
@@ -200,7 +200,8 @@ def _losses(static, hidden, targets, target_rows, shared, constants):
     if rows.bias is not None:
         scores += target_rows.bias.astype(scores.dtype)
         logits += rows.bias[None].astype(logits.dtype)
-    # Each divided by its expected count, they estimate all words but the target.
+    # Divided by their expected counts, their exponentials estimate the sum over all words but the
+    # target.
     corrected = logits - rows.expected[None]
     hit = targets[:, None] == candidates[None]
     normaliser = jax.nn.logsumexp(jnp.where(hit, HIT_SCORE, corrected), axis=1)
@@ -210,7 +211,7 @@ def _losses(static, hidden, targets, target_rows, shared, constants):
 
 
 def log_uniform(key: jax.Array, words: int, samples: int) -> jax.Array:
-    """Ids `[samples]` with the chances of `log_uniform_chance`."""
+    """Draws ids `[samples]` from the distribution of `log_uniform_chance`."""
     coarse, fine = jax.random.uniform(key, (2, samples)) * math.log(words + 1)
     # A uniform float32 has 23 bits, too few for the words of a large vocabulary.
     ranks = jnp.floor(jnp.exp(coarse) * jnp.exp(fine * 2.0**-23)).astype(jnp.int32)
@@ -223,9 +224,9 @@ def log_uniform_chance(ids: jax.Array, words: int) -> jax.Array:
 
 
 def positive_counts(counts) -> jax.Array:
-    """Counts of words, float32 `[words]`, for a proposal that can draw every word: one that was
-    never counted has half the count of the rarest, as a candidate of chance 0 has no loss. If no
-    word was counted, all are equally likely.
+    """Counts of words, float32 `[words]`, such that every word can be drawn, as a word of
+    probability 0 has no loss: a count of 0 becomes half the smallest positive one. If all are 0,
+    all words are equally likely.
     """
     counts = jnp.asarray(counts, jnp.float32)
     counts = jnp.where(jnp.any(counts > 0), counts, 1.0)
@@ -234,10 +235,10 @@ def positive_counts(counts) -> jax.Array:
 
 
 def unigram(key: jax.Array, counts: jax.Array, samples: int) -> jax.Array:
-    """Ids `[samples]` with probabilities proportional to `counts [words]`.
+    """Draws ids `[samples]` with probabilities proportional to `counts [words]`.
 
-    First a block of words is drawn, then a word in it: a uniform float32 has 23 bits, too few to
-    reach a word that occurs once in a large text.
+    It draws a block of words, then a word in it: a uniform float32 has 23 bits, too few to reach a
+    word that occurs once in a large text.
     """
     words = len(counts)
     side = math.isqrt(words - 1) + 1

@@ -1,5 +1,5 @@
-"""Losses whose gradients JAX derives, a chunk of tokens at a time, while the chunk's logits are
-there: three products, where `jax.checkpoint` around a chunk needs four.
+"""Losses by autodiff, a chunk of tokens at a time. The forward pass computes the gradients, while a
+chunk's logits exist: three products, where `jax.checkpoint` around a chunk needs four.
 
 The softmax of bands and clusters, whose gradients are written out, is `adaptive_jax.losses.banded`.
 """
@@ -23,16 +23,16 @@ from adaptive_jax.numerics.products import sum_dtype, wide
 
 
 class ChunkedLoss(NamedTuple):
-    """Computes the losses of a chunk of tokens. Functions are defined outside any other function.
+    """A loss that is computed a chunk of tokens at a time. Its functions must not be closures.
 
     Attributes:
-        prepare: `prepare(targets [tokens], bands, constants)` is `(rows, shared)`, a tree of arrays
-            with a row for each token and a tree that all tokens read.
-        losses: `losses(static, hidden, targets, rows, shared, constants)` is `(loss [n], nll [n])`
-            of n tokens.
-        words: the number of words.
-        chunk: tokens at a time, at most.
-        static: hashable.
+        prepare: `prepare(targets [tokens], bands, constants)` returns `(rows, shared)`, a tree of
+            arrays with a row for each token and a tree that all tokens read.
+        losses: `losses(static, hidden, targets, rows, shared, constants)` returns `(loss [n], nll
+            [n])` of n tokens.
+        words: number of words.
+        chunk: the most tokens of a chunk.
+        static: a hashable argument of `losses`.
     """
 
     prepare: Callable
@@ -48,11 +48,10 @@ def total_and_nll(chunked: ChunkedLoss, hidden, targets, weights, bands, constan
 
     Args:
         hidden: `[..., features]`.
-        targets: `[...]`.
-        weights: `[...]`, or None: all 1. Where it is not 0, a target that does not exist makes it
-            NaN.
-        bands: a tree of arrays that have gradients.
-        constants: a tree of arrays that have none.
+        targets: `[...]`; one outside of the vocabulary gives NaN unless its weight is 0.
+        weights: `[...]`, or None: all 1.
+        bands: a tree of arrays to differentiate.
+        constants: a tree of arrays without gradients.
 
     Raises:
         InputError: as `adaptive_jax.losses.banded.loss`.
@@ -64,8 +63,8 @@ def total_and_nll(chunked: ChunkedLoss, hidden, targets, weights, bands, constan
 
 
 def losses_of(chunked: ChunkedLoss, hidden, targets, bands):
-    """The loss `[...]` of every token; gradients for any cotangent need a second pass. Arguments
-    and errors as those of `total_and_nll`.
+    """The loss `[...]` of every token; gradients take a second pass. Arguments and errors are those
+    of `total_and_nll`.
     """
     arguments = _arguments(chunked, hidden, targets, None, bands, ())
     _, (*_, weights), _ = arguments
@@ -73,7 +72,9 @@ def losses_of(chunked: ChunkedLoss, hidden, targets, bands):
 
 
 def _arguments(chunked, hidden, targets, weights, bands, constants):
-    """Checked arguments of `fused.total` and `fused.each`, on Explicit axes sharded alike."""
+    """Checks arguments for `fused.total` and `fused.each`; on Explicit axes gives them the same
+    sharding.
+    """
     dtype = sum_dtype(hidden.dtype)
     targets = token_targets(
         targets, weights, None, hidden.shape[:-1], chunked.words, ignored=None, dtype=dtype
@@ -91,7 +92,9 @@ def _arguments(chunked, hidden, targets, weights, bands, constants):
 
 
 def _local(static, _, tokens, shared):
-    """Computes the tokens of one device, for `FusedLoss`; those of weight 0 change nothing."""
+    """Losses and gradients of the tokens of one device, for `FusedLoss`; tokens of weight 0 have no
+    effect.
+    """
     (chunked, gradients), (bands, constants), shape = static, shared, tokens[1].shape
     hidden, targets, weights = (a.reshape(math.prod(shape), *a.shape[len(shape) :]) for a in tokens)
     live = weights != 0  # 0 · NaN is NaN
@@ -129,7 +132,7 @@ def _local(static, _, tokens, shared):
 
 
 def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
-    """Hidden states `[tokens, features]` in the width of a band, float32 or wider."""
+    """Projects hidden states `[tokens, features]` to the width of a band, in float32 or wider."""
     if projection is None:
         return hidden.astype(sum_dtype(hidden.dtype))
     return product(hidden, projection, hidden.dtype)

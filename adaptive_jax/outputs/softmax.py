@@ -37,14 +37,14 @@ class Softmax(Output):
         table: a module with `bands()`, see `adaptive_jax.outputs.tables`.
         tail_dropout: rate of dropout after the projection of every tail (Baevski & Auli 2019,
             section 5.4; Table 6: 0.2).
-        input_dropout: rate of dropout on the hidden states that reach the output. The paper has
-            none; its released code sets it to the tail dropout.
+        input_dropout: rate of dropout on the hidden states. The paper has none; its released code
+            sets it to the tail dropout.
         label_smoothing: share of the target's probability that is spread evenly over the columns of
             each softmax that the token visits, in training alone.
         z_loss: weight of the squared log-normaliser of each softmax that the token visits, in
             training alone (PaLM, section 5: 1e-4).
-        clusters_init: how `clusters` starts, a function `(key, shape, dtype)`; with the names of
-            its axes if it comes from `nn.with_partitioning`.
+        clusters_init: initializer of `clusters`, a function `(key, shape, dtype)`;
+            `nn.with_partitioning` names their axes.
 
     Raises:
         InputError: a rate or label_smoothing outside [0, 1), a negative z_loss, or a table without
@@ -104,15 +104,15 @@ class Softmax(Output):
             reduction: "mean", the sum of weights · loss over the sum of weights; "sum"; or "none",
                 weights · loss of every token `[batch, ...]`.
             ignore_index: a target that counts as one of weight 0; None: no target does.
-            reports, top_k: as in `adaptive_jax.linear_cross_entropy`, of the same pass and its
-                dropout; with several bands "nll", "z_loss" and "correct" alone.
+            reports, top_k: as in `adaptive_jax.linear_cross_entropy`, from the same pass and its
+                dropout; with several bands only "nll", "z_loss" and "correct".
 
         Returns:
             The loss, an array; with `reports`, `(loss, adaptive_jax.losses.reports.Report)`.
 
         Raises:
             InputError: as `loss`, an unknown reduction or report, or the reduction "none" with tail
-                dropout, whose masks are drawn for the sum alone.
+                dropout, which works with sums and means alone.
         """
         hidden, settings, seeds = self._with_dropout(hidden, None, train)
         settings = settings._replace(
@@ -136,17 +136,17 @@ class Softmax(Output):
         return Loss(*banded.loss(hidden, targets, weights, *softmax, settings, seeds))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood of each target `[...]` in nats, in the order given; see
+        """Negative log-likelihood of each target `[...]` in nats, in the order of `targets`; see
         `banded.losses`.
         """
         return banded.losses(hidden, targets, None, *self.arrays(), self._sharded(banded.PLAIN))
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
-        needed.
+        """Log-probabilities of all words, `[..., vocabulary]`: pass only the positions that you
+        need.
 
         Raises:
-            InputError: the table has the words of one device alone.
+            InputError: a table that is sharded over words.
         """
         return distribution.log_probs(hidden, *self._arrays_of_all_words())
 
@@ -160,7 +160,7 @@ class Softmax(Output):
         return distribution.predict(hidden, *self._arrays_of_all_words())
 
     def _with_dropout(self, hidden, row_ids, train):
-        """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""
+        """Hidden states after dropout, the settings of the loss, and the seeds of tail dropout."""
         hidden = floats("hidden", hidden, ...)
         hidden = self.dropout(hidden, row_ids, train=train)
         settings, seeds = banded.PLAIN, None
@@ -181,7 +181,7 @@ class Softmax(Output):
         return self.arrays()
 
     def _sharded(self, settings):
-        """The settings for a table whose words are cut over devices."""
+        """The settings, extended if the table's words are sharded over devices."""
         if not (axes := axes_of_words(self.table)):
             return settings
         words = tuple(self.table.words())
@@ -206,20 +206,19 @@ class Hierarchical(Softmax):
 
     It is exact and normalised. Classes are ranges of words: the bands of a table with cutoffs, in
     the order of frequency or of clusters, or `classes` equal parts of a table of one band. It is
-    computed as an adaptive softmax whose band 0 has no words, so the parameter `clusters [classes,
-    features]`, with `cluster_bias [classes]` where words have a bias, is all of the first level. A
-    table of several bands leaves out the projection of its first one, the head of an adaptive
-    softmax; here the first class has one like the others, the parameter `projection`, as Apostoae
-    2019, Table 5.1, counts.
+    computed as an adaptive softmax whose band 0 has no words, so the first level consists of the
+    parameter `clusters [classes, features]`, with `cluster_bias [classes]` where words have a bias.
+    The first band of a table of several bands, the head of an adaptive softmax, has no projection;
+    here the first class has one like the others, the parameter `projection`, as counted by Apostoae
+    2019, Table 5.1.
 
     Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`, and
-        classes: n equal classes of a table of one band; 0: the bands of the table or, if it has
-            one, as many classes as the square root of the number of words, the least work for every
-            word (Chen et al. 2016).
+        classes: number of equal classes of a table of one band; 0: the bands of the table or, if it
+            has one band, the square root of the number of words, which minimises the work per word
+            (Chen et al. 2016).
 
     Raises:
-        InputError: as `Softmax`; a table of several bands that is to be cut again; more classes
-            than words.
+        InputError: as `Softmax`; `classes` for a table of several bands; more classes than words.
     """
 
     classes: int = 0
@@ -263,7 +262,7 @@ class Hierarchical(Softmax):
 
 
 class AdaptiveSoftmax(Softmax):
-    """The adaptive softmax (Grave et al. 2017), on a table that is given or on one of its own:
+    """The adaptive softmax (Grave et al. 2017), on a new table or on an existing one:
 
         AdaptiveSoftmax(vocabulary_size=267_735, features=1024, cutoffs=(20_000, 60_000))
         AdaptiveSoftmax(TiedTable(self.embed), tail_dropout=0.2)
@@ -308,6 +307,6 @@ class AdaptiveSoftmax(Softmax):
         elif fields:
             name, value = next(iter(fields.items()))
             raise InputError(
-                f"{name}={value!r} must be left out where a table is given: give it to the table"
+                f"{name}={value!r} must be left out beside a table: set it in the table"
             )
         super().__post_init__()

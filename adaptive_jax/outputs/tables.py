@@ -1,7 +1,7 @@
-"""Tables that an output is built on: its own, or one shared with the input.
+"""Tables of an output: its own, or one shared with the input.
 
-A table answers `bands(train=False) -> list[Band]`, frequent words first; `train` draws its dropout,
-if it has any. Every input of this project is one too.
+A table has a method `bands(train=False) -> list[Band]`, frequent words first; `train` applies its
+dropout, if it has any. Every input of this package is a table too.
 
 Where band 0 is narrower or wider than the hidden states, one linear projection without bias brings
 the hidden states to its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's
@@ -30,14 +30,14 @@ from adaptive_jax.numerics.layers import norms, weight_norm, word_layer
 
 
 def xavier_uniform(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
-    """Matrices `[..., rows, columns]`, each Xavier-uniform."""
+    """Draws matrices `[..., rows, columns]`, each Xavier-uniform."""
     init = nn.initializers.xavier_uniform(batch_axis=tuple(range(len(shape) - 2)))
     return init(key, shape, dtype)
 
 
 def check_bands(name: str, module, cuts_words: bool = False) -> None:
     """Raises InputError if the `table` of an output, or the `source` of a table, has no bands, or
-    has those of one device and they must be whole.
+    is sharded over words although `cuts_words` is False.
     """
     if not hasattr(module, "bands"):
         cure = {"table": "OwnTable(...) or TiedTable(...)", "source": "an AdaptiveInput(...)"}
@@ -56,26 +56,25 @@ def check_bands(name: str, module, cuts_words: bool = False) -> None:
 class OwnTable(nn.Module):
     """A table that belongs to the output alone.
 
-    Without cutoffs it has one band, for a full softmax; with them the narrowing bands of an
-    adaptive softmax (Grave et al. 2017). The first band has a projection only where its width is
-    not `features`, since the head multiplies hidden states and words directly (Baevski & Auli 2019,
+    Without cutoffs it has one band, for a full softmax; with cutoffs, the narrowing bands of an
+    adaptive softmax (Grave et al. 2017). The first band has a projection only if its width is not
+    `features`, since the head multiplies hidden states and words directly (Baevski & Auli 2019,
     section 3). Projections start Xavier-uniform.
 
     Attributes: as those of `adaptive_jax.inputs.adaptive.AdaptiveInput`, and
         bias: add a bias to the logit of every word, 0 at first.
-        weight_norm: learn norm and direction of every word's vector apart (Salimans & Kingma 2016),
-            as fairseq's gated convolutional network does under a full softmax.
+        weight_norm: apply weight normalisation to every word's vector (Salimans & Kingma 2016), as
+            fairseq's gated convolutional network does under a full softmax.
         projected: give bands a projection where their width is not `features`. Without, only a
-            differentiated softmax of slices can read them.
-        table_init, projection_init: how every table and projection starts, functions `(key, shape,
-            dtype)`, as flax's `Embed` takes one: with the names of their axes if they come from
-            `nn.with_partitioning`. The projections of many tails of one width are one array
-            `[tails, width, features]`.
-        word_axes: as the input's.
+            differentiated softmax of slices can use them.
+        table_init, projection_init: initializers of tables and projections, functions `(key, shape,
+            dtype)` like that of flax's `Embed`; `nn.with_partitioning` names their axes. The
+            projections of many tails of one width are one array `[tails, width, features]`.
+        word_axes: as those of the input.
 
     Raises:
-        InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number
-            out of range.
+        InputError: cutoffs that do not increase or lie outside of the vocabulary, or a number out
+            of range.
     """
 
     vocabulary_size: int
@@ -90,18 +89,18 @@ class OwnTable(nn.Module):
     projection_init: Callable = xavier_uniform
     word_axes: str | Sequence[str] = ()
 
-    cuts_words: ClassVar[bool] = True  # over devices
+    cuts_words: ClassVar[bool] = True  # whether words may be sharded over devices
 
     def __post_init__(self):
         super().__post_init__()
-        band_shapes(self)
+        band_shapes(self)  # checks the fields
 
     def words(self) -> list[int]:
-        """Words of each band."""
+        """Number of words of each band."""
         return band_sizes(self.vocabulary_size, self.cutoffs)
 
     def word_tables(self) -> dict[str, list[int]]:
-        """The parameters with a row for each word, and the words of the bands in each."""
+        """The parameters with a row for each word, and the number of words of each band in them."""
         norms = {f"norm_{i}": [n] for i, n in enumerate(self.words())} if self.weight_norm else {}
         return words_in_tables(self) | norms | ({"bias": self.words()} if self.bias else {})
 
@@ -126,27 +125,27 @@ class TiedTable(nn.Module):
     """The table of the input, shared with the output (Baevski & Auli 2019, "Weight sharing" and
     Table 7).
 
-    By default as the paper's ADP-T: embeddings and projections are shared, and the head has no
-    projection.
+    The defaults are those of the paper's ADP-T: embeddings and projections are shared, and the head
+    has no projection.
 
     Attributes:
         source: the module whose `bands()` are shared.
-        features: width of the hidden states; None: the source's own `features`.
-        share_projections: use the source's projections of the tails; otherwise this module has its
-            own.
-        share_head_projection: use the source's projection of band 0 as well; otherwise the head has
-            one of its own where the band's width is not `features`, and else none.
-        cutoffs: cut a source of one band here, so that all bands have its width: "no dimension
-            reduction, tied" (Merity et al. 2018; Table 7), whose tails have projections of their
-            own. Empty: the source's own bands.
+        features: width of the hidden states; None: `features` of the source.
+        share_projections: share the source's projections of the tails; otherwise the output has
+            separate ones.
+        share_head_projection: share the source's projection of band 0 as well; otherwise the head
+            has a separate one where the band's width is not `features`, and none where it is.
+        cutoffs: divide a source of one band into bands of its width: "no dimension reduction, tied"
+            (Merity et al. 2018; Table 7), whose tails have separate projections. Empty: the bands
+            of the source.
         bias: add a bias to the logit of every word, 0 at first; the input has none.
-        own_head: the words of band 0 have vectors of the output's own, Xavier-uniform at first;
-            only the tails' are shared. The parameter counts of Apostoae 2019, Table 5.1, assume
-            this: torch's adaptive softmax has its own head matrix.
+        own_head: give the output separate vectors of the words of band 0, Xavier-uniform at first,
+            and share only those of the tails. The parameter counts of Apostoae 2019, Table 5.1,
+            assume this: torch's adaptive softmax has its own head matrix.
 
     Raises:
-        InputError: a source without bands or without features, or whose projections take other
-            features; cutoffs for a source that has several bands, or cutoffs beyond the vocabulary.
+        InputError: a source without bands or without features, or with projections to another
+            width; cutoffs for a source of several bands, or outside of the vocabulary.
     """
 
     source: nn.Module
@@ -159,7 +158,7 @@ class TiedTable(nn.Module):
 
     @property
     def cuts_words(self) -> bool:
-        """True if devices may share the words: not those of bands that are cut here."""
+        """True if words may be sharded over devices: not if `cutoffs` divide them here."""
         return not self.cutoffs
 
     def __post_init__(self):
@@ -199,17 +198,17 @@ class TiedTable(nn.Module):
 
     @property
     def word_axes(self) -> Sequence[str]:
-        """The source's."""
+        """The axes of the source."""
         return axes_of_words(self.source)
 
     def words(self) -> list[int]:
-        """Words of each band."""
+        """Number of words of each band."""
         source = word_layer(self.source)
         return band_sizes(source.vocabulary_size, self.cutoffs) if self.cutoffs else source.words()
 
     def word_tables(self) -> dict[str, list[int]]:
-        """The parameters of its own with a row for each word, and the words of the bands in
-        each; none beside a source that composes its vectors.
+        """The parameters of this module with a row for each word, and the number of words of each
+        band in them; none if the source composes its vectors.
         """
         if not hasattr(word_layer(self.source), "words"):
             return {}
@@ -222,7 +221,7 @@ class TiedTable(nn.Module):
 
 
 def _split_band(bands, cutoffs):
-    """The single band of `bands` as several, of one width."""
+    """Divides the only band of `bands` into several of the same width."""
     if len(bands) > 1:
         raise InputError(
             f"output.table.cutoffs={tuple(cutoffs)} cannot cut an input that has {len(bands)}"
@@ -233,7 +232,7 @@ def _split_band(bands, cutoffs):
 
 
 def _biases(module, tables):
-    """A bias `[words]` for every table, parts of one parameter, or None."""
+    """Biases `[words]` for every table, slices of one parameter, or None for each."""
     if not module.bias:
         return [None] * len(tables)
     sizes = [len(table) for table in tables]
@@ -242,11 +241,11 @@ def _biases(module, tables):
 
 
 def _own_projections(module, init, widths, shared):
-    """A projection `[width_i, features]` for every band: the one in `shared`, or one of the
-    module's own, or None.
+    """A projection `[width_i, features]` for every band: the one in `shared`, a parameter of
+    `module`, or None.
 
-    Where the hidden states are first projected to the width of band 0, a tail's own projection
-    starts from there, so the two are multiplied: a product of weights alone, small beside one of
+    Where the hidden states are first projected to the width of band 0, a tail's projection starts
+    from that width, and the two matrices are multiplied, which is little work beside products of
     tokens. The projections of many tails are one parameter.
     """
     features, first = module.features, None

@@ -187,9 +187,9 @@ class PenalisedTransformer(Transformer):
     block = Penalised
 
 
-def test_blocks_can_sow_penalties():
-    """Of every layer and token, with gradients to the layer's parameters; without the
-    collection nothing changes.
+def test_blocks_can_sow():
+    """Penalties of every layer and token, with gradients to the layer's parameters; without the
+    collection nothing changes. Intermediates of blocks were dropped in silence.
     """
     body = make(PenalisedTransformer, final_norm=False)
     params = fresh(body)
@@ -206,6 +206,10 @@ def test_blocks_can_sow_penalties():
     of_layers = np.abs(gradient["params"]["blocks"]["outer"]["kernel"]).sum(axis=(1, 2))
     assert of_layers[0] > 0 and not of_layers[1:].any()
     np.testing.assert_allclose(hidden, apply(make(final_norm=False), params, VECTORS)[0], rtol=1e-5)
+    capture = {"capture_intermediates": True, "mutable": ["intermediates"]}
+    _, captured = jax.eval_shape(lambda: body.apply(params, VECTORS, train=False, **capture))
+    [of_blocks] = captured["intermediates"]["blocks"]["norm_attention"]["__call__"]
+    assert of_blocks.shape == (LAYERS, ROWS, TIME, FEATURES)
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "activation_dropout"])

@@ -94,7 +94,8 @@ def test_vectors_are_those_of_words_and_rows_of_ngrams(settings, cut):
     np.testing.assert_allclose(run(earlier).reshape(-1, FEATURES), expected, atol=1e-5)
     none = np.full_like(earlier, -1)
     np.testing.assert_array_equal(run(None), run(none))
-    unsigned = jax.jit(layer.apply)({"params": params}, tokens.astype(np.uint16), batch)
+    lists = batch._replace(segment_ids=segments if cut else None)
+    unsigned = jax.jit(layer.apply)({"params": params}, tokens.astype(np.uint16), lists)
     np.testing.assert_array_equal(run(None), unsigned)  # whose -1 would be an id
     with refuses("earlier", str(layer.reach)):
         run(earlier[:, 1:])

@@ -80,7 +80,7 @@ def test_halves_equal_the_whole_and_a_row_that_begins_stands_alone(models):
     whole, _ = hidden(Batch(tokens, wide, wide, numbers), run.model.initial_carry(2))
     halves, carry = [], run.model.initial_carry(2)
     for part, reset in (tokens[:, :4], [True, True]), (tokens[:, 4:], [False, True]):
-        batch = Batch(part, zeros, zeros, numbers, reset=jnp.array(reset))
+        batch = Batch(part, zeros, zeros, numbers, reset=reset)
         states, carry = hidden(batch, carry)
         halves.append(states)
     alone, _ = hidden(Batch(tokens[:, 4:], zeros, zeros, numbers), ())
