@@ -4,7 +4,9 @@ its arguments.
 
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from adaptive_jax.errors import InputError, check_known, one_line
 
@@ -29,11 +31,12 @@ def find(group: str, classes: Mapping[str, Callable], name: str) -> Callable:
         check_known(setting, name, classes)
         return classes[name]
     try:
-        kind = getattr(importlib.import_module(module), inner)
+        kind = operator.attrgetter(inner)(importlib.import_module(module))
     except Exception as error:
+        cure = "put the directory of its package on PYTHONPATH"
+        cure = f": {cure}" if isinstance(error, ModuleNotFoundError) else ""
         raise ExternalClassError(
-            f"{setting} cannot be imported ({type(error).__name__}: {one_line(error)}): put the"
-            " directory of its package on PYTHONPATH"
+            f"{setting} cannot be imported ({type(error).__name__}: {one_line(error)}){cure}"
         ) from None
     if not callable(kind):
         raise InputError(f"{setting} is {kind!r}: name a class, or a function that makes an object")
@@ -50,9 +53,7 @@ def make(group: str, classes: Mapping[str, Callable], settings: Mapping, **argum
         InputError: a name that does not exist, or what the class raises, with the group's name
             before it.
     """
-    settings = {
-        key: _tuples(value) if isinstance(value, list) else value for key, value in settings.items()
-    }
+    settings = {key: tuples(value) for key, value in settings.items()}
     maker = find(group, classes, settings.pop("name"))
     parameters = inspect.signature(maker).parameters
     settings |= {key: value for key, value in arguments.items() if key in parameters}
@@ -64,5 +65,6 @@ def make(group: str, classes: Mapping[str, Callable], settings: Mapping, **argum
         raise InputError(f"config.{group}: {error}") from error
 
 
-def _tuples(value):
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+def tuples(value: Any) -> Any:
+    """A value with tuples in place of lists, nested ones too."""
+    return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value

@@ -164,8 +164,8 @@ def config(default: Callable[[], dict] | None = None) -> tuple[dict, list[str]]:
         key = next(iter(_overrides), None)
         change = f"--config.{key} changes a config, and " if key else ""
         raise InputError(f"{change}--config is missing: {CURE}")
-    changed, lines = keys.switch(_files[0].stated, _overrides)
     try:
+        changed, lines = keys.switch(_files[0].stated, _overrides)
         return keys.resolve(changed), lines
     except InputError:
         _resolved(_files[0])  # the message names the file if the fault is in it

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from adaptive_jax.config import rows
-from adaptive_jax.config.classes import ExternalClassError, find
+from adaptive_jax.config.classes import ExternalClassError, find, tuples
 from adaptive_jax.config.options import (
     Field,
     NonNegativeFloat,
@@ -25,6 +25,8 @@ from adaptive_jax.config.options import (
     PositiveInt,
     check_value,
     fields_of,
+    is_sequence,
+    item_of,
 )
 from adaptive_jax.errors import InputError, check_known
 
@@ -234,13 +236,19 @@ def resolve(config: Mapping) -> dict:
     config = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(config, Mapping):
         raise InputError(f"a config must be a mapping of keys to values, got {_short(config)}")
+    check_groups(config)
     return _resolved("", config)
 
 
+def check_groups(config: Mapping) -> None:
+    """Raises InputError for a group of a config that is a value."""
+    for group in rows.GROUPS:
+        if not isinstance(settings := at(config, group), Mapping):
+            raise InputError(f"config.{group}={_short(settings)} must be a group of keys")
+
+
 def _resolved(group, settings):
-    """A group of a config and those inside it, whole."""
-    if not isinstance(settings, Mapping):
-        raise InputError(f"config.{group}={settings!r} must be a group of keys")
+    """A group of a config with all of its keys, and the groups inside it."""
     path = f"config.{group}." if group else "config."
     name = settings.get("name", NAMES[group]) if group in NAMES else None
     if group in NAMES and not isinstance(name, str):
@@ -258,14 +266,13 @@ def _resolved(group, settings):
 
 def _value(path, value, field):
     """`value` as the type of its key, within its range."""
-    kind, default = field.kind, field.default
+    kind, default = field.kind, tuples(field.default)
     if value is inspect.Parameter.empty:
         raise InputError(f"{path} is missing, and it has no default")
-    if isinstance(value, str) and kind is not str:
-        value = _literal(value)
-    if value is None and field.optional:
-        return None
-    numbers = value if isinstance(value, list | tuple) else (value,)
+    value = tuples(_literal(value) if isinstance(value, str) and kind is not str else value)
+    if (value is None and field.optional) or (type(value) is kind and value == default):
+        return value
+    numbers = value if isinstance(value, tuple) else (value,)
     large = any(isinstance(n, int | float) and LARGEST < n < math.inf for n in numbers)
     if large and path != "config.seed":
         raise InputError(f"{path} must be at most {LARGEST:,}, got {_short(value)}")
@@ -284,8 +291,7 @@ def _value(path, value, field):
     }[kind]
     if not fits:
         raise InputError(f"{path}={_short(value)} must be {expected}{_example(field)}")
-    if value != default:
-        check_value(path, kind(value), field.option)
+    check_value(path, kind(value), field.option)
     return kind(value)
 
 
@@ -301,18 +307,18 @@ def _literal(text):
 
 def _tuple(path, value, field):
     """A tuple of items of one type: that of the annotation, or of the default's items; a tuple of
-    such tuples if the default is one.
+    such tuples if the annotation or the default is one.
     """
     default = field.default if isinstance(field.default, list | tuple) else ()
-    nested = any(isinstance(item, list | tuple) for item in default)
-    items = value if isinstance(value, list | tuple) else (value,)
+    nested = is_sequence(field.items) or any(isinstance(item, list | tuple) for item in default)
+    items = value if isinstance(value, tuple) else (value,)
     rows, default_rows = (items, default) if nested else ([items], [default])
-    kinds = {type(item) for row in default_rows for item in row} or {int}
-    if any(field.items is kind for kind in ITEMS):
-        kinds = {field.items}
-    kind = next((kind for kind in ITEMS if kinds <= ITEMS[kind][0]), None)
-    if not all(isinstance(row, list | tuple) and _fits(row, kind) for row in rows):
-        parts = "pairs of " if nested and len(default[0]) == 2 else "tuples of " if nested else ""
+    item = item_of(field.items) if is_sequence(field.items) else field.items
+    kinds = {item} if item in ITEMS else {type(item) for row in default_rows for item in row}
+    kind = next((kind for kind in ITEMS if kinds and kinds <= ITEMS[kind][0]), None)
+    if not all(isinstance(row, tuple) and _fits(row, kind) for row in rows):
+        pairs = {len(row) for row in default} == {2} if nested else False
+        parts = "pairs of " if pairs else "tuples of " if nested else ""
         expected = f"a tuple of {parts}{ITEMS[kind][1]}" if kind else "a tuple of tuples"
         raise InputError(f"{path}={_short(value)} must be {expected}{_example(field)}")
     rows = [tuple(map(kind, row) if kind else row) for row in rows]
@@ -347,6 +353,7 @@ def switch(settings_of_file: Mapping, flags: Mapping[str, object]) -> tuple[dict
     Raises:
         InputError: a name that does not exist.
     """
+    check_groups(settings_of_file)
     config, lines = _copy(settings_of_file), []
     for group, default in NAMES.items():
         name, settings = flags.get(f"{group}.name"), at(config, group)

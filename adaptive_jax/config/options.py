@@ -51,9 +51,10 @@ class Field(NamedTuple):
 
     Attributes:
         default: its value where none is stated; `inspect.Parameter.empty` if there must be one.
-        kind: the type of its values: bool, int, float, str, tuple; None: any.
+        kind: the type of its values: bool, int, float, str or tuple; None: any, or several.
         optional: whether it may be None.
-        items: the type of the items of a tuple, as int of `tuple[int, ...]`; None: any.
+        items: the annotated type of the items of a tuple, as int of `tuple[int, ...]`; None if
+            there is none, or if they differ.
         option: its range.
     """
 
@@ -93,17 +94,28 @@ def field_of(parameter: inspect.Parameter) -> Field:
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     hints = typing.get_args(hint) if union else (hint,)
     optional = default is None or types.NoneType in hints
-    items = next((typing.get_args(kind)[0] for kind in hints if typing.get_args(kind)), None)
-    origins = [typing.get_origin(hint) or hint for hint in hints]
-    if default is None or default is parameter.empty:
-        kinds = [kind for kind in (str, float, int, bool) if kind in origins]
-        sequence = any(kind in origins for kind in (tuple, list, Sequence))
-        kind = tuple if sequence else (kinds or [None])[0]
-    elif type(default) is int and float in origins and int not in origins:
+    hinted = [tuple if is_sequence(hint) else hint for hint in hints]
+    kinds = [kind for kind in (tuple, str, float, int, bool) if kind in hinted]
+    if default is not None and default is not parameter.empty:
+        kinds.insert(0, tuple if isinstance(default, list) else type(default))
+    kind = next(iter(kinds), None)
+    if len({kind if kind in (tuple, str) else float for kind in kinds}) > 1:
+        kind = None
+    elif kind is int and float in kinds and bool not in kinds:  # ArrayLike of JAX has all three
         kind = float
-    else:
-        kind = tuple if isinstance(default, list) else type(default)
+    items = next((item_of(hint) for hint in hints if is_sequence(hint)), None)
     return Field(default, kind, optional, items, option)
+
+
+def is_sequence(hint: Any) -> bool:
+    """True for the type of a tuple or a list, such as `tuple[int, ...]`."""
+    return (typing.get_origin(hint) or hint) in (tuple, list, Sequence)
+
+
+def item_of(hint: Any) -> Any:
+    """The type of the items of a tuple's type; None if they have several, or any."""
+    items = {item for item in typing.get_args(hint) if item is not Ellipsis}
+    return items.pop() if len(items) == 1 else None
 
 
 def meaning(kind: Callable, name: str) -> str:

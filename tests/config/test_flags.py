@@ -247,6 +247,15 @@ def test_a_config_file_that_is_refused(parsed, tmp_path, text, row, says):
     assert re.match(says.replace("{path}", str(path)), str(error.value)), error.value
 
 
+@pytest.mark.parametrize("flag", ["--config.body.name=lstm", "--config.body.layers=3"])
+def test_a_flag_for_a_group_that_is_a_value(parsed, tmp_path, flag):
+    """The line names the file; it was a traceback."""
+    path = tmp_path / "mine.py"
+    path.write_text("def get_config():\n    return {'body': 'big'}\n")
+    with refuses(str(path), "config.body='big'", "a group"):
+        parsed(flag, place=str(path))
+
+
 @pytest.mark.parametrize(
     "place, says",
     [
