@@ -58,6 +58,8 @@ def distributed_arguments(
         `srun` with several tasks, a TPU VM     -> {}: jax finds the others itself
         the same, one task a node, 8 GPUs each  -> {"local_device_ids": [0, ..., 7]}:
                                                    jax would use GPU 0 only
+        the same, --gpus-per-task=1             -> {"local_device_ids": [0]}: the one that the
+                                                   task sees; jax would number those of the node
         mpirun                                  -> {"cluster_detection_method": "mpi4py"}
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 
@@ -74,7 +76,10 @@ def distributed_arguments(
             return None
         one_a_node = re.fullmatch(r"1(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
         gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
-        return {"local_device_ids": list(range(gpus))} if one_a_node and gpus else {}
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        visible = len(visible.split(",")) if visible else gpus
+        all_visible = one_a_node or visible < gpus
+        return {"local_device_ids": list(range(visible))} if all_visible and visible else {}
     if {*several} & {*SIZES[:2]} and importlib.util.find_spec("mpi4py"):
         return {"cluster_detection_method": "mpi4py"}
     if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():

@@ -15,7 +15,7 @@ from pathlib import Path
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
 PLUGINS = "jax_plugins", "libtpu"  # of jax[cuda] and jax[tpu]
-FILES, DEVICES = Path("/dev"), ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
+FILES, NVIDIA, OTHERS = Path("/dev"), "nvidia[0-9]*", ("kfd", "accel*", "vfio/[0-9]*")
 LSTMS = "lstm", "awd_lstm"  # whose wide layers are faster on one device, for few rows
 WIDE, LEAST_ROWS = 512, 64  # their units, and rows of which two devices have enough
 # XLA then begins collectives that do not depend on each other in the order of the program
@@ -79,7 +79,9 @@ def may_have_accelerators() -> bool:
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return not platforms.startswith("cpu")
     usable = any(map(importlib.util.find_spec, PLUGINS))
-    return usable and any(path for name in DEVICES for path in FILES.glob(name))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    names = OTHERS if hidden else (NVIDIA, *OTHERS)
+    return usable and any(path for name in names for path in FILES.glob(name))
 
 
 def _large_pages_exist():
