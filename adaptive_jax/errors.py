@@ -145,8 +145,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if a device or the machine ran out of memory; a GPU kernel's shared memory is not meant.
-    """
+    """True if a device or the machine ran out of memory; False for a GPU's shared memory."""
     if isinstance(error, MemoryError | InputError):
         return isinstance(error, MemoryError)
     text = str(error).lower()

@@ -184,8 +184,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def write_checksums(path: Path, files: Sequence[Path]) -> None:
-    """Writes the SHA-256 of files below the directory of `path`, as `sha256sum --check` reads it.
-    """
+    """Writes the SHA-256 of files below `path`'s directory, as `sha256sum --check` reads it."""
     files = sorted(files)
     names = [file.relative_to(path.parent).as_posix() for file in files]
     lines = [f"{sha}  {name}\n" for sha, name in zip(_sha256_of_each(files), names, strict=True)]

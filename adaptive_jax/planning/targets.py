@@ -5,9 +5,8 @@
     topology("h100:2x8")    eight of each of two hosts
     topology("v5e:2x2")     four chips of a TPU v5e, by the shape of their grid
 
-Nothing runs on them. The compiler is the one that the device would use, so memory, fusions, kernels
-and collectives are real. Its choice among kernels for matrix products is not: that takes timings on
-the device.
+Nothing runs on them. The compiler is the device's, so memory, fusions, kernels and collectives are
+real. Its choice among kernels for matrix products is not, because that takes timings on the device.
 """
 
 import importlib
@@ -24,8 +23,8 @@ from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.numerics.devices import DEVICES, GPUS, description
 
 TPUS = ("v4", "v5e", "v5p", "v6e")
-# For libtpu, which otherwise asks the cloud for a minute what TPU this is, complains of none, and
-# serves one process only.
+# For libtpu, which would otherwise ask the cloud for a minute which TPU this is, complain that
+# there is none, and serve one process only.
 NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -36,7 +35,7 @@ CURE = "pip install -e '.[targets]' in an environment of its own"
 
 
 class Target(NamedTuple):
-    """Devices of one kind that are not here."""
+    """Devices of one kind that need not be attached."""
 
     name: str
     devices: list[jax.Device]  # to compile for, in a mesh; no array can be put on them
@@ -48,7 +47,7 @@ def topology(name: str) -> Target:
     """The devices that a name stands for, see the module.
 
     Raises:
-        InputError: no such name, or what compiles for it is not installed.
+        InputError: no such name, or its compiler is not installed.
     """
     kind, _, grid = name.partition(":")
     if not re.fullmatch(r"[a-z0-9]+(:[1-9]\d*(x[1-9]\d*)*)?", name) or kind not in (*GPUS, *TPUS):
@@ -78,13 +77,13 @@ def _gpus(name, kind, grid):
             f"--target={name}: use a number of GPUs, as in {kind}:8, or hosts and GPUs of each, as"
             f" in {kind}:2x8"
         )
-    # The plugin refuses to start without cuBLAS and cuDNN, which only running a program takes.
+    # The plugin refuses to start without cuBLAS and cuDNN, which only running programs need.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     shape = "x".join(["1", "1", *sizes][-3:])
     options = {"platform": "cuda", "target_config": description(kind), "topology": shape}
     try:
         return topologies.get_topology_desc(**options).devices
-    except NotImplementedError:  # JAX has started before, without the plugin
+    except NotImplementedError:  # JAX was started without the plugin
         versions = (f"jax_plugins.xla_cuda{version}" for version in (13, 12))
         plugin = next(name for name in versions if importlib.util.find_spec(name))
         importlib.import_module(plugin).initialize()
