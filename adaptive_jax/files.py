@@ -234,12 +234,10 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
         InputError: a .zip with several files, or encrypted; another compression; a PDF. A damaged
             file raises the errors of its format.
     """
-    if name.lower().endswith(TARS):
-        raise InputError(f"{name} is an archive: unpack it first")
     if hasattr(file, "peek") and file.peek(len(PDF)).startswith(PDF):
         raise InputError(f"{name} is a PDF, not text: extract its text first, as by pdftotext")
-    if name.lower().endswith(PACKED):
-        raise InputError(f"{name} has a compression that cannot be read: unpack it first")
+    if name.lower().endswith(TARS + PACKED):
+        raise InputError(f"{name} is packed in a way that cannot be read: unpack it first")
     if name.lower().endswith(".zip"):
         archive = zipfile.ZipFile(file)
         members = [

@@ -319,8 +319,7 @@ def _tuple(path, value, field):
     kinds = {item} if item in ITEMS else {type(item) for row in default_rows for item in row}
     kind = next((kind for kind in ITEMS if kinds and kinds <= ITEMS[kind][0]), None)
     if not all(isinstance(row, tuple) and _fits(row, kind) for row in rows):
-        pairs = {len(row) for row in default} == {2} if nested else False
-        parts = "pairs of " if pairs else "tuples of " if nested else ""
+        parts = "tuples of " if nested else ""
         expected = f"a tuple of {parts}{ITEMS[kind][1]}" if kind else "a tuple of tuples"
         raise InputError(f"{path}={_short(value)} must be {expected}{_example(field)}")
     rows = [tuple(map(kind, row) if kind else row) for row in rows]

@@ -39,7 +39,6 @@ LOST_ON_CPUS, LOST = 15, 30
 END_TIMEOUT = 10  # seconds in which all hosts must have ended
 LONGEST_WAIT = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
-BY_FLAGS = "pass --coordinator=HOST:PORT, --hosts=N and --host=I to each"
 # The number of processes, as set by mpirun of Open MPI, by MPICH and its descendants, by torchrun
 SIZES = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"
 # The variables of SLURM that jax needs
@@ -86,7 +85,8 @@ def distributed_arguments(
     if several:
         raise InputError(
             f"{several[0]}={environment[several[0]]} says that this process is one of several, but"
-            f" it would run alone: {BY_FLAGS}, or for mpirun `pip install mpi4py`"
+            " it would run alone: pass --coordinator=HOST:PORT, --hosts=N and --host=I to each, or"
+            " for mpirun `pip install mpi4py`"
         )
     return {} if _on_tpus(environment) else None
 

@@ -50,12 +50,14 @@ def topology(name: str) -> Target:
         InputError: no such name, or its compiler is not installed.
     """
     kind, _, grid = name.partition(":")
-    if not re.fullmatch(r"[a-z0-9]+(:[1-9]\d*(x[1-9]\d*)*)?", name) or kind not in (*GPUS, *TPUS):
+    gpu, size = kind in GPUS, r":[1-9]\d*"
+    pattern = rf"({size}(x[1-9]\d*)?)?" if gpu else rf"{size}(x[1-9]\d*)*"
+    if kind not in (*GPUS, *TPUS) or not re.fullmatch(kind + pattern, name):
         raise InputError(
-            f"--target={name} must be one of {', '.join(GPUS)}, with a number of them as"
-            f" in h100:8; or chips of a TPU {', '.join(TPUS)}, as in v5e:2x2"
+            f"--target={name} must be one of {', '.join(GPUS)}, with their number as in h100:8, or"
+            f" with hosts and GPUs of each as in h100:2x8; or a TPU {', '.join(TPUS)}, with the"
+            " grid of its chips as in v5e:2x2"
         )
-    gpu = kind in GPUS
     compiler = ("nvidia", "jax_plugins") if gpu else ("libtpu",)
     missing = [module for module in compiler if importlib.util.find_spec(module) is None]
     if missing or sys.version_info < (3, 12):
@@ -63,23 +65,17 @@ def topology(name: str) -> Target:
             f"--target={name} needs {' and '.join(missing) or 'compilers for other devices'}"
             f" on Python 3.12 or newer, and this is {sys.version.split()[0]}: {CURE}"
         )
-    devices = _gpus(name, kind, grid) if gpu else _tpus(name, kind, grid)
+    devices = _gpus(kind, grid) if gpu else _tpus(name)
     # JAX takes three quarters of a GPU's memory by default; XLA leaves 98 % of a TPU's to programs.
     memory = int(DEVICES[kind].memory * (0.75 if gpu else 0.98))
     # Without the device the compiler cannot time kernels.
     return Target(name, devices, memory, {"xla_gpu_autotune_level": "0"} if gpu else {})
 
 
-def _gpus(name, kind, grid):
-    sizes = grid.split("x") if grid else ["1"]
-    if len(sizes) > 2:
-        raise InputError(
-            f"--target={name}: use a number of GPUs, as in {kind}:8, or hosts and GPUs of each, as"
-            f" in {kind}:2x8"
-        )
+def _gpus(kind, grid):
     # The plugin refuses to start without cuBLAS and cuDNN, which only running programs need.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    shape = "x".join(["1", "1", *sizes][-3:])
+    shape = "x".join(["1", "1", *(grid or "1").split("x")][-3:])
     options = {"platform": "cuda", "target_config": description(kind), "topology": shape}
     try:
         return topologies.get_topology_desc(**options).devices
@@ -90,9 +86,7 @@ def _gpus(name, kind, grid):
         return topologies.get_topology_desc(**options).devices
 
 
-def _tpus(name, kind, grid):
-    if not grid:
-        raise InputError(f"--target={name}: use the shape of the grid of chips, as in {kind}:2x2")
+def _tpus(name):
     for variable, value in NO_TPU.items():
         os.environ.setdefault(variable, value)
     try:

@@ -117,7 +117,7 @@ def test_flags_come_in_any_order(parsed, argv):
         (["--config.input.cutoffs=" + "(" * 9999], ["config.input.cutoffs", "whole numbers"]),
         (
             ["--config.input.name=char_cnn", "--config.input.filters=3,4"],
-            ["config.input.filters=(3, 4)", "pairs"],
+            ["config.input.filters=(3, 4)", "tuples of whole numbers"],
         ),
         (["--config.input.name=lokup"], ["config.input.name='lokup'", 'Did you mean "lookup"']),
         (["--config.input.name"], ["config.input.name=True", "text, such as"]),

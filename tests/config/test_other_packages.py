@@ -176,7 +176,7 @@ def test_tuples_have_the_items_of_their_default_or_annotation(tmp_path, monkeypa
         ("steps", {"sizes": (0.5,)}, ("sizes=(0.5,)", "a tuple of whole numbers")),
         ("steps", {"sizes": 3, "betas": "x"}, ("betas='x'", "numbers, such as (0.9, 0.999)")),
         ("names", {"names": (1,)}, ("names=(1,)", "a tuple of texts")),
-        ("names", {"grid": (1, 2)}, ("grid=(1, 2)", "a tuple of pairs of finite numbers")),
+        ("names", {"grid": (1, 2)}, ("grid=(1, 2)", "a tuple of tuples of finite numbers")),
         ("names", {"grid": ((1, float("inf")),)}, ("grid", "finite")),
         ("several", {"pairs": (1, 2)}, ("pairs=(1, 2)", "a tuple of tuples of whole numbers")),
     ):
