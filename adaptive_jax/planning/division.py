@@ -28,7 +28,7 @@ def divide(rows: int, rows_held: int, devices: int, hosts: int = 1, *, pad: bool
     """The division of an update over the most devices that share its rows evenly.
 
         20 rows of streams on 8 devices                -> 4 rows on each of 5 devices
-        20 rows that stand alone on 8 devices          -> 3 rows on each of 8, 4 of them empty
+        20 independent rows on 8 devices               -> 3 rows on each of 8, 4 of them empty
         128 rows, 8 held at a time, on 1, 8 and 16     -> 16, 2 and 1 microbatches
 
     Args:
