@@ -122,9 +122,9 @@ def explain(error: BaseException) -> str | None:
             "out of memory: make tokens_per_device or the model smaller, or set body.remat=all for"
             " a transformer; to score text, lower --window or --rows"
         )
-    if str(error).startswith("Forbidden: "):  # from gcsfs, without an errno
-        return one_line(error)
-    if type(error).__module__.partition(".")[0] in STORES or "gs://" in str(error):
+    # gcsfs reports missing permissions as an OSError without an errno.
+    of_gcsfs = str(error).startswith("Forbidden: ") or "gs://" in str(error)
+    if of_gcsfs or type(error).__module__.partition(".")[0] in STORES:
         return (
             f"a bucket cannot be used ({one_line(error)[:200]}): check its name, your credentials"
             " and the network, then run the same command; what was saved before is intact"
