@@ -272,8 +272,10 @@ def _value(path, value, field):
     if value is inspect.Parameter.empty:
         raise InputError(f"{path} is missing, and it has no default")
     value = tuples(_literal(value) if isinstance(value, str) and kind is not str else value)
-    if (value is None and field.optional) or (type(value) is kind and value == default):
-        return value
+    if value is None and field.optional:
+        return None
+    if type(value) is kind and value == default:  # even where it has no one type or is infinite
+        return default
     numbers = value if isinstance(value, tuple) else (value,)
     large = any(isinstance(n, int | float) and LARGEST < n < math.inf for n in numbers)
     if large and path != "config.seed":
