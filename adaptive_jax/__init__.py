@@ -3,8 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING
 
-# The exports of each module. It is imported when one is first used: processes that prepare text
-# should not wait for JAX or load it.
+# The exports of each module, which is imported when one of them is first used: processes that
+# prepare text should not load JAX.
 _EXPORTS = {
     "bodies.gated_conv": ("GatedConv",),
     "bodies.lstm": ("AWDLSTM", "LSTM"),

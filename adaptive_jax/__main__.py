@@ -1,4 +1,4 @@
-"""Language models with very large vocabularies: one command for each thing to do.
+"""Language models with very large vocabularies, by command.
 
 python -m adaptive_jax COMMAND --help
 """
@@ -6,7 +6,7 @@ python -m adaptive_jax COMMAND --help
 import os
 import sys
 
-COMMANDS = {  # by the module that has its flags and its `main`
+COMMANDS = {  # the module with its flags and its `main`, and what it does
     "train": ("training.command", "trains a language model"),
     "evaluate": ("scores.evaluate_command", "measures perplexity on a split"),
     "score": ("text.score_command", "gives log-probabilities of lines, or of words"),
@@ -24,7 +24,7 @@ COMMANDS = {  # by the module that has its flags and its `main`
 
 def main(name: str | None = None) -> None:
     """Runs the command `name`, or that of the first argument, with the other arguments."""
-    # Read when jaxlib is loaded: what XLA logs of errors that it also raises
+    # jaxlib reads this when it is loaded: XLA would also log the errors that it raises
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if name is None and (len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help")):
         width = max(map(len, COMMANDS))
@@ -46,7 +46,7 @@ def main(name: str | None = None) -> None:
         except InputError as error:
             commands.fail(error)
         sys.argv[0] = f"python -m adaptive_jax {name}"
-    if os.getcwd() not in sys.path:  # as `python -m` has it: where classes of one's own may lie
+    if os.getcwd() not in sys.path:  # as with `python -m`: a config may name classes in it
         sys.path.append(os.getcwd())
     commands.run_module(f"adaptive_jax.{COMMANDS[name][0]}")
 

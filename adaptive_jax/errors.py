@@ -1,4 +1,4 @@
-"""The one kind of error that a user causes and can fix, and lines for errors of the machine."""
+"""Errors that users cause and can fix, and one-line messages for errors of the machine."""
 
 import contextlib
 import difflib
@@ -34,17 +34,17 @@ NEEDS = {
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 UNUSABLE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
 UNUSABLE |= {errno.ENAMETOOLONG, errno.ELOOP}
-STORES = {"gcsfs", "fsspec", "aiohttp", "google"}  # packages whose errors are of a bucket
+STORES = {"gcsfs", "fsspec", "aiohttp", "google"}  # packages that raise errors about a bucket
 
 
 @contextlib.contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """Surrounds imports of packages that losses do without.
+    """Surrounds imports of packages that the losses do not need.
 
     extra: the extra of pyproject.toml that installs them, a key of `NEEDS`.
 
     Raises:
-        MissingPackage: one is not there; the message says how to install it.
+        MissingPackage: a package is not installed; the message says how to install it.
     """
     try:
         yield
@@ -55,7 +55,7 @@ def of_extra(extra: str) -> Iterator[None]:
 
 
 def is_within(value: object, interval: str) -> bool:
-    """True for a number in an interval such as "[0, 1)"; an array or a truth value is none."""
+    """True for a number in an interval such as "[0, 1)"; False for arrays and booleans."""
     low, high = map(float, interval[1:-1].split(","))
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
@@ -84,8 +84,7 @@ def check_rates(layer: object, *fields: str) -> None:
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Checks that values are whole numbers and none is below `least`: `check_at_least(1, steps=0)`
-    fails.
+    """Checks that values are whole numbers of at least `least`: `check_at_least(1, steps=0)` fails.
 
     Raises:
         InputError: as `check_within`.
@@ -98,7 +97,7 @@ def check_at_least(least: int, **values: int) -> None:
 
 
 def check_known(what: str, name: str, choices: Iterable[str]) -> None:
-    """Checks that `name` is known, and suggests the closest known name if it is not.
+    """Checks that `name` is one of `choices`, and suggests the closest one if it is not.
 
     Raises:
         InputError: `config.body.layrs is not one of layers, heads. Did you mean "layers"?`, where
@@ -115,22 +114,22 @@ def check_known(what: str, name: str, choices: Iterable[str]) -> None:
 
 
 def explain(error: BaseException) -> str | None:
-    """One line with a cure for memory that ran out, a full disk or missing permissions, of Python,
-    JAX, Orbax or gcsfs; None for any other error.
+    """A one-line message, with a cure, for running out of memory, a full disk or missing
+    permissions, as Python, JAX, Orbax or gcsfs report them; None for any other error.
     """
     if is_out_of_memory(error):
         return (
-            "out of memory: make tokens_per_device or the model smaller, or, of a transformer, set"
-            " body.remat=all; where a text is scored, lower --window or --rows"
+            "out of memory: make tokens_per_device or the model smaller, or set body.remat=all for"
+            " a transformer; to score text, lower --window or --rows"
         )
-    if str(error).startswith("Forbidden: "):  # of gcsfs, without a number
-        return one_line(error)
-    if type(error).__module__.partition(".")[0] in STORES or "gs://" in str(error):
+    # gcsfs reports missing permissions as an OSError without an errno.
+    of_gcsfs = str(error).startswith("Forbidden: ") or "gs://" in str(error)
+    if of_gcsfs or type(error).__module__.partition(".")[0] in STORES:
         return (
             f"a bucket cannot be used ({one_line(error)[:200]}): check its name, your credentials"
             " and the network, then run the same command; what was saved before is intact"
         )
-    # Orbax has no number for a full disk, and names the file in quotes.
+    # Orbax gives no errno for a full disk, and names the file in quotes.
     number = errno.ENOSPC if _says_full(error) else getattr(error, "errno", None)
     quoted = re.search('"(/.*?)"', str(error))
     name = getattr(error, "filename", None) or (quoted[1] if quoted else "a file")
@@ -146,11 +145,12 @@ def explain(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for memory of a device or the machine, not the shared memory of a GPU's kernel."""
+    """True if a device or the machine ran out of memory; False for a GPU's shared memory."""
+    if isinstance(error, MemoryError | InputError):
+        return isinstance(error, MemoryError)
     text = str(error).lower()
-    full = "resource_exhausted" in text or "out of memory" in text
-    foreign = full and "shared memory" not in text and not isinstance(error, InputError)
-    return isinstance(error, MemoryError) or (foreign and not _says_full(error))
+    exhausted = "resource_exhausted" in text or "out of memory" in text
+    return exhausted and "shared memory" not in text and not _says_full(error)
 
 
 def _says_full(error):
@@ -158,7 +158,7 @@ def _says_full(error):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error in one line; its type if it has none."""
-    # str of a KeyError would quote its message.
+    """An error's message in one line; the name of its type if it has none."""
+    # str() of a KeyError would quote its message.
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return " ".join(text.split()) or type(error).__name__

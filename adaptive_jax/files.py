@@ -3,7 +3,7 @@
     path_of("~/runs/a")             # a pathlib.Path
     path_of("gs://bucket/runs/a")   # an etils.epath.Path, which Orbax and JAX use as well
 
-gs:// is read and written by gcsfs. An object there is written whole or not at all, and nothing is
+gcsfs reads and writes gs://. An object there is written as a whole or not at all, and nothing is
 appended, renamed or locked.
 """
 
@@ -27,21 +27,21 @@ from adaptive_jax.errors import InputError, of_extra
 BUCKETS = "gs://"
 DAY = 86_400  # in seconds
 TIMEOUT = 30  # seconds in which a store must answer
-# Names of files that nothing here unpacks
+# Ends of file names, for formats that `unpacked` refuses
 PACKED = ".zst", ".lz4", ".lzma", ".z", ".7z", ".rar"
 TARS = ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"
 PDF = b"%PDF-"
-CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f]")  # characters, but not tabs and line feeds
+CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f]")  # control characters but tabs and line feeds
 
 
 def in_bucket(path: str | os.PathLike) -> bool:
-    """True if a path or a text names a place in Google Cloud Storage."""
+    """True if a path is in Google Cloud Storage."""
     return os.fspath(path).startswith(BUCKETS)
 
 
 def path_of(place: str | os.PathLike) -> Path:
-    """The path that a text names, a ~ at its start expanded: a pathlib.Path, or an
-    etils.epath.Path for gs://BUCKET/NAME.
+    """Returns a path with a leading ~ expanded: a pathlib.Path, or an etils.epath.Path for
+    gs://BUCKET/NAME.
 
     Raises:
         InputError: another URL, a NUL byte, or the home of an unknown user.
@@ -67,17 +67,17 @@ def path_of(place: str | os.PathLike) -> Path:
         import gcsfs  # noqa: F401
         import google.cloud.storage  # noqa: F401 (Orbax asks it at every listing)
         from etils import epath
-    # gcsfs would list what it remembers, without what Orbax and other processes have written since.
+    # gcsfs would cache listings, and miss what Orbax and other processes write.
     settings = fsspec.config.conf.setdefault("gcs", {})
     settings |= {"use_listings_cache": False, "requests_timeout": TIMEOUT} | settings
     return epath.Path(name.rstrip("/"))
 
 
 def local_directory(place: str, key: str) -> Path:
-    """The directory that the setting `key` names, a ~ at its start expanded.
+    """The directory `place`, the value of the setting `key`, with a leading ~ expanded.
 
     Raises:
-        InputError: the path is empty, a URL, or an unknown user's.
+        InputError: it is empty, a URL, or the home of an unknown user.
     """
     if not place or "://" in place:
         raise InputError(f"{key}={place!r} must be a directory on a local disk")
@@ -85,12 +85,12 @@ def local_directory(place: str, key: str) -> Path:
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root of the disk; a place in a bucket is absolute already."""
+    """The absolute path; one in a bucket is absolute already."""
     return path if in_bucket(path) else path.absolute()
 
 
 def names_in(directory: Path) -> list[str]:
-    """Names of the files and folders in a directory; none of one that does not exist."""
+    """Names of the files and folders in a directory; none if it does not exist."""
     try:
         return [path.name for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +98,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def files_below(directory: Path) -> list[Path]:
-    """The files in a directory and in its folders; none of one that does not exist."""
+    """The files in a directory and all folders below it; none if it does not exist."""
     files = []
     for name in names_in(directory):
         path = directory / name
@@ -108,19 +108,19 @@ def files_below(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds `path` to an OSError of the system without a file's name, as that of a full disk is."""
+    """Adds `path` to an OSError that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None:  # a name would hide the text of one from a store
+        if error.errno is not None:  # errors of a store have none, and a name would hide their text
             error.filename = error.filename or str(path)
         raise
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new file that replaces `path` when the block ends without an error, so readers never
-    see half of it.
+    """Opens a new file that replaces `path` when the block ends without an error, so that readers
+    never see a half-written file.
     """
     if in_bucket(path):
         content = io.BytesIO()
@@ -128,7 +128,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         path.write_bytes(content.getvalue())
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not tempfile: only their owner can read its files, and a cache may be shared.
+    # Not tempfile, whose files only their owner can read: a cache may be shared.
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with naming(path), unfinished.open("wb") as file:
@@ -147,9 +147,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def remove_unfinished(directory: Path, pattern: str) -> None:
-    """Removes what a killed process left of files that `replacing` was writing, but no lock.
+    """Removes the temporary files that `replacing` left in a killed process, but no lock.
 
-    pattern: of the files' names, as "*.txt", or their stem.
+    pattern: of the names of the replaced files, such as "*.txt", or their stem.
     """
     for unfinished in directory.glob(f".{pattern}.*"):
         if unfinished.suffix != ".lock":
@@ -158,11 +158,11 @@ def remove_unfinished(directory: Path, pattern: str) -> None:
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Makes a directory to fill that gets the name `path`, where nothing or an empty directory is,
-    when the block ends without an error.
+    """Makes a temporary directory that is renamed to `path`, where nothing or an empty directory
+    is, when the block ends without an error.
 
     A block that fails leaves nothing. What a killed process left for the same `path` is removed
-    when it is a day old.
+    after a day.
 
     Raises:
         InputError: a path in a bucket.
@@ -184,7 +184,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def write_checksums(path: Path, files: Sequence[Path]) -> None:
-    """Writes the SHA-256 of files below `path`'s directory, as `sha256sum --check` reads them."""
+    """Writes the SHA-256 of files below `path`'s directory, as `sha256sum --check` reads it."""
     files = sorted(files)
     names = [file.relative_to(path.parent).as_posix() for file in files]
     lines = [f"{sha}  {name}\n" for sha, name in zip(_sha256_of_each(files), names, strict=True)]
@@ -192,17 +192,17 @@ def write_checksums(path: Path, files: Sequence[Path]) -> None:
 
 
 def add_checksum(path: Path, file: Path) -> None:
-    """Adds the SHA-256 of a file to what `write_checksums` wrote."""
+    """Adds the SHA-256 of a file to a list of `write_checksums`."""
     with replacing(path) as listed:
         line = f"{_sha256_of_each([file])[0]}  {file.relative_to(path.parent).as_posix()}\n"
         listed.write(path.read_bytes() + line.encode())
 
 
 def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
-    """The first file that `write_checksums` listed in `path` and that is missing or has changed;
-    the list itself where it is missing or damaged; None if all are as they were.
+    """The first file of a list of `write_checksums` that is missing or has changed; the list itself
+    if it is missing or damaged; None if all files are unchanged.
 
-    below: only files whose names start with one of these.
+    below: check only files whose names start with one of these.
     """
     try:
         lines = [line.partition("  ") for line in path.read_text().splitlines()]
@@ -217,7 +217,7 @@ def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
 
 
 def _sha256_of_each(paths):
-    """The SHA-256 of files, by a thread for each core; None of a file that is missing."""
+    """The SHA-256 of each file, None if it is missing, computed by one thread per core."""
 
     def sha256(path):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as file:
@@ -228,18 +228,16 @@ def _sha256_of_each(paths):
 
 
 def unpacked(file: BinaryIO, name: str) -> BinaryIO:
-    """The bytes of a file, decompressed as its name says: .gz, .xz, .bz2, or .zip of one file.
+    """A file's content, decompressed as its name says: .gz, .xz, .bz2, or .zip with one file.
 
     Raises:
-        InputError: a .zip of several files; a file that is packed otherwise; a PDF. What is damaged
-            raises the errors of its format.
+        InputError: a .zip with several files, or encrypted; another compression; a PDF. A damaged
+            file raises the errors of its format.
     """
-    if name.lower().endswith(TARS):
-        raise InputError(f"{name} is an archive, which is not read here: unpack it first")
     if hasattr(file, "peek") and file.peek(len(PDF)).startswith(PDF):
         raise InputError(f"{name} is a PDF, not text: extract its text first, as by pdftotext")
-    if name.lower().endswith(PACKED):
-        raise InputError(f"{name} is packed in a way that is not read here: unpack it first")
+    if name.lower().endswith(TARS + PACKED):
+        raise InputError(f"{name} is packed in a way that cannot be read: unpack it first")
     if name.lower().endswith(".zip"):
         archive = zipfile.ZipFile(file)
         members = [
@@ -251,7 +249,10 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
             raise InputError(
                 f"{name} holds {len(members)} files: unpack it, or pack one file alone"
             )
-        return archive.open(members[0])
+        try:
+            return archive.open(members[0])
+        except RuntimeError as error:  # a password, or Deflate64, which Windows uses from 2 GB on
+            raise InputError(f"{name} cannot be unpacked ({error}): unpack it first") from None
     with of_extra("train"):
         from fsspec.compression import compr
         from fsspec.utils import infer_compression
@@ -259,7 +260,7 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
 
 
 def escaped(text: str, file: TextIO) -> str:
-    """The text as it may be printed to a file: on a terminal control characters but tabs and line
-    feeds are escaped, which a corpus or a prompt might use to change what the terminal shows.
+    """Text that is safe to print: on a terminal, control characters but tabs and line feeds are
+    escaped, because a corpus or a prompt could use them to change what the terminal shows.
     """
     return CONTROLS.sub(lambda match: repr(match[0])[1:-1], text) if file.isatty() else text

@@ -68,14 +68,15 @@ def layers(
 
 
 def with_ngrams(layers: Mapping, **tables) -> dict:
-    """These layers, with n-grams beside the words of their input; tables: keys of `ngrams`."""
+    """Layers with n-grams beside the words of their input. tables: keys of `ngrams`."""
     words = {re.sub("^input[.]", "input.words.", key): value for key, value in layers.items()}
     return words | {"input.name": "ngrams"} | {f"input.{key}": tables[key] for key in tables}
 
 
 def banded(rows: int) -> dict:
-    """Keys of `ngrams` that count `rows` n-grams of each order, in bands of 64, 32 and 16 numbers:
-    the first tenth, the next quarter, the others; with half as many rows of 8 for all others.
+    """Keys of `ngrams` with vectors for the `rows` most frequent n-grams of each order, in bands of
+    width 64, 32 and 16: a tenth, a quarter, the rest; and half as many rows of width 8, shared by
+    all other n-grams.
     """
     settings = {"kind": "banded", "rows": rows, "row_width": 64, "row_factor": 2}
     return settings | {"row_cutoffs": (rows // 10, rows * 7 // 20), "hashed_rows": rows // 2}
@@ -240,13 +241,13 @@ def thesis_layers(cutoffs) -> dict[str, dict]:
 def thesis_rows(
     corpus: str, words: int, setups: Mapping, table: str, results: Mapping, epochs: int = 1
 ) -> dict[str, Row]:
-    """The rows `THESIS` and `TRIED` of Apostoae 2019 for a text of so many words. Rows with
-    clusters need their file, see docs/words.md.
+    """The rows `THESIS` and `TRIED` of Apostoae 2019 for a text of this many words. Rows with
+    clusters need a file of them, see docs/words.md.
 
     setups: layers to (streams, learning rate, millions of parameters or None): Tables 4.2 and 5.1.
-    results: row to (perplexity on valid, on test, seconds an epoch, seconds in all), as printed in
+    results: row to (perplexity on valid, on test, seconds an epoch, total seconds), as printed in
         `table`.
-    epochs: of rows that the thesis did not run.
+    epochs: epochs of rows that the thesis did not run.
     """
     rows = {}
     for name in THESIS:
@@ -296,10 +297,10 @@ def groc_layers(width: int, cutoffs) -> dict[str, dict]:
 
 
 def groc_rows(words: int, rows: Mapping[str, tuple]) -> dict[str, Row]:
-    """Rows of Pappas et al. 2020 for a text of so many words.
+    """Rows of Pappas et al. 2020 for a text of this many words.
 
     rows: row to (number of the table, or another place; layers, changes, perplexity on valid, on
-        test, millions of parameters, which the paper cuts: 13.8 to 13).
+        test, millions of parameters, which the paper rounds down: 13.8 to 13).
     """
     epochs = streams(20, words, epochs=100, window=35)  # at most, see early_stopping
     papers_rows = {}
@@ -314,7 +315,7 @@ def output_network(depth: int, rate: float, activation: str = "selu") -> dict[st
     """Changes for an output network of k = `depth` layers with dropout r = `rate` (Pappas et al.
     2020, Table 8).
 
-    Dropout falls between its layers (section 3.2), and without one on the word vectors.
+    Dropout is applied between its layers (section 3.2), and to the word vectors if there are none.
     """
     if not depth:
         return {"output.table.depth": 0, "output.table.dropout": rate}

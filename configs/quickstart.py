@@ -47,8 +47,7 @@ SETTINGS = {
 LAYERS = papers.layers(cutoffs=(1_000, 4_000), width=96, narrow=48)
 LAYERS["ngrams"] = papers.with_ngrams(LAYERS["adp_t"], **papers.banded(60_000))
 ROWS = {"adp_t": rows.Row("adp_t")}
-# How the same model knows the order of its tokens, which decides what it can read beyond the 64
-# that it was trained on.
+# Other positions, which decide how well the model reads beyond the 64 tokens of its training
 ROWS |= {
     "learned": rows.Row(
         "adp_t",

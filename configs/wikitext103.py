@@ -96,8 +96,8 @@ def _gcnn(test, blocks, cutoffs, changes=None, parameters=None):
 
 
 def _valid(layers, changes, valid, parameters=None, table="Table 7"):
-    """A row of the tables that print no more than perplexity on the validation split, and
-    perhaps parameters.
+    """A row of the tables that print only perplexity on the validation split, and perhaps
+    parameters.
     """
     return Row(layers, changes, Paper(valid=valid, parameters=parameters, table=table))
 

@@ -177,7 +177,7 @@ SMALL = {
 
 
 def small(steps: dict[str, int]) -> dict[str, Row]:
-    """The rows `SMALL` with so many updates each: one cosine cycle, evaluated ten times."""
+    """The rows `SMALL` with these numbers of updates: one cosine cycle, evaluated ten times."""
     return {
         name: Row(
             "adp_t",

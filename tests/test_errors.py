@@ -21,7 +21,7 @@ FULL = 'RESOURCE_EXHAUSTED: Error writing "/run/2/d/a": [OS error 28: No space l
         (PermissionError(errno.EACCES, "", "/a"), "cannot use /a: Permission denied; choose"),
         (IsADirectoryError(errno.EISDIR, "", "/a"), "cannot use /a: Is a directory"),
         (FileNotFoundError(errno.ENOENT, "", "/a"), None),
-        (Exception("Forbidden: https://b/o\nno access"), "Forbidden: https://b/o no access"),
+        (Exception("Forbidden: https://b/o\nno access"), "a bucket cannot be used (Forbidden: "),
         (ConnectionResetError(errno.ECONNRESET, ""), None),
         (InputError("a line about a word out of memory"), None),
         (KeyError("a"), None),

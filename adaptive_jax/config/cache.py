@@ -1,7 +1,7 @@
-"""The directory in which this machine keeps prepared corpora and compiled programs.
+"""The directory of this machine for prepared corpora and compiled programs.
 
-It is a place of the machine and no setting of a run: programs are loaded from it and run, so the
-config of a run, which anybody may have written, does not name it.
+It is not part of a config: programs are loaded from it and run, and anybody may have written the
+config of a run.
 """
 
 import os

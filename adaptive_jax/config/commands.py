@@ -1,4 +1,4 @@
-"""Start and end of commands: flags are parsed, and an error that a user can fix is one line."""
+"""Start and end of commands: parses flags, and prints errors that a user can fix in one line."""
 
 import importlib
 import itertools
@@ -73,8 +73,9 @@ def workdir() -> Path:
 
 
 def run_module(name: str) -> None:
-    """Runs a command as `run` does: `main` of its module, which defines its flags when imported, or
-    in `define_flags` if others import it, too; `POSITIONAL` and `STOPPED` are arguments of `run`.
+    """Runs the `main` of a command's module by `run`, with the module's `POSITIONAL` and `STOPPED`.
+
+    The module defines its flags when it is imported, or in its `define_flags`.
     """
     command = importlib.import_module(name)
     getattr(command, "define_flags", lambda: None)()
@@ -90,13 +91,13 @@ def run(
     """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after a signal
     of `signals.STOPS`, or the `status` of the KeyboardInterrupt.
 
-    positional: names of required arguments without a flag; `main` gets them in this order. A last
-        one that ends in "..." stands for one or more, in "...]" for any number.
-    stopped: the line after an interruption, unless the KeyboardInterrupt has a text of its own.
+    positional: names of the arguments without a flag, in the order in which `main` takes them. A
+        last one that ends in "..." stands for one or more arguments, in "...]" for any number.
+    stopped: the line after an interruption, unless the KeyboardInterrupt has a message.
     """
     for name, errors in ("stdout", "strict"), ("stderr", "backslashreplace"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (None if it is closed)
-        if hasattr(stream, "reconfigure"):  # commands read UTF-8 in every locale, so they write it
+        if hasattr(stream, "reconfigure"):  # UTF-8 in every locale, as commands read it
             stream.reconfigure(encoding="utf-8", errors=errors)
         setattr(sys, name, stream)
     _handle_signals()
@@ -121,7 +122,7 @@ def _silence_libraries():
     """Silences logs and warnings of libraries, except JAX's about devices that it cannot use;
     prints this project's warnings as `warning: …`, one line each.
     """
-    # Orbax warns about ordinary events, and logs the errors that it also raises.
+    # Orbax warns about ordinary events, and logs errors that it also raises.
     logging.set_verbosity(logging.FATAL)
     standard_logging.getLogger("asyncio").setLevel(standard_logging.CRITICAL)
     for name in "adaptive_jax", "jax._src.xla_bridge":
@@ -133,7 +134,7 @@ def _silence_libraries():
 
 
 def _show_unraisable(unraisable):
-    # When a checkpoint cannot be read, its threads complain of a closed event loop.
+    # The threads of a checkpoint that cannot be read complain about a closed event loop.
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
@@ -148,7 +149,7 @@ def _print_warning(level, message):
 
 
 def _handle_signals():
-    """The first signal that asks to stop raises KeyboardInterrupt; see `_ignore_signals`."""
+    """Makes the first stop signal raise KeyboardInterrupt; see `_ignore_signals` for the next."""
 
     def interrupted(*_):
         _ignore_signals()
@@ -158,8 +159,8 @@ def _handle_signals():
 
 
 def _ignore_signals():
-    """Makes Ctrl-C end the process at once, and ignores other signals: libraries that shut down
-    would answer them with tracebacks.
+    """Makes Ctrl-C end the process at once, and ignores other stop signals, which libraries that
+    are shutting down would answer with tracebacks.
     """
     signals.handle(lambda number, _: number == signal.SIGINT and _exit_at_once())
 
@@ -174,11 +175,11 @@ def _parse(argv, positional):
     flags.DEFINE_string("cache_dir", None, cache.HELP)
     flags.FLAGS.register_key_flag_for_module(argv[0], flags.FLAGS["cache_dir"])
     if {"-h", "-help", "--help"} & set(itertools.takewhile(lambda flag: flag != "--", argv[1:])):
-        app.usage(shorthelp=True, writeto_stdout=True, exitcode=0)  # absl's own --help ends with 1
+        app.usage(shorthelp=True, writeto_stdout=True, exitcode=0)  # absl's --help exits with 1
     try:
         argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         rest = config_flags.parse(argv) if "config" in flags.FLAGS else flags.FLAGS(argv)
-    except (flags.Error, ValueError) as error:  # ValueError: a flag --noNAME with a value
+    except (flags.Error, ValueError) as error:  # a ValueError for --noNAME with a value
         if isinstance(error, InputError):
             raise
         fail(one_line(error))
@@ -200,8 +201,8 @@ def _parse(argv, positional):
 
 
 def _guarded(call, stopped):
-    """Calls a function; bad input, an error that `explain` describes, or an interruption ends the
-    process with one line.
+    """Calls a function; on bad input, an error that `explain` describes, or an interruption, ends
+    the process with one line.
     """
     try:
         result = call()
@@ -215,7 +216,7 @@ def _guarded(call, stopped):
             raise
         fail(f"the package {package} is missing: pip install {package}, or 'adaptive_jax[train]'")
     except BrokenPipeError:
-        os._exit(141)  # as other programs do once their reader, such as `head`, ends
+        os._exit(141)  # as other programs do when their reader, such as `head`, ends
     except Exception as error:
         if str(error).startswith("Unable to initialize backend"):
             fail(
@@ -225,7 +226,7 @@ def _guarded(call, stopped):
         if not (line := explain(error)):
             raise
         if is_out_of_memory(error):
-            traceback.print_exception(error)  # it says where, and how many bytes
+            traceback.print_exception(error)  # says where, and how many bytes
         fail(line)
     except KeyboardInterrupt as interruption:
         print(str(interruption) or stopped, file=sys.stderr)
@@ -237,5 +238,5 @@ def fail(message: object) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: threads that cannot write a checkpoint would print tracebacks.
+    # Not sys.exit, after which threads that cannot write a checkpoint would print tracebacks.
     os._exit(2)

@@ -1,4 +1,4 @@
-"""Every key of a config with its value and its default, above the docstring of the class that uses
+"""Lists every key of a config with its value and default, and the docstring of the class that uses
 it.
 """
 
@@ -24,7 +24,7 @@ TITLES = {
 }
 HEAD = """# Configuration
 
-Every key of a config with its default, and what its class says of it. Written by
+Every key of a config with its default, and the documentation of its class. Written by
 `python -m adaptive_jax train --explain > docs/configuration.md`.
 
 A config file states what differs from these defaults; `--config.KEY=VALUE` changes a key on the
@@ -35,7 +35,7 @@ what the file states if the new class has the key, and says what it drops.
 
 
 def config(settings: Mapping) -> str:
-    """Every key of a whole config by group, with its default if it has another value."""
+    """Every key of a resolved config by group, with its default if its value differs."""
     lines = []
     for group in ALL_GROUPS:
         if not (values := at(settings, group)):
@@ -85,9 +85,8 @@ def _table(group: str, keys: Mapping[str, Field]) -> Iterable[str]:
 
 
 def _of_others(group, name=None):
-    """The meaning of keys that are no arguments of their class: `output.clusters`, a paragraph in
-    the docstring of the function that reads it, and what every optimizer has, or every one of
-    optax.
+    """Documentation of keys that are not arguments of their class: `output.clusters`, from the
+    docstring of the function that reads it, and the keys of all optimizers, or of all of optax.
     """
     if group == "optimizer":
         of_optax = name and definition("optimizer.is_of_optax")(name)

@@ -1,8 +1,8 @@
-"""The flags of a command: a flag for each field of its classes of options, `--config=FILE:row` and
+"""The flags of a command: one for each field of its option classes, `--config=FILE:row` and
 `--config.KEY=VALUE`.
 
-`parse` takes these two from a command line, and absl the other flags; `keys.resolve` gives the text
-of a key its type.
+`parse` reads the last two from a command line and leaves the other flags to absl; `keys.resolve`
+converts the text of a key to its type.
 """
 
 import inspect
@@ -40,12 +40,12 @@ CURE = "pass --config=configs/NAME.py or configs/NAME.py:row"
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = "site-packages", "<", sysconfig.get_path("stdlib"), f"{PACKAGE}/"
 OVERRIDE = re.compile(r"--?(?:(no)?config\.([^=]*)|config\.([^=]*)=(.*))", re.DOTALL)
-_files: list["_File"] = []  # the one that the last command line named, if any
-_overrides: dict[str, object] = {}  # the values of its flags --config.KEY by key, texts or switches
+_files: list["_File"] = []  # the file that the last command line named, if any
+_overrides: dict[str, object] = {}  # its flags --config.KEY by key: text, or True or False
 
 
 class _File(NamedTuple):
-    """A config file's row: the value of --config, stated values, and published numbers."""
+    """A row of a config file: the value of --config, the row's settings and published numbers."""
 
     place: str
     stated: dict
@@ -61,7 +61,7 @@ def define_options(*kinds: Callable, without: Collection[str] = ()) -> None:
 
 
 def define_option(name: str, field: Field, text: str) -> None:
-    """Defines a flag for a field: a number, text, True or False, or a list of numbers or texts."""
+    """Defines a flag for a field: a number, text, a boolean, or a list of numbers or texts."""
     if field.option.among:
         flags.DEFINE_enum(name, field.default, list(field.option.among), text)
     elif field.kind is tuple:
@@ -71,10 +71,10 @@ def define_option(name: str, field: Field, text: str) -> None:
 
 
 def options(kind: Callable, without: Collection[str] = ()) -> Any:
-    """An object of the class from the values of its flags, see `define_options`.
+    """Makes an object of the class from the values of its flags, see `define_options`.
 
     Raises:
-        InputError: a value out of range, or a list that is not one of numbers.
+        InputError: a value out of range, or as `option_value`.
     """
     fields = fields_of(kind).items()
     values = {name: option_value(name, field) for name, field in fields if name not in without}
@@ -117,8 +117,8 @@ def parse(argv: Sequence[str]) -> list[str]:
     """Parses a command line, and returns the arguments that are not flags.
 
     Raises:
-        InputError: the config file is missing or raises an error (the message has the number of the
-            line); or the group of a flag --config.KEY does not exist.
+        InputError: the config file is missing or raises an error, with the line number in the
+            message; or the group of a flag --config.KEY does not exist.
         flags.Error: another flag is wrong.
     """
     place, rest, arguments = None, [], iter(argv)
@@ -140,7 +140,7 @@ def parse(argv: Sequence[str]) -> list[str]:
         if argument == "--":
             break
     if place is not None:
-        _files.append(_read(os.path.expanduser(place)))  # as shells do not after "--config="
+        _files.append(_read(os.path.expanduser(place)))  # shells do not after "--config="
     return flags.FLAGS([*rest, *arguments])
 
 
@@ -150,13 +150,13 @@ def has_config() -> bool:
 
 
 def config(default: Callable[[], dict] | None = None) -> tuple[dict, list[str]]:
-    """The config that --config and the flags --config.KEY describe, see `keys.resolve`, and lines
-    that say which classes the flags switched.
+    """The config of --config and the flags --config.KEY, see `keys.resolve`, and a line for each
+    class that a flag switches.
 
-    default: returns what flags change where there is no --config.
+    default: returns the config that flags change if there is no --config.
 
     Raises:
-        InputError: no --config; or an unknown key, name or value, of the file or of a flag.
+        InputError: no --config; or an unknown key, name or value, in the file or a flag.
     """
     if not _files and default:
         _files.append(_File("the config of the run", default(), None))
@@ -164,20 +164,20 @@ def config(default: Callable[[], dict] | None = None) -> tuple[dict, list[str]]:
         key = next(iter(_overrides), None)
         change = f"--config.{key} changes a config, and " if key else ""
         raise InputError(f"{change}--config is missing: {CURE}")
-    changed, lines = keys.switch(_files[0].stated, _overrides)
     try:
+        changed, lines = keys.switch(_files[0].stated, _overrides)
         return keys.resolve(changed), lines
     except InputError:
-        _resolved(_files[0])  # the message names the file if the fault is in it
+        _resolved(_files[0])  # an error of the file itself names the file
         raise
 
 
 def published(config: Mapping) -> tuple[dict | None, list[str]]:
-    """Published numbers of the row that --config names, as `validation`, `test` (perplexities, or
+    """Published numbers of the row that --config names: `validation`, `test` (perplexities, or
     None), `table` and `row`; and the keys that flags changed. None and no keys if the file has no
-    dict `ROWS`, or its row no published perplexity.
+    dict `ROWS`, or the row has no published perplexity.
 
-    config: what `config` returned.
+    config: the result of `config`.
     """
     if (paper := _files[0].published) is None:
         return None, []
@@ -197,7 +197,7 @@ def _check_group(key):
 
 
 def _read(place):
-    """Reads a config file for its row."""
+    """Runs a config file, and reads its row."""
     path, colon, row = place.partition(":")
     if not path:
         raise InputError(f"--config is empty: {CURE}")
@@ -242,7 +242,7 @@ def _resolved(file):
 
 
 def _file_error(path, error):
-    """One line for an error in a file, with the number of the line."""
+    """A one-line message for an error in a config file, with the line number."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)

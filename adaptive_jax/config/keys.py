@@ -1,10 +1,10 @@
-"""The keys of a config: each has its default, its type and its meaning in the class that uses it.
+"""The keys of a config: the class that uses a key defines its default, type and meaning.
 
     config = resolve({"steps": 100, "body": {"name": "lstm", "widths": (512, 256)}})
     config["body"]["dropout"]           # the default of the class LSTM
 
-A group whose key `name` chooses a class, or a function, takes its arguments as keys. The name may
-be "package.module:Class" of somebody else's package.
+In a group with a key `name`, which chooses a class or a function, the keys are its arguments. The
+name may be "package.module:Class" of another package.
 """
 
 import ast
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from adaptive_jax.config import rows
-from adaptive_jax.config.classes import ExternalClassError, find
+from adaptive_jax.config.classes import ExternalClassError, find, tuples
 from adaptive_jax.config.options import (
     Field,
     NonNegativeFloat,
@@ -25,11 +25,13 @@ from adaptive_jax.config.options import (
     PositiveInt,
     check_value,
     fields_of,
+    is_sequence,
+    item_of,
 )
 from adaptive_jax.errors import InputError, check_known
 
 ALL_GROUPS = "", *rows.GROUPS  # the outermost first
-LARGEST = 2**31 - 2  # of any number but the seed: JAX counts in 32 bits, and words one further
+LARGEST = 2**31 - 2  # for all numbers but the seed: JAX counts in 32 bits, and words to one more
 SEEDS = 2**32
 NAMES = {  # the default classes of groups with a key `name`, outer groups before inner ones
     "input": "adaptive",
@@ -40,15 +42,15 @@ NAMES = {  # the default classes of groups with a key `name`, outer groups befor
     "optimizer": "nag",
     "schedule": "cosine_cycles",
 }
-# Texts of flags that are no literals of Python
+# Values of flags that are not literals of Python
 CONSTANTS = {"none": None, "inf": math.inf, "-inf": -math.inf, "true": True, "false": False}
-# Types that fit a tuple of items of one type, and what messages call them
+# For each type of the items of a tuple: types that are accepted, and their name in messages
 ITEMS = {
     int: ({int}, "whole numbers"),
     float: ({int, float}, "finite numbers"),
     str: ({str}, "texts"),
 }
-# The classes that have the keys: not imported before a command has parsed its flags
+# The classes whose arguments are keys, imported only after a command has parsed its flags
 DEFINITIONS = {
     "": "adaptive_jax.config.keys:General",
     "metrics": "adaptive_jax.config.keys:Metrics",
@@ -60,15 +62,15 @@ DEFINITIONS = {
     "output.table.cnn": "adaptive_jax.inputs.char_cnn:CharacterCNN",
     "output.clusters": "adaptive_jax.data.vocabulary.clusters:with_clusters",
     "optimizer": "adaptive_jax.optimizers.optim:OPTIMIZERS",
-    "optimizer.name": "adaptive_jax.optimizers.optim:optimizer_named",  # those of optax, too
+    "optimizer.name": "adaptive_jax.optimizers.optim:optimizer_named",  # of optax, too
     "optimizer.arguments": "adaptive_jax.optimizers.optim:arguments",
     "optimizer.is_of_optax": "adaptive_jax.optimizers.optim:is_of_optax",
-    "optimizer.tables": "adaptive_jax.optimizers.optim:OfTables",  # keys that all have
+    "optimizer.tables": "adaptive_jax.optimizers.optim:OfTables",  # keys of all optimizers
     "schedule": "adaptive_jax.optimizers.schedules:SCHEDULES",
     "data": "adaptive_jax.data.corpora.load:Settings",
     "batches": "adaptive_jax.data.batches.pipeline:Layout",
 }
-SET_BY_PROGRAM = {  # arguments that the program gives, never a config
+SET_BY_PROGRAM = {  # arguments set by the program, not by a config
     "input": {"vocabulary_size", "features", "word_axes"},
     "input.words": {"vocabulary_size", "features", "word_axes"},
     "output": {"table"},
@@ -76,8 +78,8 @@ SET_BY_PROGRAM = {  # arguments that the program gives, never a config
     "output.table.cnn": {"vocabulary_size", "features"},
     "schedule": {"learning_rate"},
 }
-OPTIONAL_GROUPS = {"input.words", "output.table.cnn"}  # groups that some classes have
-_allowed: set[str] = set()  # modules of other packages that this process may import
+OPTIONAL_GROUPS = {"input.words", "output.table.cnn"}  # groups that only some classes have
+_allowed: set[str] = set()  # modules of other packages that a config may name, see `allow`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,40 +87,42 @@ class General:
     """The keys that belong to no group.
 
     Attributes:
-        steps: updates in all.
-        seed: of the initial parameters, the order of the examples and dropout.
-        dtype: of activations and matrix products: float32 or bfloat16; parameters are float32.
+        steps: number of updates.
+        seed: seed of the initial parameters, the order of the examples and dropout.
+        dtype: dtype of activations and matrix products: float32 or bfloat16; parameters are
+            float32.
         tokens_per_update: tokens of an update, over all devices; a multiple of
             batches.sequence_length.
-        tokens_per_device: tokens that a device holds at a time, at most; an update accumulates
-            gradients over as many microbatches as it needs. 0: as many as its memory holds, by the
-            count of the compiler, and 4,096 where memory is not known, as on CPUs.
-        compose_share: share of updates that compose word vectors anew, the first one among them;
-            the others use those of the last such update and train the rest of the model.
-        own_text: whether the text decides, where they are left at their defaults, data.threshold or
-            data.codes, data.vocabulary_size and cutoffs; it may then be a single file. See
+        tokens_per_device: the most tokens that a device holds at a time; an update accumulates
+            gradients over as many microbatches as it needs. 0: as many as its memory holds, as
+            counted by the compiler, or 4,096 where memory is unknown, as on CPUs.
+        compose_share: share of updates, the first among them, that compose word vectors anew; the
+            others use the vectors of the last such update and train the rest of the model.
+        own_text: whether to choose data.threshold or data.codes, data.vocabulary_size and cutoffs
+            from the text, where they have their defaults; the text may then be a single file. See
             configs/own_text.py.
         init_from: workdir of a run whose parameters this one starts from; empty: fresh parameters.
-        init_checkpoint: with init_from: best by validation, latest, or the number of updates.
-        init_words: with init_from: the vocabulary: new, words of the new corpus alone; both, those
-            of that run, too.
-        divergence: what follows an update whose loss or gradient is not finite, or whose loss is
-            100 nats a token or more: stop, or skip (leave the update out).
-        fsdp: devices that share one copy of the parameters; 0: as few as hold the model.
+        init_checkpoint: with init_from: best (by validation), latest, or a number of updates.
+        init_words: with init_from: the vocabulary: new, only words of the new corpus; both, those
+            of that run too.
+        divergence: reaction to an update whose loss or gradient is not finite, or whose loss is 100
+            nats a token or more: stop, or skip (leave the update out).
+        fsdp: devices that share one copy of the parameters; 0: as few as can hold the model.
         shard_words: whether each of the fsdp devices computes the words that it holds, for the
-            tokens of all of them: tokens are gathered in place of tables. For large vocabularies.
+            tokens of all of them, so that tokens are gathered instead of tables. For large
+            vocabularies.
         log_every: updates between two lines of metrics; 0: only at the end.
         evaluate_every: updates between two evaluations on the validation split; 0: only with
             checkpoints.
         evaluate_break_mode: the batches.break_mode of validation and of evaluate.py; empty: that of
             training.
-        checkpoint_every: updates between two checkpoints; 0: only at the end. An evaluation that is
-            the best so far is saved, too.
-        keep: latest checkpoints that are kept; the best one is kept beside them.
-        hours: hours of training, over all starts of the run, after which it evaluates, saves and
-            ends; 0: no limit.
-        early_stopping: evaluations in a row without a lower validation loss that end training; 0:
-            never.
+        checkpoint_every: updates between two checkpoints; 0: only at the end. The best evaluation
+            so far is saved too.
+        keep: number of latest checkpoints to keep, beside the best one.
+        hours: hours of training, summed over all starts of the run, after which it evaluates, saves
+            and ends; 0: no limit.
+        early_stopping: number of evaluations in a row without a lower validation loss that end
+            training; 0: never.
     """
 
     steps: PositiveInt = 7_500
@@ -149,7 +153,7 @@ class Metrics:
 
     Attributes:
         tensorboard: whether to write files for TensorBoard.
-        wandb: whether to log to Weights & Biases, too; needs the package wandb.
+        wandb: whether to log to Weights & Biases; needs the package wandb.
     """
 
     tensorboard: bool = True
@@ -157,13 +161,13 @@ class Metrics:
 
 
 def definition(place: str) -> Any:
-    """Imports an entry of `DEFINITIONS`: the class whose arguments are keys, or classes by name."""
+    """Imports an entry of `DEFINITIONS`: a class whose arguments are keys, or classes by name."""
     module, _, name = DEFINITIONS[place].partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def maker(group: str, name: str | None = None) -> Callable:
-    """The class or function whose arguments are the keys of a group, "" for the outermost.
+    """The class or function whose arguments are the keys of a group; "" is the outermost.
 
     Raises:
         InputError: a name that does not exist.
@@ -181,7 +185,7 @@ def maker(group: str, name: str | None = None) -> Callable:
 
 
 def keys_of(group: str, name: str | None = None) -> dict[str, Field]:
-    """The keys of a group, `name` and inner groups left out, see `maker`."""
+    """The keys of a group without `name` and inner groups, see `maker`."""
     fields = fields_of(maker(group, name))
     if group == "optimizer":
         fields = definition("optimizer.arguments")(name or NAMES[group])
@@ -193,7 +197,7 @@ def keys_of(group: str, name: str | None = None) -> dict[str, Field]:
 
 
 def inner_groups(group: str, name: str | None = None) -> list[str]:
-    """The groups inside a group; one of `OPTIONAL_GROUPS` only where the class has a layer of that
+    """The groups inside a group; one of `OPTIONAL_GROUPS` only if the class has a layer of that
     name.
     """
     inner = [path for path in rows.GROUPS if path.rpartition(".")[0] == group]
@@ -205,42 +209,48 @@ def inner_groups(group: str, name: str | None = None) -> list[str]:
 
 
 def word_group(config: Mapping) -> str:
-    """The group of a config's input of words: `input`, or `input.words` inside it."""
+    """The group of a config's word input: `input`, or `input.words` inside it."""
     return "input.words" if isinstance(at(config, "input.words.name"), str) else "input"
 
 
 def with_words(config: Mapping, **settings) -> dict:
-    """The config with other settings of its input of words, see `word_group`."""
+    """The config with changed settings of its word input, see `word_group`."""
     group = word_group(config)
     new = {**at(config, group), **settings}
     return {**config, "input": new if group == "input" else {**config["input"], "words": new}}
 
 
 def at(config: Mapping, key: str) -> Any:
-    """The group of a config, or the value, that a dotted key names; `{}` if it is not stated."""
+    """The group or value that a dotted key names in a config; `{}` if it is not stated."""
     for name in filter(None, key.split(".")):
         config = config[name] if isinstance(config, Mapping) and name in config else {}
     return config
 
 
 def resolve(config: Mapping) -> dict:
-    """The whole config as plain values: what `config` states, lists as tuples, and the defaults of
-    all other keys.
+    """The complete config as plain values: what `config` states, with tuples for lists, and the
+    defaults of all other keys.
 
     Raises:
-        InputError: names the first unknown key or name and the closest known one, a value of
-            another type, or a key that is missing and has no default.
+        InputError: an unknown key or name, with the closest known one; a value of another type; or
+            a missing key without a default.
     """
     config = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(config, Mapping):
         raise InputError(f"a config must be a mapping of keys to values, got {_short(config)}")
+    check_groups(config)
     return _resolved("", config)
 
 
+def check_groups(config: Mapping) -> None:
+    """Raises InputError for a group of a config that is a value."""
+    for group in rows.GROUPS:
+        if not isinstance(settings := at(config, group), Mapping):
+            raise InputError(f"config.{group}={_short(settings)} must be a group of keys")
+
+
 def _resolved(group, settings):
-    """A group of a config and those inside it, whole."""
-    if not isinstance(settings, Mapping):
-        raise InputError(f"config.{group}={settings!r} must be a group of keys")
+    """A group of a config with all of its keys, and the groups inside it."""
     path = f"config.{group}." if group else "config."
     name = settings.get("name", NAMES[group]) if group in NAMES else None
     if group in NAMES and not isinstance(name, str):
@@ -249,7 +259,7 @@ def _resolved(group, settings):
     inner = {child.rpartition(".")[2]: child for child in inner_groups(group, name)}
     allowed = [*(["name"] if name else []), *fields, *inner]
     for key in settings.keys() - allowed:
-        if settings[key] != {}:  # a group that is empty says nothing: `rows.config` has all
+        if settings[key] != {}:  # `rows.config` makes all groups, and empty ones state nothing
             check_known(f"{path}{key}", key, allowed)
     values = {key: _value(path + key, settings.get(key, f.default), f) for key, f in fields.items()}
     groups = {key: _resolved(child, settings.get(key, {})) for key, child in inner.items()}
@@ -257,15 +267,16 @@ def _resolved(group, settings):
 
 
 def _value(path, value, field):
-    """`value` as the type of its key, within its range."""
-    kind, default = field.kind, field.default
+    """Converts a value to the type of its key, and checks its range."""
+    kind, default = field.kind, tuples(field.default)
     if value is inspect.Parameter.empty:
         raise InputError(f"{path} is missing, and it has no default")
-    if isinstance(value, str) and kind is not str:
-        value = _literal(value)
+    value = tuples(_literal(value) if isinstance(value, str) and kind is not str else value)
     if value is None and field.optional:
         return None
-    numbers = value if isinstance(value, list | tuple) else (value,)
+    if type(value) is kind and value == default:  # even where it has no one type or is infinite
+        return default
+    numbers = value if isinstance(value, tuple) else (value,)
     large = any(isinstance(n, int | float) and LARGEST < n < math.inf for n in numbers)
     if large and path != "config.seed":
         raise InputError(f"{path} must be at most {LARGEST:,}, got {_short(value)}")
@@ -284,13 +295,12 @@ def _value(path, value, field):
     }[kind]
     if not fits:
         raise InputError(f"{path}={_short(value)} must be {expected}{_example(field)}")
-    if value != default:
-        check_value(path, kind(value), field.option)
+    check_value(path, kind(value), field.option)
     return kind(value)
 
 
 def _literal(text):
-    """The value of a flag's text: a literal of Python, such as 5, 1e-3 or (10,20)."""
+    """The value of a flag: a literal of Python, such as 5, 1e-3 or (10,20), or else text."""
     if text.lower() in CONSTANTS:
         return CONSTANTS[text.lower()]
     try:
@@ -301,18 +311,17 @@ def _literal(text):
 
 def _tuple(path, value, field):
     """A tuple of items of one type: that of the annotation, or of the default's items; a tuple of
-    such tuples if the default is one.
+    such tuples if the annotation or the default is one.
     """
     default = field.default if isinstance(field.default, list | tuple) else ()
-    nested = any(isinstance(item, list | tuple) for item in default)
-    items = value if isinstance(value, list | tuple) else (value,)
+    nested = is_sequence(field.items) or any(isinstance(item, list | tuple) for item in default)
+    items = value if isinstance(value, tuple) else (value,)
     rows, default_rows = (items, default) if nested else ([items], [default])
-    kinds = {type(item) for row in default_rows for item in row} or {int}
-    if any(field.items is kind for kind in ITEMS):
-        kinds = {field.items}
-    kind = next((kind for kind in ITEMS if kinds <= ITEMS[kind][0]), None)
-    if not all(isinstance(row, list | tuple) and _fits(row, kind) for row in rows):
-        parts = "pairs of " if nested and len(default[0]) == 2 else "tuples of " if nested else ""
+    item = item_of(field.items) if is_sequence(field.items) else field.items
+    kinds = {item} if item in ITEMS else {type(item) for row in default_rows for item in row}
+    kind = next((kind for kind in ITEMS if kinds and kinds <= ITEMS[kind][0]), None)
+    if not all(isinstance(row, tuple) and _fits(row, kind) for row in rows):
+        parts = "tuples of " if nested else ""
         expected = f"a tuple of {parts}{ITEMS[kind][1]}" if kind else "a tuple of tuples"
         raise InputError(f"{path}={_short(value)} must be {expected}{_example(field)}")
     rows = [tuple(map(kind, row) if kind else row) for row in rows]
@@ -320,7 +329,7 @@ def _tuple(path, value, field):
 
 
 def _fits(row, kind):
-    """True if the items of a tuple have a type of `ITEMS`; None: any."""
+    """True if the items of a tuple have a type of `ITEMS`; None accepts any."""
     return kind is None or all(
         type(item) in ITEMS[kind][0] and not (kind is float and not math.isfinite(item))
         for item in row
@@ -328,7 +337,7 @@ def _fits(row, kind):
 
 
 def _example(field):
-    """The end of a message about a value: the default, if there is one."""
+    """The end of a message about a value: the default, if there is one that helps."""
     return "" if field.default in ((), inspect.Parameter.empty) else f", such as {field.default!r}"
 
 
@@ -338,15 +347,16 @@ def _short(value):
 
 
 def switch(settings_of_file: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str]]:
-    """The config of a file with the values of flags, by dotted key; and a line for each class that
+    """The config of a file, changed by flags (values by dotted key); and a line for each class that
     a flag switches.
 
-    What the file states for the other class stays if the new one has the key. The full softmax,
-    which has no bands, loses the cutoffs of its table.
+    A new class keeps what the file states for the keys that it has too. The full softmax, which has
+    no bands, loses the cutoffs of its table.
 
     Raises:
-        InputError: a name that does not exist.
+        InputError: a name that does not exist, or a group that is a value.
     """
+    check_groups(settings_of_file)
     config, lines = _copy(settings_of_file), []
     for group, default in NAMES.items():
         name, settings = flags.get(f"{group}.name"), at(config, group)
@@ -371,23 +381,23 @@ def switch(settings_of_file: Mapping, flags: Mapping[str, object]) -> tuple[dict
 
 
 def _copy(config):
-    # Not deepcopy: two groups that are one dict would stay one, and a flag would change both.
+    # Not deepcopy: two groups may be the same dict, and a flag must not change both.
     return {key: _copy(v) if isinstance(v, Mapping) else v for key, v in config.items()}
 
 
 def allow(modules: Iterable[str]) -> None:
-    """Lets the config of a workdir name classes of these modules: they are imported, so their code
-    runs.
+    """Lets the config of a workdir name classes of these modules, which are then imported, so that
+    their code runs.
     """
     _allowed.update(modules)
 
 
 def check_allowed(config: Mapping, file: object) -> None:
-    """Checks that a config read from `file`, which anybody may have written, names classes only of
-    modules that this process may import, see `allow`.
+    """Checks that a config read from `file`, which anybody may have written, names only classes
+    that this process may import, see `allow`.
 
     Raises:
-        ExternalClassError: it names another; the message says how to allow it.
+        ExternalClassError: it names another class; the message says how to allow it.
     """
     for group, name in _external(config).items():
         if (module := name.partition(":")[0]) not in _allowed:
@@ -410,7 +420,5 @@ def _external(config):
 
 
 def complete(*changes: Mapping[str, object]) -> dict:
-    """The whole config with these settings by dotted key, later ones last: `rows.config`,
-    resolved.
-    """
+    """The complete config of settings by dotted key: `rows.config`, resolved."""
     return resolve(rows.config(*changes))

@@ -1,4 +1,4 @@
-"""Fields: arguments of a class or function that are keys of a config, flags of a command, or both.
+"""Fields: arguments of a class or function that are keys of a config or flags of a command.
 
 class Toy(NamedTuple):
     '''A toy.
@@ -24,14 +24,14 @@ from adaptive_jax.errors import InputError, check_known, is_within
 
 
 class Option(NamedTuple):
-    """Range of a field, as `Annotated[int, Option(within="[1, inf)")]`. Its help is the paragraph
-    of the field in the docstring of its class.
+    """Range of a field, as in `Annotated[int, Option(within="[1, inf)")]`. The field's help is its
+    paragraph in the docstring of the class.
 
     Attributes:
-        within: the interval of its values, such as "[0, 1)". A field that is a tuple has several
-            values, and needs one.
-        among: the values that exist.
-        only: (field, value): the option has a meaning only where that field has that value.
+        within: interval of the value, such as "[0, 1)"; of each value of a tuple, which must not be
+            empty.
+        among: the possible values.
+        only: (field, value): the option has a meaning only if that field has that value.
     """
 
     within: str = ""
@@ -50,10 +50,11 @@ class Field(NamedTuple):
     """An argument of a class or function.
 
     Attributes:
-        default: its value where none is stated; `inspect.Parameter.empty` if there must be one.
-        kind: the type of its values: bool, int, float, str, tuple; None: any.
+        default: its default; `inspect.Parameter.empty` if it has none.
+        kind: the type of its values: bool, int, float, str or tuple; None: any, or several.
         optional: whether it may be None.
-        items: the type of the items of a tuple, as int of `tuple[int, ...]`; None: any.
+        items: the annotated type of the items of a tuple, as int of `tuple[int, ...]`; None if
+            there is none, or if they differ.
         option: its range.
     """
 
@@ -65,16 +66,16 @@ class Field(NamedTuple):
 
 
 def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a function or class, with their annotations evaluated where they can be."""
+    """The parameters of a function or class, with annotations evaluated if possible."""
     try:
         return inspect.signature(function, eval_str=True).parameters
-    except NameError:  # an annotation in quotes whose name is known to type checkers alone
+    except NameError:  # an annotation in quotes whose name only type checkers import
         return inspect.signature(function).parameters
 
 
 @functools.cache
 def fields_of(function: Callable) -> Mapping[str, Field]:
-    """The arguments of a class or function whose values JSON has, by name."""
+    """The arguments of a class or function that have no default or one that JSON can store."""
     plain = bool | int | float | str | tuple | list | None
     return {
         name: field_of(parameter)
@@ -93,34 +94,45 @@ def field_of(parameter: inspect.Parameter) -> Field:
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     hints = typing.get_args(hint) if union else (hint,)
     optional = default is None or types.NoneType in hints
-    items = next((typing.get_args(kind)[0] for kind in hints if typing.get_args(kind)), None)
-    origins = [typing.get_origin(hint) or hint for hint in hints]
-    if default is None or default is parameter.empty:
-        kinds = [kind for kind in (str, float, int, bool) if kind in origins]
-        sequence = any(kind in origins for kind in (tuple, list, Sequence))
-        kind = tuple if sequence else (kinds or [None])[0]
-    elif type(default) is int and float in origins and int not in origins:
+    hinted = [tuple if is_sequence(hint) else hint for hint in hints]
+    kinds = [kind for kind in (tuple, str, float, int, bool) if kind in hinted]
+    if default is not None and default is not parameter.empty:
+        kinds.insert(0, tuple if isinstance(default, list) else type(default))
+    kind = next(iter(kinds), None)
+    if len({kind if kind in (tuple, str) else float for kind in kinds}) > 1:
+        kind = None
+    elif kind is int and float in kinds and bool not in kinds:  # ArrayLike of JAX has all three
         kind = float
-    else:
-        kind = tuple if isinstance(default, list) else type(default)
+    items = next((item_of(hint) for hint in hints if is_sequence(hint)), None)
     return Field(default, kind, optional, items, option)
 
 
+def is_sequence(hint: Any) -> bool:
+    """True for the type of a tuple or a list, such as `tuple[int, ...]`."""
+    return (typing.get_origin(hint) or hint) in (tuple, list, Sequence)
+
+
+def item_of(hint: Any) -> Any:
+    """The type of the items of a tuple's type; None if they have several, or any."""
+    items = {item for item in typing.get_args(hint) if item is not Ellipsis}
+    return items.pop() if len(items) == 1 else None
+
+
 def meaning(kind: Callable, name: str) -> str:
-    """The paragraph about an argument in the docstring of its class or function, in one line."""
+    """The paragraph about an argument in a docstring, in one line."""
     paragraph = rf"^( *)(?:\w+, )*{name}(?:, \w+)*: (.*(?:\n\1 +.*)*)"
     match = re.search(paragraph, inspect.getdoc(kind) or "", re.MULTILINE)
     return " ".join(match[2].split()) if match else ""
 
 
 def check(options: NamedTuple, set_fields: Collection[str] = (), prefix: str = "--") -> None:
-    """Checks the values of the fields of an object.
+    """Checks the fields of an object.
 
-    set_fields: the fields that were set, whatever their values.
-    prefix: of the names of fields in messages.
+    set_fields: names of the fields that were set explicitly.
+    prefix: of field names in messages.
 
     Raises:
-        InputError: a value out of range, or an option that has no meaning beside the others.
+        InputError: a value out of range, or an option that has no meaning with the others.
     """
     for name, (*_, option) in fields_of(type(options)).items():
         check_value(f"{prefix}{name}", getattr(options, name), option)
@@ -134,7 +146,7 @@ def check(options: NamedTuple, set_fields: Collection[str] = (), prefix: str = "
 
 
 def check_value(name: str, value: object, option: Option) -> None:
-    """Checks a value, or each of a tuple; None stands for a default and is not checked.
+    """Checks a value, or each value of a tuple, but not None, which stands for a default.
 
     Raises:
         InputError: `NAME must be in [1, inf), got 0`.

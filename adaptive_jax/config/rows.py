@@ -1,6 +1,6 @@
-"""Rows of config files: those of a paper's table, each a model with published numbers.
+"""Rows of config files: each is a row of a paper's table, a model with published numbers.
 
-A config file states what differs from the defaults, by dotted keys, and has a row for each model:
+A config file states what differs from the defaults, by dotted key, and has a row for each model:
 
     from adaptive_jax.config import rows
     from adaptive_jax.config.rows import Paper, Row
@@ -34,8 +34,8 @@ GROUPS += ("output", "output.table", "output.table.cnn", "optimizer", "schedule"
 class Paper(NamedTuple):
     """Published numbers of a row, None where the paper gives none.
 
-    valid, test: perplexity. parameters: millions, to the last digit printed. hours: training time,
-    on the devices that the file's docstring names. table: where the perplexities are printed.
+    valid, test: perplexity. parameters: millions, with the digits printed. hours: training time on
+    the devices that the file's docstring names. table: where the perplexities are printed.
     """
 
     valid: float | None = None
@@ -46,11 +46,11 @@ class Paper(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A model: the name of its settings in `layers`, the other settings that differ, the published
-    numbers.
+    """A model: the name of its settings in the file's `LAYERS`, its other settings, and its
+    published numbers.
 
-    The settings in `layers` are those of input and output; for models of other papers than the
-    file's, of body and training, too.
+    The settings in `LAYERS` are those of input and output; for models of other papers than the
+    file's, those of body and training too.
     """
 
     layers: str
@@ -59,12 +59,11 @@ class Row(NamedTuple):
 
 
 def config(*changes: Mapping[str, object]) -> "ConfigDict":
-    """The settings by dotted key, later ones last, as groups: what differs from the defaults.
+    """A config, in groups, of settings by dotted key; later ones win.
 
-    Setting a group's `name` forgets what was set in the group before: those were keys of another
-    class.
+    A group's `name` discards the group's earlier settings, which were keys of another class.
     """
-    with of_extra("train"):  # layers, which have no such extra, import this module
+    with of_extra("train"):  # layers, which need no such extra, import this module
         from ml_collections import ConfigDict
 
     merged: dict[str, object] = {}
@@ -81,7 +80,7 @@ def config(*changes: Mapping[str, object]) -> "ConfigDict":
 
 
 def put(config: dict, key: str, value: object) -> None:
-    """Sets a dotted key of a config, and makes the groups that it lacks."""
+    """Sets a dotted key of a config, and makes missing groups."""
     *groups, last = key.split(".")
     for name in groups:
         config = config.setdefault(name, {})
@@ -104,8 +103,8 @@ def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, 
     """Settings of a run that reads a text in `count` parallel streams, and evaluates after every
     epoch.
 
-    words: of the text, `<eos>` included.
-    window: words that an update reads of each stream; see `mean_window`.
+    words: number of words of the text, `<eos>` included.
+    window: words of each stream that an update reads; see `mean_window`.
     """
     updates, tokens = round(words / count / mean_window(window)), window * count
     runs = {"steps": epochs * updates, "evaluate_every": updates, "checkpoint_every": updates}
@@ -113,7 +112,7 @@ def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, 
 
 
 def mean_window(window: int) -> float:
-    """Words of a stream that an update reads on average: 1 window in 20 is half as long, and
-    lengths are cut to whole words.
+    """Mean number of words of a stream that an update reads: 1 window in 20 is half as long, and
+    lengths are rounded down.
     """
     return 0.975 * window - 0.5

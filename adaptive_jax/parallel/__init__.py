@@ -1,1 +1,1 @@
-"""Devices and hosts: where arrays lie, and who speaks."""
+"""Devices and hosts: the sharding of arrays, and what hosts do together."""

@@ -12,8 +12,8 @@ from adaptive_jax.numerics.devices import find
 
 
 def memory() -> int | None:
-    """Bytes that programs may use on the smallest device of all hosts; None if a device does
-    not report it, as a CPU.
+    """Bytes that programs may use on the smallest device of all hosts; None if a device, such as
+    a CPU, does not report it.
     """
     mib = min(
         (device.memory_stats() or {}).get("bytes_limit", 0) // 2**20
@@ -23,17 +23,16 @@ def memory() -> int | None:
 
 
 def memory_of_machine(devices: int) -> int:
-    """Bytes of memory of this machine for each of the devices used: what `memory` cannot say of a
-    CPU.
+    """Bytes of this machine's memory for each of its devices in use, which `memory` does not know
+    for CPUs.
     """
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // devices
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in `cache.directory()`, unless JAX already has a compilation cache.
+    """Keeps compiled programs in `cache.directory()`, unless JAX has a compilation cache already.
 
-    Each machine has its own directory of programs for a CPU, because they may use instructions that
-    another CPU lacks.
+    Programs for CPUs are kept for each machine, as they may use instructions that other CPUs lack.
     """
     if jax.config.jax_compilation_cache_dir is None:
         backend = jax.default_backend()
@@ -46,7 +45,7 @@ def utilisation(flops: float, seconds: float, devices: int, kind: str) -> float 
     """Model FLOP utilisation (Chowdhery et al. 2022, appendix B): `flops / (seconds · devices ·
     peak FLOP/s in bfloat16)`; None for a device that `adaptive_jax.numerics.devices` does not list.
 
-    flops: of `adaptive_jax.planning.plan.training_flops`; recomputation does not count.
+    flops: FLOPs by `adaptive_jax.planning.plan.training_flops`, without recomputation.
     """
     device = find(kind)
     return device and flops / (seconds * devices * device.flops)

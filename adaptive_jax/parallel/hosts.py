@@ -1,10 +1,9 @@
-"""Runs one command on several processes ("hosts"): connecting, printing, stopping and ending
-together.
+"""Runs one command on several processes ("hosts"), which connect, print, stop and end together.
 
     train.py on each of 4 machines    -> initialize() connects them; jax.devices() lists the
                                          devices of all four
     hosts.log0("step 1")              -> prints one line, on host 0
-    hosts.barrier("workdir")          -> returns once all four hosts have called it
+    hosts.barrier("workdir")          -> returns when all four hosts have called it
     Ctrl-C or SIGTERM on any of them  -> stop(step) becomes true on all four after the same update
     one of them is killed             -> JAX ends the others, see fail_together
 
@@ -34,16 +33,15 @@ from adaptive_jax.parallel.processors import may_have_accelerators, order_collec
 
 START_TIMEOUT = 300  # seconds in which all hosts must have started
 REMINDER = 30  # seconds between two lines of a host that waits for the others
-# Seconds without a sign of life after which a host is lost: on CPUs, and on devices whose hosts may
-# be busy for longer
+# Seconds without a heartbeat after which a host counts as lost: on CPUs, and on devices whose hosts
+# may be busy for longer
 LOST_ON_CPUS, LOST = 15, 30
 END_TIMEOUT = 10  # seconds in which all hosts must have ended
 LONGEST_WAIT = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
-BY_FLAGS = "pass --coordinator=HOST:PORT, --hosts=N and --host=I to each"
-# Where mpirun of Open MPI, MPICH and its descendants, and torchrun say how many processes there are
+# The number of processes, as set by mpirun of Open MPI, by MPICH and its descendants, by torchrun
 SIZES = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"
-# All that jax reads of SLURM's variables
+# The variables of SLURM that jax needs
 SLURM = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
 
 
@@ -51,38 +49,44 @@ def distributed_arguments(
     coordinator: str | None, hosts: int | None, host: int | None, environment: Mapping[str, str]
 ) -> dict | None:
     """The arguments of `jax.distributed.initialize` for these flags and this environment; None for
-    a single process, for which it would raise.
+    a single process, which it would refuse.
 
         flags a:1234, 2, 0                      -> {"coordinator_address": "a:1234",
                                                     "num_processes": 2, "process_id": 0, ...}
         `srun` with several tasks, a TPU VM     -> {}: jax finds the others itself
         the same, one task a node, 8 GPUs each  -> {"local_device_ids": [0, ..., 7]}:
                                                    jax would use GPU 0 only
+        the same, --gpus-per-task=1             -> {"local_device_ids": [0]}: the one that the
+                                                   task sees; jax would number those of the node
         mpirun                                  -> {"cluster_detection_method": "mpi4py"}
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 
     Raises:
-        InputError: flags that do not fit together, or several processes that jax cannot connect.
+        InputError: inconsistent flags, or several processes that jax cannot connect.
     """
     if any(flag is not None for flag in (coordinator, hosts, host)):
         return _named(coordinator, hosts, host)
     several = [name for name in SIZES if int(environment.get(name) or 1) > 1]
-    # The number of tasks of the step, not of the job: `python` without srun is a single process in
-    # a job of many tasks.
+    # The tasks of the step, not of the job: `python` without srun is a single process in a job of
+    # many tasks.
     if SIZES[0] not in several and all(name in environment for name in SLURM):
         if int(environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"])) == 1:
             return None
         one_a_node = re.fullmatch(r"1(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
         gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
-        return {"local_device_ids": list(range(gpus))} if one_a_node and gpus else {}
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        visible = len(visible.split(",")) if visible else gpus
+        all_visible = one_a_node or visible < gpus
+        return {"local_device_ids": list(range(visible))} if all_visible and visible else {}
     if {*several} & {*SIZES[:2]} and importlib.util.find_spec("mpi4py"):
         return {"cluster_detection_method": "mpi4py"}
     if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():
         several.append("JOB_COMPLETION_INDEX")
     if several:
         raise InputError(
-            f"{several[0]}={environment[several[0]]} says that this process is one of several, and"
-            f" it would run alone: {BY_FLAGS}, or after mpirun `pip install mpi4py`"
+            f"{several[0]}={environment[several[0]]} says that this process is one of several, but"
+            " it would run alone: pass --coordinator=HOST:PORT, --hosts=N and --host=I to each, or"
+            " for mpirun `pip install mpi4py`"
         )
     return {} if _on_tpus(environment) else None
 
@@ -93,16 +97,15 @@ def _named(coordinator, hosts, host):
     if not named or not 0 <= host < hosts:
         raise InputError(
             f"--coordinator={coordinator} --hosts={hosts} --host={host} must be HOST:PORT of host"
-            " 0, with a port up to 65,535, the number of hosts and this one from 0; all or none"
+            " 0, with a port up to 65,535, the number of hosts, and the number of this one, from 0;"
+            " pass all three or none"
         )
     arguments = {"coordinator_address": coordinator, "num_processes": hosts, "process_id": host}
     return arguments | {"cluster_detection_method": "deactivate"} if hosts > 1 else None
 
 
 def _on_tpus(environment):
-    """True if jax should look for other hosts of a TPU; jax sets some of these variables when
-    it is imported.
-    """
+    """True if jax should look for other hosts of a TPU; jax sets some of the variables itself."""
     if "tpu" not in environment.get("JAX_PLATFORMS", "tpu") or "TPU_ML_PLATFORM" not in environment:
         return False
     named = environment.get("TPU_PROCESS_ADDRESSES", environment.get("TPU_WORKER_HOSTNAMES"))
@@ -117,11 +120,11 @@ def initialize(
     """Connects this process to the other hosts of its run, if any. Call it before anything that
     uses a device.
 
-    Where a launcher says that there are others jax finds them; elsewhere the flags name them. See
+    Under a launcher jax finds the other hosts; elsewhere the flags name them. See
     `distributed_arguments`.
 
     Raises:
-        InputError: see `distributed_arguments`; or the hosts do not connect within `START_TIMEOUT`
+        InputError: as `distributed_arguments`; or the hosts do not connect within `START_TIMEOUT`
             seconds.
     """
     arguments = distributed_arguments(coordinator, hosts, host, os.environ)
@@ -131,8 +134,8 @@ def initialize(
     if not accelerators:
         order_collectives()
         _silence_native_stdout()
-    # In a thread, because jax kills the process with a stack trace after its own timeout. Its
-    # timeout for the end of a run is short, so that no host waits long for one that is gone.
+    # In a thread, because jax kills the process with a stack trace after its own timeout. The
+    # timeout for the end of a run is short, so that hosts do not wait long for one that is gone.
     joined = ThreadPoolExecutor(1, "meeting").submit(
         jax.distributed.initialize,
         initialization_timeout=2 * START_TIMEOUT,
@@ -152,17 +155,17 @@ def initialize(
 
 
 def _silence_native_stdout():
-    """Drops what libraries in C++ print to stdout, such as Gloo; what Python prints stays."""
+    """Drops what C++ libraries such as Gloo print to stdout, and keeps what Python prints."""
     sys.stdout.flush()
     sys.stdout = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115 (open until the end)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _wait_for_others(joined: Future, who: str, place: str) -> None:
-    """Waits until all hosts are connected, and says so at once and every `REMINDER` seconds.
+    """Waits until all hosts are connected, and prints so at once and every `REMINDER` seconds.
 
     Raises:
-        InputError: they are not within `START_TIMEOUT` seconds; or what `joined` raises.
+        InputError: they are not connected within `START_TIMEOUT` seconds; or as `joined` raises.
     """
     for waited in range(0, START_TIMEOUT, REMINDER):
         still = "still " if waited else ""
@@ -172,7 +175,7 @@ def _wait_for_others(joined: Future, who: str, place: str) -> None:
             return joined.result(timeout=min(REMINDER, START_TIMEOUT - waited))
     raise InputError(
         f"{who} has not met the others {place} within {START_TIMEOUT} seconds: start all of them,"
-        " and check that the address is that of host 0 and that its port is free there and"
+        " and check that the address is that of host 0, and that the port is free there and"
         " reachable from here"
     )
 
@@ -189,21 +192,21 @@ def log0(text: str) -> None:
 
 
 def barrier(name: str, seconds: float = LONGEST_WAIT) -> None:
-    """Waits until all hosts have called this with the same `name`, once each.
+    """Waits until every host has called this with the same `name`.
 
     Raises:
         RuntimeError: a host does not come within `seconds`.
     """
     if jax.distributed.is_initialized():
-        # Here, because the import takes a second that a single process can save.
+        # Imported here, because it takes a second that a single process can save.
         from orbax.checkpoint import multihost
 
         multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(1000 * seconds))
 
 
 class Stop:
-    """Request to stop, see `stopping`. In a run of one process `requested` is true once a signal
-    arrives; with several hosts it stays False, and `stop(step)` answers for all.
+    """Request to stop, see `stopping`. In a run of one process, `requested` is True after a signal;
+    with several hosts it stays False, and `stop(step)` answers for all.
     """
 
     def __init__(self, reached: Callable[[int], bool] | None = None):
@@ -216,20 +219,20 @@ class Stop:
 
 @contextlib.contextmanager
 def stopping(before_stop: str = "") -> Iterator[Stop]:
-    """Stops all hosts after the same update. Every host asks `stop(step)` after every update.
+    """Stops all hosts after the same update; every host calls `stop(step)` after every update.
 
-    `stop` becomes true on all hosts once one of them gets one of `signals.STOPS`, such as SIGTERM,
-    which SLURM and clouds send before they take a machine away. A second Ctrl-C ends that host at
-    once; other signals may come any number of times.
+    `stop` returns True on all hosts after one of them has received one of `signals.STOPS`, such as
+    SIGTERM, which SLURM and clouds send before they take a machine away. A second Ctrl-C ends that
+    host at once; other signals may come any number of times.
 
-    before_stop: what a process does before it stops, for the line that it prints. Without it,
-        signals act in a single process as they did before.
+    before_stop: what a process does before it stops, for the line that it prints. If empty, a
+        single process keeps its signal handlers.
     """
     has_peers, calls = jax.distributed.is_initialized(), itertools.count(1)
 
     def reached(_):
-        # JAX stops all at a number that follows the last one asked for, 0 before the first: steps
-        # of a resumed run would be beyond it.
+        # Calls are counted, not steps: JAX stops all hosts at a number that follows the last one, 0
+        # at first, and the steps of a resumed run begin beyond it.
         return multihost_utils.reached_preemption_sync_point(next(calls))
 
     stop, signalled = Stop(reached if has_peers else None), False
@@ -253,7 +256,7 @@ def stopping(before_stop: str = "") -> Iterator[Stop]:
         else:
             stop.requested = True
 
-    # jax has a handler of its own for SIGTERM, which a handler of Python would replace.
+    # With several hosts, jax has a handler for SIGTERM, which one of Python would replace.
     before = signals.handle(receive, without={signal.SIGTERM} if has_peers else ())
     try:
         yield stop
@@ -265,7 +268,7 @@ def stopping(before_stop: str = "") -> Iterator[Stop]:
 
 def write_line(line: str) -> None:
     """Writes a line to stderr from a signal handler."""
-    # Not by sys.stderr: a bar that is being drawn holds its lock. The bar hides the cursor, too.
+    # Not by sys.stderr, whose lock a progress bar may hold. The bar also hides the cursor.
     below = "\x1b[?25h\n" if os.isatty(2) else ""
     os.write(2, f"{below}{line}\n".encode())
 
@@ -275,9 +278,8 @@ def fail_together() -> Iterator[None]:
     """Ends all hosts when one fails. If all fail, host 0 raises its error; the others exit silently
     with its status.
 
-    A host that fails alone raises its error and ends. The others end with an error of JAX or of
-    Gloo, at the latest when JAX has not heard from it for `LOST` seconds, or
-    `LOST_ON_CPUS`.
+    A host that fails alone raises its error and ends. The others end with an error of JAX or Gloo,
+    at the latest when JAX has not heard from it for `LOST` or `LOST_ON_CPUS` seconds.
     """
     try:
         yield
@@ -289,7 +291,7 @@ def fail_together() -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt):
             status = getattr(error, "status", signals.INTERRUPTED)
         if _all_hosts_arrive("the end after a failure"):
-            # Otherwise the first host to exit would look like a lost one to the others
+            # Otherwise the first host to exit would look lost to the others
             jax.distributed.shutdown()
             if not first():
                 os._exit(status)
@@ -297,7 +299,7 @@ def fail_together() -> Iterator[None]:
             if status == 1:
                 traceback.print_exception(error)
                 os._exit(status)
-            # Or jax's own exit handler would wait for the missing hosts.
+            # Otherwise jax's exit handler would wait for the missing hosts.
             atexit.register(os._exit, status)
         raise
 

@@ -25,17 +25,15 @@ def clock(seconds: float) -> str:
 
 
 class Bar:
-    """Steps done, a text about them, and the time left; once all are done, the time taken.
+    """A bar with the steps done, a text, and the time left, or the time taken once all are done.
 
     Args:
-        total, done: steps in all, and at the beginning.
-        parts: the text, the most important first; a narrow terminal leaves out the bar, and cuts
-            the last ones.
-        console: where to draw; by default stderr. Nothing is drawn where that is no terminal, or
-            with `visible=False`.
-        limit: seconds from now after which the steps end, whatever is left; None: no limit.
-        every: seconds between lines to stderr that say how far the steps are, where that is no
-            terminal; None: no lines.
+        total, done: number of steps, and of those done at the beginning.
+        parts: the text, the most important part first; a narrow terminal has no bar, and cuts off
+            the last parts.
+        console: by default stderr. Nothing is drawn if it is no terminal, or with `visible=False`.
+        limit: seconds from now after which the steps end, finished or not; None: no limit.
+        every: seconds between progress lines on stderr if that is no terminal; None: no lines.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class Bar:
         self.visible = visible and self.console.is_terminal
         self.every = every if visible and not self.visible else None
         self.last_line = time.monotonic()
-        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what the others leave
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # fills the line
         self.progress = Progress(
             TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
             *([BarColumn(20)] if self.console.width >= WIDE else []),
@@ -87,7 +85,7 @@ class Bar:
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """The time left by the pace so far, or by the limit if that comes first."""
+    """The time left, by the pace so far or by the limit, whichever ends first."""
 
     def __init__(self, limit):
         super().__init__(elapsed_when_finished=True)

@@ -1,13 +1,13 @@
-"""Where rows and parameters lie: rows are split over all devices, parameters over the axes `FSDP`
+"""Sharding of rows and parameters: rows are split over all devices, parameters over the axes `FSDP`
 only.
 
 Devices form a grid [data, fsdp_outer, fsdp_inner]. With fsdp 1, every device holds all parameters
 (data parallelism). With fsdp n, each of n devices holds 1/n of every matrix (fully sharded data
 parallelism; ZeRO, Rajbhandari et al. 2020), see `parameter_specs`: the matrices of a body's layer
 are gathered just before they are used, in the forward and in the backward pass, and their gradients
-are summed into shards. Which are gathered together is what the body says, see
-`adaptive_jax.bodies.blocks`; all others, such as tables, are gathered before the model runs. Layers
-run under `shard_map` on the rows of one device: no sort, hidden state or logit crosses devices.
+are summed into shards. The body says which are gathered together, see `adaptive_jax.bodies.blocks`;
+all others, such as tables, are gathered before the model runs. Layers run under `shard_map` on the
+rows of one device: no sort, hidden state or logit crosses devices.
 """
 
 import functools
@@ -33,15 +33,16 @@ BATCH_AXES = (DATA, *FSDP)  # rows are split over all
 def device_mesh(
     fsdp: int = 1, devices: Sequence[jax.Device] | None = None, count: int | None = None
 ) -> Mesh:
-    """A grid of devices, see `grid`; those of one host are neighbours, so they hold consecutive
-    rows. Likewise, hosts of one TPU slice are neighbours.
+    """A grid of devices, see `grid`. Devices of one host are neighbours, so that they hold
+    consecutive rows, and so are hosts of one TPU slice.
 
-    devices: default all. count: use this many, the first of each host; default all.
+    devices: all by default. count: number of devices to use, the first ones of each host; all by
+        default.
 
     Raises:
         InputError: fsdp does not divide the number of devices.
     """
-    # Not jax.make_mesh, which may order TPUs so that a host's rows are apart.
+    # Not jax.make_mesh, which may order TPUs so that a host's rows are not consecutive.
     devices = sorted(
         devices or jax.devices(),
         key=lambda d: (getattr(d, "slice_index", None) or 0, d.process_index, d.id),
@@ -63,8 +64,8 @@ def abstract_mesh(devices: int, fsdp: int) -> AbstractMesh:
 
 
 def grid(devices: int, fsdp: int) -> tuple[int, int, int]:
-    """Sizes of the axes `BATCH_AXES`: fsdp is the product of the last two, as equal as can be, the
-    smaller one first: (1, 2, 4) for 8 devices that share one copy.
+    """Sizes of the axes `BATCH_AXES`. The last two, as equal as possible and the smaller one first,
+    have the product fsdp: (1, 2, 4) for 8 devices that share one copy.
     """
     outer = max(n for n in range(1, math.isqrt(fsdp) + 1) if fsdp % n == 0)
     return devices // fsdp, outer, fsdp // outer
@@ -76,14 +77,13 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_spec(axis: int) -> PartitionSpec:
-    """The layout of a batch whose rows lie along `axis`."""
+    """The spec of a batch with its rows along `axis`."""
     return PartitionSpec(*[None] * axis, BATCH_AXES)
 
 
 def put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Puts an array, of which every host has a whole copy, on the devices."""
-    # Not device_put: with several hosts it sends every array to all of them, to check that they are
-    # equal.
+    """Puts an array, of which every host has a complete copy, on the devices."""
+    # Not device_put, which sends every array to all hosts to check that they are equal.
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
@@ -108,8 +108,7 @@ def put_host_share(mesh: Mesh, batch: Any) -> Any:
 
 
 def on_host(tree: Any, mesh: Mesh) -> Any:
-    """A tree of arrays on the devices of `mesh` as whole NumPy arrays, writable, on every host."""
-    # Every host gets the parts of the others.
+    """Copies a tree of arrays on `mesh` to complete, writable NumPy arrays on every host."""
     gather = jax.jit(lambda a: a, out_shardings=replicated(mesh))
     return jax.tree.map(
         lambda a: np.array(a if a.is_fully_addressable or a.is_fully_replicated else gather(a)),
@@ -119,14 +118,14 @@ def on_host(tree: Any, mesh: Mesh) -> Any:
 
 def sum_over_hosts(count: int) -> int:
     """The exact sum of one integer from each host; integers may exceed 32 bits."""
-    words = np.array(divmod(count, 2**30), np.int32)  # two, because jax cuts int64 to 32 bits
+    words = np.array(divmod(count, 2**30), np.int32)  # two, because jax converts int64 to int32
     return sum(
         int(high) * 2**30 + int(low) for high, low in multihost_utils.process_allgather(words)
     )
 
 
 def texts_of_hosts(text: str) -> list[str]:
-    """The text of each host, in their order."""
+    """The text of each host, in the order of hosts."""
     if jax.process_count() == 1:
         return [text]
     letters = np.frombuffer(text.encode(), np.uint8)
@@ -137,24 +136,21 @@ def texts_of_hosts(text: str) -> list[str]:
 
 
 def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
-    """The layout of the model's parameters, or of a tree that has their structure (gradients,
+    """The sharding of the model's parameters, or of a tree with their structure (gradients,
     momentum): a tree of PartitionSpec.
 
     A matrix is split over `FSDP` along its first axis that fsdp divides, not counting an axis that
-    stacks blocks. So a table is split by rows, or by width if its rows do not divide: as many bytes
-    either way. Where fsdp divides no axis, as 8 none of [5, 850, 1700], it is split along two,
-    into 2 x 4 parts; or along one over the larger axis of devices alone, into 4; or into 2. The
-    `row_moments` of an optimizer, a number for each row, are split as a table by rows.
+    stacks blocks. So a table is split by rows, or by width if fsdp does not divide its rows; both
+    give the same bytes. If fsdp divides no axis, as 8 divides none of [5, 850, 1700], the matrix is
+    split along two axes, into 2 x 4 parts; or along one, into 4 or 2 parts. The `row_moments` of an
+    optimizer, one number for each row, are split as a table by rows.
 
-    Replicated are other vectors, and matrices of which no axis divides. Padding would split these,
-    but shapes of the state would be those of no checkpoint. At 8 devices it would save two of the
+    Other vectors, and matrices with no axis that divides, are replicated. Padding could split them,
+    but the state would not have the shapes of checkpoints. At 8 devices it would save two of the
     rows in configs/ 80 MB a device with momentum (billion_word:gcnn_13 and
     wikitext103:awd_sm_small, whose tables have an odd number of words), and the others less than 20
     MB.
     """
-
-    if fsdp_of(mesh) == 1:
-        return jax.tree.map(lambda _: PartitionSpec(), tree)
 
     def spec(path, a):
         stacked = is_stacked(path, model)
@@ -166,7 +162,7 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
 
 
 def with_shardings(shapes: Any, specs: Any, mesh: Mesh) -> Any:
-    """Arrays' shapes and dtypes, with the shardings that a tree of PartitionSpec says."""
+    """Adds the shardings of a tree of PartitionSpec to shapes and dtypes."""
     return jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
@@ -175,8 +171,8 @@ def with_shardings(shapes: Any, specs: Any, mesh: Mesh) -> Any:
 
 
 def is_stacked(path: tuple, model: Any) -> bool:
-    """True if the first axis of the parameter at a tree's `path` stacks blocks of the body, which a
-    list of blocks, as `on_each_layer` has for optimizers, does not.
+    """True if the first axis of the parameter at `path` stacks blocks of the body; False in a list
+    of blocks, which `on_each_layer` makes for optimizers.
     """
     keys, name = _keys(path), _name_in_body(path)
     listed = name and keys[keys.index("body") + 2 :][:1] == (None,)
@@ -184,7 +180,7 @@ def is_stacked(path: tuple, model: Any) -> bool:
 
 
 def _split_axes(shape, mesh):
-    """The axes of `mesh` over which each axis of an array is split; `()` where none is."""
+    """For each axis of an array, the axes of `mesh` that split it; `()` if none is split."""
     if len(shape) < 2:
         return ()
     ways = [{axis: FSDP} for axis in range(len(shape))]
@@ -198,12 +194,12 @@ def _split_axes(shape, mesh):
 
 
 def shards(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> int:
-    """The number of shards that an array is split into."""
+    """Number of shards of an array."""
     return _size(mesh, _names(spec))
 
 
 def fsdp_of(mesh: Mesh | AbstractMesh) -> int:
-    """Devices that share one copy of the parameters."""
+    """Number of devices that share one copy of the parameters."""
     return _size(mesh, FSDP)
 
 
@@ -212,7 +208,7 @@ def _size(mesh, names):
 
 
 def _names_of(entry):
-    """The names in an entry of a PartitionSpec, which is one, several or None."""
+    """The names in an entry of a PartitionSpec: a name, several or None."""
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
@@ -225,24 +221,22 @@ def _groups(model):
 
 
 def _keys(path):
-    """The names along the path to a leaf of nested dicts, None for what has no name."""
+    """The keys along the path to a leaf of nested dicts; None for other containers."""
     return tuple(getattr(key, "key", None) for key in path)
 
 
 def _name_in_body(path):
-    """The name that the body has for a parameter, or for the layer of it; None for others."""
+    """The body's name for a parameter, or for its layer; None for parameters outside the body."""
     keys = _keys(path)
     return keys[keys.index("body") + 1] if "body" in keys[:-1] else None
 
 
 def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
-    """The most bytes of split matrices that a device of `mesh` has whole at once: all that are
+    """The most bytes of gathered matrices that a device of `mesh` holds at once: all that are
     gathered before the model runs, and those of the largest layer.
 
-    params: the model's parameters or their shapes, not sharded.
+    params: the model's unsharded parameters or their shapes.
     """
-    if fsdp_of(mesh) == 1:
-        return 0
     body, word_tables = params.get("body", {}), model.word_tables() if model.shard_words else {}
     dtypes = _table_dtypes(model)
     specs = jax.tree_util.tree_map_with_path(
@@ -274,20 +268,20 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
 def gathering(
     model: Any, params: Any, mesh: Mesh, by_layer: bool = False, by_words: bool = False
 ) -> tuple[Any, Any]:
-    """The model and a function of its parameters, for use on one device of `mesh` under
+    """The model and a function that gathers its parameters, for use on one device of `mesh` under
     `shard_map`.
 
     Args:
-        params: the model's parameters or their shapes, not sharded.
+        params: the model's unsharded parameters or their shapes.
         by_layer: sum a layer's gradients over all devices inside the backward pass, where the next
             layer can be computed meanwhile.
-        by_words: leave tables where they are if the model's `shard_words` asks for it. Such a
-            model computes losses and nll.
+        by_words: do not gather tables if the model has `shard_words`. Such a model computes only
+            losses and nll.
 
     Returns:
-        `(model, gather)`: `model.apply({"params": gather(shards)}, ...)` computes with a device's
-        shards what the given model computes with all parameters. The body gathers its own
-        `parameter_groups`, one at a time, in their dtype.
+        `(model, gather)`: `model.apply({"params": gather(shards)}, ...)` computes from a device's
+        shards what the original model computes from all parameters. The body gathers its
+        `parameter_groups` itself, one at a time, in their dtype.
     """
     groups = _groups(model)
     if mesh.size == 1 or not ((by_layer and groups) or fsdp_of(mesh) > 1):
@@ -300,7 +294,7 @@ def gathering(
 
     def gather_layer(name, shards):
         group, layer_specs = group_of[name], specs["body"][name]
-        if group.stacked:  # the layer has no axis that stacks
+        if group.stacked:  # one layer lacks the stacking axis
             layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), layer_specs)
         if by_layer:
             shards = jax.tree.map(
@@ -322,10 +316,11 @@ def gathering(
 
 
 def _table_dtypes(model):
-    """Dtypes in which tables of words are gathered, by path: the one that multiplies them, as
-    lookups and losses sum a row's gradients in float32 whatever the table's dtype. Where the output
-    first computes with a table in float32, all tables are gathered in float32: weight normalisation
-    divides rows by their norms, and a computed table is a function of the input's.
+    """Dtypes in which word tables are gathered, by path: the compute dtype, because lookups and
+    losses sum a row's gradients in float32 whatever the table's dtype.
+
+    All tables are gathered in float32 if the output first computes with one in float32: weight
+    normalisation divides rows by their norms, and a computed table is a function of the input's.
     """
     table = model.output.table
     if getattr(table, "weight_norm", False) or hasattr(table, "compose"):
@@ -334,14 +329,14 @@ def _table_dtypes(model):
 
 
 def _needs_no_gather(spec, words):
-    """True if devices get their rows of such a parameter without gathering it."""
+    """True if devices get their rows of a word table without gathering it."""
     return words is not None and len(words) == 1 and tuple(spec) in ((FSDP,), (None, FSDP))
 
 
 def _rows_of_device(mesh, shard, spec, words):
-    """A device's rows of a parameter that has a row for each word of some bands, which have so many
-    `words`; of each band the same share, filled up with ones: weight normalisation asks every row
-    for its direction, which zeros have not.
+    """A device's rows of a parameter with one row for each word of some bands, of sizes `words`. It
+    is an equal share of each band, padded with ones, because weight normalisation divides every row
+    by its norm.
     """
     devices = fsdp_of(mesh)
     fill = {"constant_values": 1}
@@ -361,9 +356,7 @@ def _rows_of_device(mesh, shard, spec, words):
 
 
 def _gather(mesh, dtype, shard, spec):
-    """The whole matrix in `dtype`; its gradient is summed over devices, in float32, into their
-    float32 shards.
-    """
+    """Gathers a matrix in `dtype`; its gradient is summed over devices into float32 shards."""
     axes = tuple(
         (axis, tuple(name for name in _names_of(entry) if mesh.shape[name] > 1))
         for axis, entry in enumerate(spec)
@@ -387,19 +380,19 @@ def _sum_into_shards(axes, dtype, _, gradient):
 
 
 _all_gather = jax.custom_vjp(_cast_and_gather, nondiff_argnums=(1, 2))
-# The plain function: rematerialisation must see the gather, to repeat it in the backward pass, and
-# not a custom_vjp.
+# The forward pass is the plain function: rematerialisation must see the gather, and not a
+# custom_vjp, to repeat it in the backward pass.
 _all_gather.defvjp(lambda *arguments: (_cast_and_gather(*arguments), None), _sum_into_shards)
 
 
 def sum_over_devices(
     mesh: Mesh, values: Any, specs: Any, model: Any, by_layer: bool = False
 ) -> Any:
-    """Sums over all devices what each computed on its own rows: a tree with the structure of
-    `specs`, their layout.
+    """Sums what each device computed on its rows over all devices: a tree with the structure of
+    `specs`, its sharding.
 
-    Gradients of sharded parameters are already summed over the axes that split them, by
-    `gathering`, and with `by_layer` those of the body's `parameter_groups` over all.
+    `gathering` has already summed gradients of sharded parameters over the axes that split them,
+    and with `by_layer` those of the body's `parameter_groups` over all axes.
     """
     summed = {name for group in _groups(model) for name in group.names} if by_layer else set()
 
@@ -411,8 +404,8 @@ def sum_over_devices(
 
 
 def _axes_to_sum(mesh, spec, a):
-    """The axes over which a gradient with this layout is still to be summed; where JAX tracks
-    them, those of one device, too.
+    """The axes over which a gradient with this spec is still to be summed, including axes of one
+    device where JAX tracks them.
     """
     return tuple(
         axis
@@ -427,7 +420,7 @@ def _sum(a, axes):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _sum_gradient(a, axes):
-    """The array; its gradient is summed over devices."""
+    """Returns the array; its gradient is summed over devices."""
     return a
 
 

@@ -1,5 +1,5 @@
-"""Coverage of a prepared corpus by the vocabularies that it could have, and the work of an adaptive
-softmax over its bands.
+"""Coverage of a prepared corpus by possible vocabularies, and the work of an adaptive softmax with
+possible cutoffs.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ BANDS = (2, 3, 4, 5)
 
 
 def workload(config: Mapping, model: LanguageModel) -> Workload:
-    """The softmax of a config, to divide it into bands.
+    """The softmax of a config, as `propose` needs it.
 
-    model: of the config, with a vocabulary of any size.
+    model: the config's model, with a vocabulary of any size.
     """
     return Workload(
         features=model.output.table.features,
@@ -27,19 +27,19 @@ def workload(config: Mapping, model: LanguageModel) -> Workload:
 
 
 def _banded(config):
-    """The settings of the layer whose bands the softmax reads."""
+    """The settings of the layer that defines the softmax's bands."""
     table = config["output"]["table"]
     has_bands = table.get("cutoffs") or "factor" in table
     return table if has_bands else at(config, word_group(config))
 
 
 def describe(config: Mapping, model: LanguageModel, by_frequency: bool = True) -> str:
-    """Lines for a plan: the vocabulary of the config and those of other thresholds; the cutoffs of
-    the config and the cheapest ones. "" for sub-words, ids of a tokenizer, a list of words, and a
-    corpus that is not prepared on this machine.
+    """Lines for a plan: the config's vocabulary and those of other thresholds; the config's cutoffs
+    and the cheapest ones. "" for sub-words, ids of a tokenizer, a list of words, and a corpus that
+    is not prepared on this machine.
 
-    model: as that of `workload`.
-    by_frequency: whether bands follow the frequency of words; clusters do not.
+    model: as for `workload`.
+    by_frequency: whether bands follow the frequency of words, unlike clusters.
     """
     data = config["data"]
     splits = {} if data["codes"] or data["words"] else count_prepared(data)
@@ -65,18 +65,18 @@ def describe(config: Mapping, model: LanguageModel, by_frequency: bool = True) -
 
 
 def _unknown(vocabulary, counts):
-    """The share of words, by their counts, that become or are `<unk>`."""
+    """The share of tokens, from the counts of their words, that are or become `<unk>`."""
     covered = sum(n for word, n in counts.items() if word in vocabulary.index and word != UNKNOWN)
     return 1 - covered / sum(counts.values())
 
 
 def _cutoffs(config, model, counts):
-    """A line for the cutoffs of the config, and for the cheapest ones of each number of bands."""
+    """A line for the config's cutoffs, and one for the cheapest cutoffs of each number of bands."""
     size, load = len(counts), workload(config, model)
     configured = _banded(config).get("cutoffs", ()) if len(band_shapes(model)) > 1 else ()
     most = size // smallest_band(size)
     bands = [n for n in BANDS if n <= most and load.width >= load.factor ** (n - 1)]
-    added = config["init_words"] == "both"  # words of another run, behind those of the corpus
+    added = config["init_words"] == "both"  # words of another run follow those of the corpus
     rows = {"of the config": configured} if configured and not added else {}
     rows |= {f"cheapest of {n} bands": propose(counts, n, load)[0] for n in bands}
     full, lines = cost(counts, (), load), []

@@ -1,5 +1,5 @@
-"""Where to divide a vocabulary into bands: the expected work of an adaptive softmax, and the
-cutoffs that need least of it.
+"""Division of a vocabulary into bands: the expected work of an adaptive softmax, and the cutoffs
+with the least work.
 
     workload = Workload(features=1024, factor=4, tokens=4096)
     cost(counts, (20_000, 60_000), workload)  # FLOPs per token, to train
@@ -8,9 +8,9 @@ cutoffs that need least of it.
     equal_products(len(counts), 3, workload)  # bands of equally many words times width, as in
                                               # Apostoae 2019
 
-Only work counts here. Least work alone separates bands of a few words, which only make the next
-bands narrower, and nobody has shown such bands to be accurate; `smallest_band` is the smallest that
-Baevski & Auli (2019) found no worse.
+Only work is counted. The least work may need bands of a few words, which only make the next bands
+narrower, and nobody has shown such bands to be accurate; `smallest_band` is the size of the
+smallest band that Baevski & Auli (2019) found no worse.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ import numpy as np
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.numerics.bands import band_flops, band_sizes, band_widths
 
-# `losses.plans.TAIL_CHUNK`, written again here because importing it would import JAX
+# Equal to `losses.plans.TAIL_CHUNK`, whose import would import JAX
 LEAST_ROWS = 96
-ALL_POSITIONS = 512  # every position is a candidate in vocabularies of at most this many words
-GRID = 800  # candidates in a larger one, before rounding merges some
+ALL_POSITIONS = 512  # in vocabularies of at most this many words, every position is a candidate
+GRID = 800  # candidates in larger vocabularies, before rounding merges some
 
 
 class Workload(NamedTuple):
@@ -34,9 +34,9 @@ class Workload(NamedTuple):
     factor: band i has vectors of `width / factor^i`.
     width: of band 0; 0 means `features`. If it differs from `features`, the head projects the
         hidden states first.
-    tokens: that one device scores at a time.
-    least_rows: a matrix product of fewer rows costs as much as one of this many. It stands for the
-        partly empty last chunk of a tail, and for the rows that keep a device busy.
+    tokens: number of tokens that one device scores at a time.
+    least_rows: a matrix product of fewer rows costs as much as one of this many. It accounts for
+        the partly empty last chunk of a tail, and for devices that few rows do not keep busy.
     """
 
     features: int = 1024
@@ -46,8 +46,8 @@ class Workload(NamedTuple):
     least_rows: int = LEAST_ROWS
 
     def widths(self, bands: int) -> list[int]:
-        """Width of each band. Raises InputError for a setting that is too small, or a band
-        without width.
+        """Width of each band. Raises InputError for a setting that is too small, or a band of width
+        0.
         """
         check_at_least(1, features=self.features, tokens=self.tokens)
         check_at_least(0, width=self.width, least_rows=self.least_rows)
@@ -66,7 +66,7 @@ def cost(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int], workload:
         full softmax.
 
     Raises:
-        InputError: cutoffs that do not fit the vocabulary; a band without width.
+        InputError: cutoffs that do not fit the vocabulary; a band of width 0.
     """
     cumulative = np.append(0.0, _cumulative(counts))
     sizes = band_sizes(len(cumulative) - 1, cutoffs)
@@ -96,8 +96,8 @@ def propose(
     it begins and ends. It is exact over its candidates: every position of a vocabulary of at most
     512 words; in a larger one some 600 positions, 1% to 2% apart and rounded to three digits.
 
-    smallest: words that each band has at least; 0: `smallest_band`. The vocabulary holds `bands`
-        times as many.
+    smallest: least number of words of each band; 0: `smallest_band`. The vocabulary must have
+        `bands` times as many.
 
     Raises:
         InputError: as `cost`.
@@ -125,7 +125,7 @@ def equal_products(vocabulary_size: int, bands: int, workload: Workload) -> tupl
     (Apostoae 2019, section 4.1).
 
     Raises:
-        InputError: a band without width, or without words.
+        InputError: a band of width 0, or without words.
     """
     shares = 1 / np.array(workload.widths(bands))
     edges = tuple(
@@ -162,8 +162,8 @@ def _flops(band, begin, end, cumulative, widths, workload):
 
 
 def _candidates(words, feasible):
-    """Ascending candidates for cutoffs, all from 1 to words - 1; `feasible` are cutoffs that are
-    allowed together.
+    """Ascending candidates for cutoffs, from 1 to words - 1; `feasible` are cutoffs that satisfy
+    all constraints together.
     """
     if words <= ALL_POSITIONS:
         return np.arange(1, words)

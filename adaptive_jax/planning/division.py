@@ -5,17 +5,17 @@ from typing import NamedTuple
 
 from adaptive_jax.errors import InputError
 
-LEAST_GAIN = 0.1  # share of a device's rows that empty rows must save, or none are added
+LEAST_GAIN = 0.1  # empty rows are added if they save at least this share of a device's rows
 
 
 class Division(NamedTuple):
     """Rows of an update on devices.
 
     Attributes:
-        rows: of an update, without empty ones.
-        devices: the number of devices that share the rows, the same on each host.
-        microbatches: that a device computes one after another.
-        rows_per_device: of a microbatch on each device.
+        rows: number of rows of an update, without empty ones.
+        devices: number of devices that share the rows, equally many on each host.
+        microbatches: number of microbatches that a device computes one after another.
+        rows_per_device: rows of a microbatch on each device.
     """
 
     rows: int
@@ -28,14 +28,14 @@ def divide(rows: int, rows_held: int, devices: int, hosts: int = 1, *, pad: bool
     """The division of an update over the most devices that share its rows evenly.
 
         20 rows of streams on 8 devices                -> 4 rows on each of 5 devices
-        20 rows that stand alone on 8 devices          -> 3 rows on each of 8, 4 of them empty
+        20 independent rows on 8 devices               -> 3 rows on each of 8, 4 of them empty
         128 rows, 8 held at a time, on 1, 8 and 16     -> 16, 2 and 1 microbatches
 
     Args:
-        rows_held: rows that a device holds at a time, at most.
-        devices: of all hosts, of which each has equally many.
-        pad: whether empty rows may be added. They are where they save a device a tenth of its
-            rows or more than half of its microbatches, or where hosts do not divide the rows.
+        rows_held: the most rows that a device holds at a time.
+        devices: number of devices of all hosts, which have equally many.
+        pad: whether empty rows may be added. They are added if they save a device a tenth of its
+            rows or more than half of its microbatches, or if hosts do not divide the rows.
 
     Raises:
         InputError: the hosts do not divide the rows.
@@ -56,7 +56,7 @@ def divide(rows: int, rows_held: int, devices: int, hosts: int = 1, *, pad: bool
     share = rows // dividing_counts[-1]
     fewest, rows_per_device = -(-share // rows_held), divisors(share, rows_held)[-1]
     microbatches = share // rows_per_device
-    if pad and microbatches > 2 * fewest:  # as of a prime number of rows
+    if pad and microbatches > 2 * fewest:  # such as for a prime number of rows
         microbatches, rows_per_device = fewest, -(-share // fewest)
     return Division(rows, dividing_counts[-1], microbatches, rows_per_device)
 
@@ -67,11 +67,11 @@ def divisors(number: int, largest: int) -> list[int]:
 
 
 def rows_for_all(rows: int, devices: int) -> int:
-    """The number of rows closest to `rows` that all devices share evenly."""
+    """The number of rows closest to `rows` that all devices can share evenly."""
     return max(1, math.floor(rows / devices + 0.5)) * devices
 
 
 def one_of(numbers: list[int]) -> str:
-    """`1, 2 or 4`."""
+    """The numbers as text, such as `1, 2 or 4`."""
     *earlier, last = map(str, numbers)
     return f"{', '.join(earlier)} or {last}" if earlier else last

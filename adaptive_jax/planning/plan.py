@@ -1,9 +1,9 @@
-"""The plan of a config, before anything runs: parameters, division of an update over devices, work.
+"""Plans a config before it runs: its parameters, the division of an update over devices, its work.
 
     plan = make_plan(config, parts_of(config, 267_735), devices=8, memory=int(80e9))
     print(describe(plan, config["data"]))
 
-Nothing is compiled: `adaptive_jax.training.compiled` knows the memory of a whole update.
+Nothing is compiled; `adaptive_jax.training.compiled` counts the memory of a complete update.
 """
 
 import math
@@ -27,16 +27,16 @@ from adaptive_jax.parallel.sharding import (
 )
 from adaptive_jax.planning.division import Division, divide, divisors, one_of, rows_for_all
 
-MOST = 64  # devices that `describe` goes up to, or as many as there are
-TOKENS = 4_096  # that a device holds at a time where neither config nor memory says how many
-ROOM = 2  # times the memory of parameters, optimizer and gradients; the rest is for activations
+MOST = 64  # devices up to which `describe` lists numbers, if there are not more
+TOKENS = 4_096  # on a device at a time, where neither config nor memory says how many
+ROOM = 2  # needed memory over that of parameters, optimizer and gradients, for activations too
 # Devices whose hours are shown, and the share of their peak: 0.43 was measured of one H200
 SHOWN, SHARE = ("h100", "b200", "v5e", "v5p", "v6e"), 0.4
-TABLES = "table", "characters", "symbols"  # of which tokens take rows; others are multiplied
+TABLES = "table", "characters", "symbols"  # names of tables for lookups; others are multiplied
 
 
 class Parts(NamedTuple):
-    """Layers of a config and their optimizer, see `adaptive_jax.training.sparse.parts_of`."""
+    """The model of a config and its optimizer, see `adaptive_jax.training.sparse.parts_of`."""
 
     model: LanguageModel
     optimizer: Any  # an `optax.GradientTransformation`
@@ -46,23 +46,22 @@ class Plan(NamedTuple):
     """Sizes and costs of one update of a config.
 
     Attributes:
-        parameters: numbers in all ("total") and in each of "input", "body" and "output"; a tied
-            table counts as the input's.
-        ngrams: "rows", "parameters" and "bytes" of the input's tables of n-grams and their maps,
-            over all orders; {} without.
-        devices: that share an update, of the `present` ones.
+        parameters: number of parameters, "total" and of "input", "body" and "output"; a tied table
+            counts as the input's.
+        ngrams: "rows", "parameters" and "bytes" of the input's n-gram tables and their projections,
+            over all orders; {} without n-grams.
+        devices: number of devices that share an update, of the `present` ones.
         accumulation: microbatches of an update.
         rows_per_device: rows of a microbatch on each device.
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.parallel.sharding`.
         shard_words: whether each of them computes the words that it holds.
         flops_per_token: FLOPs to train on a token, see `training_flops`.
-        composes: which words an update composes, beside these FLOPs: "none", "inputs" or "all".
+        composes: words that an update composes, beside these FLOPs: "none", "inputs" or "all".
         state_bytes: bytes of parameters and the optimizer's state on each device.
-        gathered_bytes: the most bytes of other devices' shares, and its own, that a device has as
-            whole matrices at once: all tables, but for `shard_words`, and the largest layer; 0
-            where every device has all.
-        vector_bytes: bytes of the word vectors of a microbatch on each device, the least of its
-            activations.
+        gathered_bytes: the most bytes of gathered matrices that a device holds at once: all tables,
+            unless `shard_words`, and the largest layer; 0 without `fsdp`.
+        vector_bytes: bytes of the word vectors of a microbatch on each device, a lower bound for
+            its activations.
     """
 
     parameters: dict[str, int]
@@ -88,10 +87,10 @@ def make_plan(
 ) -> Plan:
     """Plans an update of `config`.
 
-    devices: of all hosts.
-    memory: bytes of a device. If the config leaves `fsdp` open (0), as few devices share the
-        parameters as hold them, the optimizer's state and gradients in half of it; without
-        `memory`, one. If it leaves `tokens_per_device` open, a device holds 4,096.
+    devices: number of devices of all hosts.
+    memory: bytes of a device. With `fsdp=0` in the config, the parameters are shared by as few
+        devices as hold them, the optimizer's state and gradients in half of their memory; by one
+        without `memory`. With `tokens_per_device=0`, a device holds 4,096.
 
     Raises:
         InputError: as `divide_update`.
@@ -108,7 +107,7 @@ def make_plan(
         return _sharded_bytes(model, state, devices_used, fsdp) + stored
 
     def with_gradients(fsdp):
-        # Those of a microbatch, and their sum.
+        # Gradients of a microbatch, and their sum.
         return state_bytes(fsdp) + 2 * _sharded_bytes(model, shapes, devices_used, fsdp)
 
     fsdp = config["fsdp"] or _fewest(with_gradients, devices_used, memory)
@@ -135,13 +134,13 @@ def make_plan(
 
 def divide_update(config: Mapping, devices: int, hosts: int = 1) -> Division:
     """Divides the rows of an update over the devices of all hosts; with `tokens_per_device=0`, a
-    device holds 4,096 tokens. Rows that stand alone may be filled up with empty ones.
+    device holds 4,096 tokens. Empty rows may be added to rows that are independent.
 
-    Needs no corpus, so wrong settings are found before one is prepared.
+    It needs no corpus, so that wrong settings are found before one is prepared.
 
     Raises:
-        InputError: sizes that do not fit together, rows that hosts or `fsdp` do not divide, or an
-            unknown way of making rows.
+        InputError: inconsistent sizes, rows that hosts or `fsdp` do not divide, or an unknown
+            layout or break mode.
     """
     batches, tokens_held = config["batches"], config["tokens_per_device"]
     length = batches["sequence_length"]
@@ -174,9 +173,9 @@ def divide_update(config: Mapping, devices: int, hosts: int = 1) -> Division:
 def training_flops(model: LanguageModel, length: int) -> float:
     """FLOPs to train on a token in a row of `length`: three times those of the forward pass.
 
-    So 6 for each number that a token is multiplied with in input and body (Kaplan et al. 2020), 12
-    · layers · length · features in a transformer (Chowdhery et al. 2022, appendix B), and what the
-    output says of its loss. What composes words depends on their spelling, and is left out.
+    These are 6 for each weight that multiplies a token in input and body (Kaplan et al. 2020), 12 ·
+    layers · length · features in a transformer (Chowdhery et al. 2022, appendix B), and those of
+    the output's loss. Composing words is left out, because it depends on their spelling.
     """
     shapes, bands = parameter_shapes(model), band_shapes(model)
     attention = getattr(model.body, "attention_flops", lambda length: 0)(length)
@@ -187,8 +186,8 @@ def training_flops(model: LanguageModel, length: int) -> float:
 
 
 def multiplied(model: LanguageModel, params: Mapping) -> int:
-    """Number of parameters that vectors are multiplied with: those of matrices, without the
-    tables from which vectors are taken. params: arrays or shapes.
+    """Number of parameters in matrices that multiply vectors, which lookup tables do not. params:
+    arrays or shapes.
     """
     return sum(
         math.prod(a.shape)
@@ -198,7 +197,7 @@ def multiplied(model: LanguageModel, params: Mapping) -> int:
 
 
 def check_memory(plan: Plan, memory: int) -> None:
-    """Raises InputError if parameters, optimizer and word vectors exceed the bytes of a device."""
+    """Raises InputError if parameters, optimizer and word vectors exceed a device's bytes."""
     if (needed_bytes := plan.state_bytes + plan.vector_bytes) > memory:
         raise InputError(
             f"an update needs at least {needed_bytes / 1e9:,.1f} GB a device, and this one has"
@@ -210,8 +209,8 @@ def check_memory(plan: Plan, memory: int) -> None:
 def choose_fsdp(
     config: Mapping, model: LanguageModel, devices: int, memory: int | None = None
 ) -> int:
-    """Devices that share one copy of the parameters to evaluate: the config's `fsdp`, or as few as
-    hold them in half of `memory`, the bytes of a device; None: one device holds them.
+    """Number of devices that share one copy of the parameters in evaluation: the config's `fsdp`,
+    or as few as hold them in half of `memory`, the bytes of a device; one if that is None.
     """
     if config["fsdp"]:
         return math.gcd(config["fsdp"], devices)
@@ -220,14 +219,14 @@ def choose_fsdp(
 
 
 def devices_to_score(config: Mapping, devices: int, hosts: int = 1) -> int:
-    """Devices that evaluate a run: all, or as many as the config's `fsdp` divides."""
+    """Number of devices that evaluate a run: all, or as many as the config's `fsdp` divides."""
     unit = math.lcm(hosts, config["fsdp"] or 1)
     return devices - devices % unit or devices
 
 
 def rows_to_score(config: Mapping, window: int) -> int:
-    """Rows of `window` tokens per device and scoring step: the config's `tokens_per_device`, or
-    4,096 tokens if it is open.
+    """Rows of `window` tokens per device and scoring step, from the config's `tokens_per_device`,
+    or 4,096 tokens if that is 0.
     """
     return max(1, (config["tokens_per_device"] or TOKENS) // window)
 
@@ -235,9 +234,9 @@ def rows_to_score(config: Mapping, window: int) -> int:
 def describe(plan: Plan, data: Mapping, steps: int = 0) -> str:
     """The plan in a few lines.
 
-    data: the group of the config, which says what the vocabulary holds.
-    steps: updates of a run that is planned, for its hours; then also the numbers of devices that
-        share an update without idle devices or empty rows.
+    data: the config's group `data`, for the unit of the vocabulary.
+    steps: updates of the run, to print its hours, and the numbers of devices that share an update
+        without idle devices or empty rows; 0 prints neither.
     """
     parameters, rows = plan.parameters, plan.rows_per_update
     parts = ", ".join(f"{name} {_short(parameters[name])}" for name in ("input", "body", "output"))
@@ -289,7 +288,7 @@ def describe(plan: Plan, data: Mapping, steps: int = 0) -> str:
 
 
 def _large(number, prefixes):
-    """95.30 T; with the second prefix where the first would leave one digit or none."""
+    """A number such as "95.30 T"; with the second prefix if it is below 0.1 of the first."""
     size = {"T": 1e12, "G": 1e9, "M": 1e6}
     prefix = prefixes[number < 0.1 * size[prefixes[0]]]
     return f"{number / size[prefix]:,.2f} {prefix}"
@@ -317,13 +316,13 @@ def _sizes_of_ngrams(model, shapes):
 
 
 def _fewest(bytes_for: Callable[[int], int], devices: int, memory: int | None) -> int:
-    """The smallest number of devices that divides all and needs half of the memory; or all."""
+    """The smallest divisor of `devices` that needs at most half of the memory; else all devices."""
     choices = [n for n in range(1, devices + 1) if devices % n == 0]
     return next((n for n in choices if memory is None or ROOM * bytes_for(n) <= memory), devices)
 
 
 def _sharded_bytes(model, tree, devices, fsdp):
-    """Bytes of one device's share of parameters, or of a state that has their structure."""
+    """Bytes of a device's shards of parameters, or of a state with their structure."""
     mesh = abstract_mesh(devices, fsdp)
     specs = parameter_specs(tree, mesh, model)
     sizes = jax.tree.map(

@@ -5,9 +5,8 @@
     topology("h100:2x8")    eight of each of two hosts
     topology("v5e:2x2")     four chips of a TPU v5e, by the shape of their grid
 
-Nothing runs on them. The compiler is the one that the device would use, so memory, fusions, kernels
-and collectives are real. Its choice among kernels for matrix products is not: that takes timings on
-the device.
+Nothing runs on them. The compiler is the device's, so memory, fusions, kernels and collectives are
+real. Its choice among kernels for matrix products is not, because that takes timings on the device.
 """
 
 import importlib
@@ -24,8 +23,8 @@ from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.numerics.devices import DEVICES, GPUS, description
 
 TPUS = ("v4", "v5e", "v5p", "v6e")
-# For libtpu, which otherwise asks the cloud for a minute what TPU this is, complains of none, and
-# serves one process only.
+# For libtpu, which would otherwise ask the cloud for a minute which TPU this is, complain that
+# there is none, and serve one process only.
 NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -36,7 +35,7 @@ CURE = "pip install -e '.[targets]' in an environment of its own"
 
 
 class Target(NamedTuple):
-    """Devices of one kind that are not here."""
+    """Devices of one kind that need not be attached."""
 
     name: str
     devices: list[jax.Device]  # to compile for, in a mesh; no array can be put on them
@@ -48,15 +47,17 @@ def topology(name: str) -> Target:
     """The devices that a name stands for, see the module.
 
     Raises:
-        InputError: no such name, or what compiles for it is not installed.
+        InputError: no such name, or its compiler is not installed.
     """
     kind, _, grid = name.partition(":")
-    if not re.fullmatch(r"[a-z0-9]+(:[1-9]\d*(x[1-9]\d*)*)?", name) or kind not in (*GPUS, *TPUS):
+    gpu, size = kind in GPUS, r":[1-9]\d*"
+    pattern = rf"({size}(x[1-9]\d*)?)?" if gpu else rf"{size}(x[1-9]\d*)*"
+    if kind not in (*GPUS, *TPUS) or not re.fullmatch(kind + pattern, name):
         raise InputError(
-            f"--target={name} must be one of {', '.join(GPUS)}, with a number of them as"
-            f" in h100:8; or chips of a TPU {', '.join(TPUS)}, as in v5e:2x2"
+            f"--target={name} must be one of {', '.join(GPUS)}, with their number as in h100:8, or"
+            f" with hosts and GPUs of each as in h100:2x8; or a TPU {', '.join(TPUS)}, with the"
+            " grid of its chips as in v5e:2x2"
         )
-    gpu = kind in GPUS
     compiler = ("nvidia", "jax_plugins") if gpu else ("libtpu",)
     missing = [module for module in compiler if importlib.util.find_spec(module) is None]
     if missing or sys.version_info < (3, 12):
@@ -64,36 +65,28 @@ def topology(name: str) -> Target:
             f"--target={name} needs {' and '.join(missing) or 'compilers for other devices'}"
             f" on Python 3.12 or newer, and this is {sys.version.split()[0]}: {CURE}"
         )
-    devices = _gpus(name, kind, grid) if gpu else _tpus(name, kind, grid)
+    devices = _gpus(kind, grid) if gpu else _tpus(name)
     # JAX takes three quarters of a GPU's memory by default; XLA leaves 98 % of a TPU's to programs.
     memory = int(DEVICES[kind].memory * (0.75 if gpu else 0.98))
     # Without the device the compiler cannot time kernels.
     return Target(name, devices, memory, {"xla_gpu_autotune_level": "0"} if gpu else {})
 
 
-def _gpus(name, kind, grid):
-    sizes = grid.split("x") if grid else ["1"]
-    if len(sizes) > 2:
-        raise InputError(
-            f"--target={name}: use a number of GPUs, as in {kind}:8, or hosts and GPUs of each, as"
-            f" in {kind}:2x8"
-        )
-    # The plugin refuses to start without cuBLAS and cuDNN, which only running a program takes.
+def _gpus(kind, grid):
+    # The plugin refuses to start without cuBLAS and cuDNN, which only running programs need.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    shape = "x".join(["1", "1", *sizes][-3:])
+    shape = "x".join(["1", "1", *(grid or "1").split("x")][-3:])
     options = {"platform": "cuda", "target_config": description(kind), "topology": shape}
     try:
         return topologies.get_topology_desc(**options).devices
-    except NotImplementedError:  # JAX has started before, without the plugin
+    except NotImplementedError:  # JAX was started without the plugin
         versions = (f"jax_plugins.xla_cuda{version}" for version in (13, 12))
         plugin = next(name for name in versions if importlib.util.find_spec(name))
         importlib.import_module(plugin).initialize()
         return topologies.get_topology_desc(**options).devices
 
 
-def _tpus(name, kind, grid):
-    if not grid:
-        raise InputError(f"--target={name}: use the shape of the grid of chips, as in {kind}:2x2")
+def _tpus(name):
     for variable, value in NO_TPU.items():
         os.environ.setdefault(variable, value)
     try:

@@ -51,7 +51,7 @@ def test_a_config_explained():
     text = explain.config(config)
     assert all(f"  --config.{key}=" in text for key in flat(config))
     assert "  --config.steps=600  (default 7500)\n" in text and "  --config.seed=0\n" in text
-    assert "        steps: updates in all.\n" in text
+    assert "        steps: number of updates.\n" in text
 
 
 def test_the_commands_that_explain(quick_command):

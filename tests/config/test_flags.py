@@ -117,7 +117,7 @@ def test_flags_come_in_any_order(parsed, argv):
         (["--config.input.cutoffs=" + "(" * 9999], ["config.input.cutoffs", "whole numbers"]),
         (
             ["--config.input.name=char_cnn", "--config.input.filters=3,4"],
-            ["config.input.filters=(3, 4)", "pairs"],
+            ["config.input.filters=(3, 4)", "tuples of whole numbers"],
         ),
         (["--config.input.name=lokup"], ["config.input.name='lokup'", 'Did you mean "lookup"']),
         (["--config.input.name"], ["config.input.name=True", "text, such as"]),
@@ -245,6 +245,15 @@ def test_a_config_file_that_is_refused(parsed, tmp_path, text, row, says):
     with refuses(error=ERRORS) as error:
         parsed(place=f"{path}:{row}" if row else str(path))
     assert re.match(says.replace("{path}", str(path)), str(error.value)), error.value
+
+
+@pytest.mark.parametrize("flag", ["--config.body.name=lstm", "--config.body.layers=3"])
+def test_a_flag_for_a_group_that_is_a_value(parsed, tmp_path, flag):
+    """The line names the file; it was a traceback."""
+    path = tmp_path / "mine.py"
+    path.write_text("def get_config():\n    return {'body': 'big'}\n")
+    with refuses(str(path), "config.body='big'", "a group"):
+        parsed(flag, place=str(path))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,15 @@ def steps(learning_rate: float, sizes: tuple[int, ...], betas=(0.9, 0.999), scal
 
 def names(learning_rate: float, names: tuple[str, ...] = (), grid=((0.5, 1), (2, 3))):
     pass
+
+def several(learning_rate: float, axis: int | str = 0, size: int | tuple[int, ...] = 3,
+            scale: int | float = 1, pairs: tuple[tuple[int, int], ...] = ()):
+    pass
+
+class Outer:
+    def odd(learning_rate: float, mix: tuple[str, float] = ("a", 0.5), eps=float("inf"),
+            seed=2**40, flags=(None, 1), sizes=[]):
+        pass
 """
 NAMES = {
     "input.name": "my_toys.layers:Input",
@@ -137,7 +146,8 @@ def test_the_command_that_an_export_prints(run, quick_command):
 
 def test_tuples_have_the_items_of_their_default_or_annotation(tmp_path, monkeypatch):
     """Tuples of numbers or texts were refused at their own default, a tuple without default was a
-    TypeError, and a number whose default is written as 1 could not be 0.5.
+    TypeError, and a number whose default is written as 1 could not be 0.5. A default of no one
+    type was refused too, and so were the other types of an annotation with several.
     """
     (tmp_path / "toy_steps.py").write_text(OPTIMIZERS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -153,13 +163,22 @@ def test_tuples_have_the_items_of_their_default_or_annotation(tmp_path, monkeypa
     assert (taken["sizes"], taken["betas"], taken["scale"]) == ((3,), (1.0, 0.5), 0.5)
     taken = settings("names", names=["a"])
     assert (taken["names"], taken["grid"]) == (("a",), ((0.5, 1.0), (2.0, 3.0)))
+    taken = settings("several", axis="auto", size=[3, 3], scale=0.5, pairs="(1,2),(3,4)")
+    assert (taken["axis"], taken["size"], taken["scale"]) == ("auto", (3, 3), 0.5)
+    assert taken["pairs"] == ((1, 2), (3, 4))
+    taken = settings("several", axis="5", size="5")
+    assert (taken["axis"], taken["size"]) == (5, 5)
+    defaults = (("a", 0.5), float("inf"), 2**40, (None, 1), ())
+    assert tuple(settings("Outer.odd").values())[2:7] == defaults
     for name, changes, parts in (
+        ("Nope", {}, ("toy_steps:Nope", "no attribute 'Nope'")),
         ("steps", {}, ("sizes", "missing")),
         ("steps", {"sizes": (0.5,)}, ("sizes=(0.5,)", "a tuple of whole numbers")),
         ("steps", {"sizes": 3, "betas": "x"}, ("betas='x'", "numbers, such as (0.9, 0.999)")),
         ("names", {"names": (1,)}, ("names=(1,)", "a tuple of texts")),
-        ("names", {"grid": (1, 2)}, ("grid=(1, 2)", "a tuple of pairs of finite numbers")),
+        ("names", {"grid": (1, 2)}, ("grid=(1, 2)", "a tuple of tuples of finite numbers")),
         ("names", {"grid": ((1, float("inf")),)}, ("grid", "finite")),
+        ("several", {"pairs": (1, 2)}, ("pairs=(1, 2)", "a tuple of tuples of whole numbers")),
     ):
         with refuses(*parts):
             settings(name, **changes)

@@ -45,6 +45,16 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_GPUS_ON_NODE": "2"}, {}),
         (ONE_A_NODE | {"SLURM_GPUS_ON_NODE": "3"}, {"local_device_ids": [0, 1, 2]}),
         (ONE_A_NODE, {}),
+        # A task that sees some of the node's GPUs has them all; jax took number SLURM_LOCALID
+        (
+            SRUN | {"CUDA_VISIBLE_DEVICES": "3", "SLURM_GPUS_ON_NODE": "4"},
+            {"local_device_ids": [0]},
+        ),
+        (SRUN | {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}, {}),
+        (
+            ONE_A_NODE | {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_GPUS_ON_NODE": "8"},
+            {"local_device_ids": [0, 1]},
+        ),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, None),  # no TPU that jax could use
         (TPU, {}),
         (TPU | {"JAX_PLATFORMS": "cpu"}, None),

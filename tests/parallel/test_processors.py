@@ -68,20 +68,23 @@ def test_training_says_so_and_can_be_told_not_to(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "platforms, device, installed, anew",
+    "platforms, device, installed, visible, anew",
     [
-        ("", "nvidia0", "nothing", True),
-        ("", "nvidia0", "jax_plugins", False),
-        ("", "vfio/0", "libtpu", False),
-        ("", "null", "libtpu", True),
-        ("cpu", "nvidia0", "jax_plugins", True),
-        ("cuda", "null", "nothing", False),
+        ("", "nvidia0", "nothing", "0", True),
+        ("", "nvidia0", "jax_plugins", "0", False),
+        ("", "nvidia0", "jax_plugins", "", True),
+        ("", "vfio/0", "libtpu", "", False),
+        ("", "null", "libtpu", "0", True),
+        ("cpu", "nvidia0", "jax_plugins", "0", True),
+        ("cuda", "null", "nothing", "0", False),
     ],
 )
 def test_only_training_on_a_cpu_starts_anew(
-    tmp_path, monkeypatch, platforms, device, installed, anew
+    tmp_path, monkeypatch, platforms, device, installed, visible, anew
 ):
-    """Large pages of the host are nothing to GPUs and TPUs."""
+    """Large pages of the host are nothing to GPUs and TPUs. GPUs that are hidden are none: several
+    processes on CPUs did not begin their collectives in one order.
+    """
     started, file = [], tmp_path / device
     file.parent.mkdir(exist_ok=True)
     file.touch()
@@ -94,5 +97,6 @@ def test_only_training_on_a_cpu_starts_anew(
     monkeypatch.setattr(os, "execv", lambda *arguments: started.append(arguments))
     monkeypatch.setenv("GLIBC_TUNABLES", "")
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     processors.use_large_pages()
     assert bool(started) == anew

@@ -19,7 +19,9 @@ from tests import refuses
 OLD = sys.version_info < (3, 12)
 
 
-@pytest.mark.parametrize("name", ["h1000", "H100", "h100:", "h100:8x", "", "cpu", "v5e:0x2"])
+@pytest.mark.parametrize(
+    "name", ["h1000", "H100", "h100:", "h100:8x", "", "cpu", "v5e:0x2", "v5e", "h100:2x2x8"]
+)
 def test_unknown_devices(name):
     """One line with the name and those that there are."""
     with refuses(f"--target={name}", "a100", "h100", "v5e:2x2"):
@@ -94,7 +96,5 @@ def test_code_is_traced_for_the_devices_of_its_mesh(monkeypatch):
 )
 def test_grids_that_a_tpu_cannot_have():
     """The error is one line with the flag as it was given; libtpu ends with several of its own."""
-    with refuses("--target=v5e"):
-        targets.topology("v5e")
     with refuses("--target=v5e:3x5"):
         targets.topology("v5e:3x5")

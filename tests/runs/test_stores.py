@@ -172,7 +172,7 @@ def test_a_run_in_a_bucket_is_read(store, config, tmp_path):
     "place, line",
     [
         ("nobody/a", "gs://nobody/a holds no run (no config.json): use the --workdir"),
-        ("private/a", "Forbidden: b/private/o no permission"),
+        ("private/a", "a bucket cannot be used (Forbidden: b/private/o no permission"),
     ],
 )
 def test_a_workdir_without_a_run(store, quick_command, place, line):

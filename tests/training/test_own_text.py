@@ -1,9 +1,12 @@
 """A text of one's own: its vocabulary, the split of a single file, a run from one line."""
 
+import functools
 import gzip
+import io
 import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -145,6 +148,15 @@ def test_a_folder_of_files_is_one_text_with_a_document_a_file(tmp_path, capsys, 
         chosen(**{"data.path": str(folder)})
 
 
+def locked_zip():
+    """A .zip whose one file is marked as encrypted."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("a.txt", "a b\n" * 40)
+    marks = {b"PK\3\4\x14\0\0": b"PK\3\4\x14\0\1", b"\3\x14\0\0": b"\3\x14\0\1"}
+    return functools.reduce(lambda a, mark: a.replace(*mark), marks.items(), content.getvalue())
+
+
 @pytest.mark.parametrize(
     "content, says",
     [
@@ -153,13 +165,14 @@ def test_a_folder_of_files_is_one_text_with_a_document_a_file(tmp_path, capsys, 
         ("a\n" * 38 + "\n" * 9, "mine.txt has no words in the 2 lines of valid.txt"),
         ("a <eos>\n" * 40, "mine.txt: the text has <eos> of its own"),
         (gzip.compress(b"a b\n" * 999)[:-9], "cannot read mine.txt.gz: "),
-        (b"(\xb5/\xfd", "mine.txt.zst is packed in a way that is not read here: unpack it"),
+        (b"(\xb5/\xfd", "mine.txt.zst is packed in a way that cannot be read: unpack it"),
         (
             b"%PDF-1.7\n\xe2\xe3",
             "mine.pdf is a PDF, not text: extract its text first, as by pdftotext",
         ),
         (b"caf\xe9\n" * 40, "mine.txt, line 1: not UTF-8; convert it, Latin-1 as by `iconv"),
-        (b"BZh9", "mine.tar.xz is an archive, which is not read here: unpack it first"),
+        (b"BZh9", "mine.tar.xz is packed in a way that cannot be read: unpack it first"),
+        (locked_zip(), "mine.zip cannot be unpacked (File "),
         (gzip.compress(b'{"text": "a b"}\n' * 40), "mine.jsonl.gz holds JSON, not text"),
     ],
 )
