@@ -50,7 +50,7 @@ from adaptive_jax.losses.chunks import Cotangents, Normaliser, Tokens
 from adaptive_jax.losses.passes import grouped_pass, one_pass
 from adaptive_jax.losses.reports import LOG_PROBS, Report
 from adaptive_jax.numerics.arrays import whole_numbers
-from adaptive_jax.numerics.meshes import as_tuple, axes_of, pvary
+from adaptive_jax.numerics.meshes import as_tuple, axes_of, pvary, vary_alike
 
 REDUCTIONS = "mean", "sum", "none"
 
@@ -151,7 +151,7 @@ def reduced(
             )
         has_weight = (weights != 0).astype(weights.dtype)
         token_losses, nll, statistics = _each(static, *arguments.varying(has_weight))
-        value = weights * token_losses
+        value = weighted(weights, token_losses)
         return (value, _report(arguments, nll, statistics)) if settings.reports else value
     if settings.tail_dropout:
         if seeds is None:
@@ -194,6 +194,28 @@ def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
     return weights, axes
 
 
+def weighted(weights, losses):
+    """`weights · losses`, 0 where the weight is 0. A loss of cotangent 0 gets the gradient 0, even
+    if its weight is NaN because the target does not exist.
+    """
+    return _weighted(*vary_alike((weights, losses)))
+
+
+@jax.custom_vjp
+def _weighted(weights, losses):
+    return jnp.where(weights == 0, 0, weights * losses)
+
+
+def _weighted_backward(saved, cotangent):
+    weights, losses = saved
+    d_weights = jnp.where(cotangent == 0, 0, losses * cotangent)
+    is_zero = (cotangent == 0) | (weights == 0)
+    return d_weights, jnp.where(is_zero, 0, weights * cotangent)
+
+
+_weighted.defvjp(lambda *arrays: (_weighted(*arrays), arrays), _weighted_backward)
+
+
 def log_probs_of_targets(arguments: Arguments):
     """`(log_probs [..., k], Report)` of the targets `[..., k]`, which have gradients, for settings
     with `target_log_probs`; 0 where `probs` is 0.
@@ -201,9 +223,10 @@ def log_probs_of_targets(arguments: Arguments):
     targets = arguments.targets
     has_weight = (targets.weights != 0).astype(targets.weights.dtype)
     _, nll, statistics = _each(arguments.static, *arguments.varying(has_weight))
-    values = jnp.where(targets.probs != 0, statistics.pop(LOG_PROBS), 0)
-    outside = jnp.where(jnp.isnan(targets.weights), jnp.nan, 1.0).astype(values.dtype)
-    return values * outside[..., None], _report(arguments, nll, statistics)
+    values = statistics.pop(LOG_PROBS)
+    outside = jnp.isnan(targets.weights)[..., None]
+    factors = jnp.where(outside, jnp.nan, targets.probs != 0).astype(values.dtype)
+    return weighted(factors, values), _report(arguments, nll, statistics)
 
 
 def _report(arguments: Arguments, nll, statistics) -> Report:
@@ -212,7 +235,8 @@ def _report(arguments: Arguments, nll, statistics) -> Report:
     """
     fields, targets = dict(statistics), arguments.targets
     if "nll" in arguments.static.settings.reports:
-        fields["nll"] = jnp.where(targets.in_vocabulary, nll, 0 * targets.weights)
+        factors = jnp.where(targets.in_vocabulary, 1, 0 * targets.weights)
+        fields["nll"] = weighted(factors, nll)
     if "correct" in fields:
         counts = targets.in_vocabulary & (targets.weights != 0)
         fields["correct"] = counts & (fields["correct"] == 0)

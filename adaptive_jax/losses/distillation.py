@@ -11,7 +11,7 @@ from jax import lax
 from adaptive_jax.errors import InputError, check_at_least, check_within
 from adaptive_jax.losses import fused, partitioned
 from adaptive_jax.losses.arguments import Table, not_differentiable, token_targets, validate_bands
-from adaptive_jax.losses.banded import reduced_weights
+from adaptive_jax.losses.banded import reduced_weights, weighted
 from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.losses.fused import FusedLoss
 from adaptive_jax.losses.plans import chunk_size, plan
@@ -106,7 +106,7 @@ def linear_distillation(
     has_gradient = (*_by_words(tables[:2]), *(False for _ in _by_words(tables[2:])))
     loss = FusedLoss(_pass, settings, _by_words(tables), has_gradient)
     if reduction == "none":
-        return weights * fused.each(loss, tokens, tables)
+        return weighted(weights, fused.each(loss, tokens, tables))
     total, _ = fused.total(loss, tokens, tables)
     return lax.psum(total, axes) if axes else total
 
