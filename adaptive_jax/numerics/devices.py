@@ -43,7 +43,7 @@ DEVICES = {
     "v4": Device("TPU v4", 275e12, 32e9, 1.23e12),
     "v5e": Device("TPU v5 lite", 197e12, 16e9, 0.82e12),
     "v5p": Device("TPU v5", 459e12, 95e9, 2.77e12),
-    "v6e": Device("TPU v6", 918e12, 32e9, 1.64e12),
+    "v6e": Device("TPU v6 lite", 918e12, 32e9, 1.64e12),
     "v7x": Device("TPU7x", 2307e12, 192e9, 7.4e12),
 }
 # GPUs to compile for without one: NVIDIA's architecture papers, and the CUDA programming guide's
@@ -59,6 +59,7 @@ GPUS = {
 
 def find(kind: str) -> Device | None:
     """The device of a `device_kind`; None for a CPU or any other device that is not listed."""
+    kind = re.sub(r"TPU v(\d)e\b", r"TPU v\1 lite", kind)  # JAX uses both names
     return next((device for device in DEVICES.values() if _has_name(kind, device.name)), None)
 
 
