@@ -61,15 +61,16 @@ total.defvjp(_total_forward, _total_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def each(fused: FusedLoss, tokens, shared):
-    """The loss of every token, differentiable once and for any cotangent by a second pass; weights
-    are 1, or 0 for tokens that do not count.
+    """The loss of every token, differentiable once and for any cotangent by a second pass. Weights
+    say which tokens count: 1, 0, or NaN.
     """
     return fused.run(tokens, shared, False)[0][0]
 
 
 def _each_backward(fused, saved, cotangent):
     (*tokens, weights), shared = not_differentiable(saved, ONCE)
-    weights = jnp.where(weights == 0, 0, cotangent)
+    # A target that does not exist has a weight of NaN, and changes nothing where nobody reads it.
+    weights = jnp.where(cotangent == 0, 0, weights * cotangent)
     _, d_hidden, d_shared = fused.run((*tokens, weights), shared, True)
     return (d_hidden, *[None] * len(tokens)), d_shared
 
