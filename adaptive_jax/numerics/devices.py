@@ -1,5 +1,5 @@
-"""Accelerators by short names: the makers' figures of each, and what XLA needs to compile for one
-that is not here.
+"""Accelerators by short names: the makers' figures, and the descriptions that XLA needs to compile
+for a device that is absent.
 """
 
 import re
@@ -11,14 +11,14 @@ KIB, MIB = 2**10, 2**20
 class Device(NamedTuple):
     """The maker's figures of one device."""
 
-    name: str  # whole words of `jax.Device.device_kind`
+    name: str  # whole words within `jax.Device.device_kind`
     flops: float  # dense bfloat16, per second
     memory: float  # bytes
     bandwidth: float  # bytes per second
 
 
 class Chip(NamedTuple):
-    """Figures of an NVIDIA GPU that XLA's compiler reads besides."""
+    """Further figures of an NVIDIA GPU, for XLA's compiler."""
 
     kind: str  # as `jax.Device.device_kind`
     capability: tuple[int, int]
@@ -64,14 +64,12 @@ def find(kind: str) -> Device | None:
 
 
 def _has_name(kind, name):
-    """True where the name is a word of its own: "RTX A1000" and "RTX 4090 Laptop" are other devices
-    than A100 and RTX 4090.
-    """
+    """True if the name is a whole word: an "RTX A1000" is not an A100."""
     return re.search(rf"\b{name}(?!\d| Laptop)", kind) is not None
 
 
 def description(name: str) -> str:
-    """A GPU of `GPUS` as text that XLA reads: a `GpuTargetConfigProto`."""
+    """The `GpuTargetConfigProto` of a GPU of `GPUS`, as text."""
     device, chip = DEVICES[name], GPUS[name]
     major, minor = chip.capability
     return f"""\
