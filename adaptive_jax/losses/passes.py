@@ -32,7 +32,7 @@ def grouped_pass(call, axis_name, tokens: Tokens, softmax):
     """`one_pass` on a mesh, where bands are grouped on the device. If one band needs the gradient
     of its table, projection or bias, those of all bands are computed.
     """
-    (static, gradients), (bands, clusters, numbers), sizes = call, softmax, []
+    (static, gradients), (bands, clusters, array_settings), sizes = call, softmax, []
     axis_name = axis_name or static.settings.axis_name
 
     def grouped(bands, clusters):
@@ -53,14 +53,16 @@ def grouped_pass(call, axis_name, tokens: Tokens, softmax):
             for flag, array in zip(kinds, band, strict=True)
             if array is not None
         ]
-        flags = partitioned.Gradients(gradients.tokens, (*flags, *[False] * len(numbers)))
-    results, d_hidden, d_softmax = one_pass((static, flags), axis_name, tokens, (*arrays, numbers))
+        flags = partitioned.Gradients(gradients.tokens, (*flags, *[False] * len(array_settings)))
+    results, d_hidden, d_softmax = one_pass(
+        (static, flags), axis_name, tokens, (*arrays, array_settings)
+    )
     if gradients is None:
         return results, None, None
     dense = jax.tree.map(
         lambda array, d: jnp.zeros_like(array) if d is None else d, arrays, d_softmax[:2]
     )
-    pulled = jax.tree.leaves((*pull_back(dense), numbers))
+    pulled = jax.tree.leaves((*pull_back(dense), array_settings))
     pairs = zip(gradients.shared, pulled, strict=True)
     return results, d_hidden, structure.unflatten([d if flag else None for flag, d in pairs])
 
@@ -73,17 +75,17 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         call: a `Static`, and a `partitioned.Gradients` or None.
         axis_name: the axis of a mesh that shards the words, or None.
         tokens: `[...]` of one device, whose columns are word ids.
-        softmax: groups, clusters and numbers, see `adaptive_jax.losses.arguments.Arguments`.
+        softmax: groups, clusters and array settings, see `adaptive_jax.losses.arguments.Arguments`.
 
     Returns:
         `(Results without gradient, d_hidden, d_softmax)`: gradients in the dtypes of their arrays,
         None for those not requested.
     """
-    (static, gradients), (groups, clusters, numbers) = call, softmax
+    (static, gradients), (groups, clusters, array_settings) = call, softmax
     shape, words, dtype = tokens.weight.shape, static.words, sum_dtype(static.dtype)
     names = tuple(name for name in static.settings.reports if name != "nll")  # always a result
     names += (LOG_PROBS,) if static.settings.target_log_probs else ()
-    settings = static.settings._replace(**numbers, reports=names)
+    settings = static.settings._replace(**array_settings, reports=names)
     if axis_name is not None:
         settings = settings._replace(axis_name=axis_name)
     tokens = jax.tree.map(lambda a: a.reshape(-1, *a.shape[len(shape) :]), tokens)
@@ -138,7 +140,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
     )
     if gradients is None:
         return results, None, None
-    d_softmax = tuple(d_group for d_group, _ in sums), sums[0][1], dict.fromkeys(numbers)
+    d_softmax = tuple(d_group for d_group, _ in sums), sums[0][1], dict.fromkeys(array_settings)
     d_hidden, d_softmax = jax.tree.map(
         lambda array, d: None if d is None else d.astype(array.dtype),
         (tokens.hidden, softmax),

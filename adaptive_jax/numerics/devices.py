@@ -11,7 +11,7 @@ KIB, MIB = 2**10, 2**20
 class Device(NamedTuple):
     """The maker's figures of one device."""
 
-    name: str  # whole words within `jax.Device.device_kind`
+    name: str  # a pattern of whole words within `jax.Device.device_kind`
     flops: float  # dense bfloat16, per second
     memory: float  # bytes
     bandwidth: float  # bytes per second
@@ -32,6 +32,7 @@ class Chip(NamedTuple):
 
 # The makers' data sheets. Of names that are part of others, the longer comes first.
 DEVICES = {
+    "a100_40gb": Device(r"A100-\w+-40GB", 312e12, 40_960 * MIB, 1.555e12),
     "a100": Device("A100", 312e12, 81_920 * MIB, 2.039e12),
     "rtx4090": Device("RTX 4090", 165e12, 24_564 * MIB, 1.008e12),
     "h100pcie": Device("H100 PCIe", 756e12, 81_008 * MIB, 2.039e12),
@@ -39,6 +40,7 @@ DEVICES = {
     "h200": Device("H200", 989e12, 143_771 * MIB, 4.8e12),
     "b200": Device("B200", 2250e12, 183_359 * MIB, 8.0e12),
     "gb200": Device("GB200", 2250e12, 183_359 * MIB, 8.0e12),  # a B200 beside a CPU
+    "v100_16gb": Device(r"V100-\w+-16GB", 125e12, 16e9, 0.9e12),  # in float16
     "v100": Device("V100", 125e12, 32e9, 0.9e12),  # in float16
     "v4": Device("TPU v4", 275e12, 32e9, 1.23e12),
     "v5e": Device("TPU v5 lite", 197e12, 16e9, 0.82e12),

@@ -35,6 +35,12 @@ def test_devices_are_found_by_their_kind(kind, flops):
     assert find(kind).flops == flops
 
 
+def test_memory_is_that_of_the_kind():
+    """Chunks on an A100 of 40 GB were planned for twice its memory."""
+    kinds = "A100-SXM4-40GB", "A100-PCIE-40GB", "A100-SXM4-80GB", "V100-SXM2-16GB", "V100-SXM2-32GB"
+    assert [round(find(kind).memory / 1e9) for kind in kinds] == [43, 43, 86, 16, 32]
+
+
 @pytest.mark.parametrize(
     "kind",
     ["NVIDIA RTX A1000 6GB Laptop GPU", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GH200 480GB"],
