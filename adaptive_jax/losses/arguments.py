@@ -309,7 +309,7 @@ def validate_bands(
         band = _checked_band(Band(bands.table, None, bias=bands.bias), "features", "words", "")
         if (shape := np.shape(hidden)) and shape[-1] == len(band.table) != band.features:
             raise InputError(
-                f"table has shape {list(band.table.shape)}, expected [words, {len(band.table)}]:"
+                f"table must have shape [words, {len(band.table)}], got {list(band.table.shape)}:"
                 " transpose it"
             )
         return floats("hidden", hidden, ..., band.features), [band], None

@@ -140,9 +140,9 @@ def _array(name, values, sizes):
     )
     if not fits:
         names = ", ".join("..." if size is ... else str(size) for size in sizes)
-        raise InputError(f"{name} has shape {list(array.shape)}, expected [{names}]")
+        raise InputError(f"{name} must have shape [{names}], got {list(array.shape)}")
     if not array.size:
-        raise InputError(f"{name} must not be empty, got shape {list(array.shape)}")
+        raise InputError(f"{name} must have at least one entry, got shape {list(array.shape)}")
     return array
 
 
