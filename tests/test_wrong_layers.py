@@ -359,7 +359,7 @@ WRONG = [
     (lambda: core([]), "bands must be a list of one Band(table) or more, got none"),
     (lambda: core(BANDS), "clusters=None"),
     (lambda: core([Band(np.ones((20, 8), "f"))], CLUSTERS), "clusters=Band"),
-    (lambda: core(BANDS, Band(np.ones((2, 8), "f"))), "clusters.table of shape [2, 8]"),
+    (lambda: core(BANDS, Band(np.ones((2, 8), "f"))), "clusters.table=[2, 8]"),
     (lambda: core(BANDS, CLUSTERS._replace(projection=1)), "clusters.projection must be None"),
     (lambda: core([np.ones((20, 8), "f")]), "bands[0] of type ndarray"),
     (
@@ -367,23 +367,23 @@ WRONG = [
         "[2, 9]",
     ),
     (lambda: core([BANDS[0]._replace(bias=np.ones(4, "f")), BANDS[1]], CLUSTERS), "[4]"),
-    (lambda: core([Band(np.ones(8, "f"))]), "bands[0].table of shape [8]"),
+    (lambda: core([Band(np.ones(8, "f"))]), "bands[0].table=[8]"),
     (lambda: core(soft_cap=0), "soft_cap=0"),
     (lambda: core(tail_dropout=0.5), "tail_dropout=0.5"),
     (
         lambda: banded.losses(HIDDEN, IDS, W, BANDS, CLUSTERS, banded.Settings(tail_dropout=0.5)),
         "tail_dropout=0.5",
     ),
-    (lambda: core(tail_dropout=0.5, seeds=np.ones((5, 2), np.uint32)), "seeds of shape [5, 2]"),
+    (lambda: core(tail_dropout=0.5, seeds=np.ones((5, 2), np.uint32)), "seeds=[5, 2]"),
     (lambda: core(chunk=0), "chunk=0"),
     # vectors, rows and batches
     (lambda: made(transformer(), HIDDEN[..., :6]), "[2, 3, 6]"),
     (lambda: made(transformer(), HIDDEN[0]), "[3, 8]"),
     (lambda: made(transformer(), HIDDEN[:, :0]), "[2, 0, 8]"),
-    (lambda: made(transformer(), HIDDEN, (), batch(row_ids=np.arange(3))), "row_ids of shape [3]"),
+    (lambda: made(transformer(), HIDDEN, (), batch(row_ids=np.arange(3))), "row_ids=[3]"),
     (
         lambda: made(transformer(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])),
-        "segment_ids of shape [2",
+        "segment_ids=[2, 2]",
     ),
     (lambda: made(transformer(), HIDDEN, (), batch(segment_ids=W)), "float32"),
     (lambda: made(transformer(), HIDDEN, cache(5, 9)), "5 rows"),
@@ -419,11 +419,11 @@ WRONG = [
     (lambda: made(model, batch(), [[0]], method="log_probs"), "[1, 1]"),
     (
         lambda: made(model.clone(body=transformer(features=16)), batch()),
-        "vectors of shape [2, 3, 8]",
+        "vectors=[2, 3, 8]",
     ),
     (
         lambda: made(model.clone(output=AdaptiveSoftmax(OwnTable(WORDS, 6))), batch()),
-        "hidden of shape [2, 3, 8]",
+        "hidden=[2, 3, 8]",
     ),
     *field_cases(),
 ]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates, check_within
 from adaptive_jax.losses import partitioned
 from adaptive_jax.losses.groups import lay_out
 from adaptive_jax.losses.logit_scale import scaled_logits
@@ -38,18 +38,18 @@ class Settings(NamedTuple):
             vocabulary for a full softmax.
         z_loss: weight of the squared log-normaliser of each softmax the token visits; a number, or
             an array `[]` that has no gradient.
-        chunk: tokens whose logits are alive at a time; None: see `adaptive_jax.losses.plans`.
+        chunk: tokens whose logits exist at a time; None: chosen by `adaptive_jax.losses.plans`.
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2); a
-            number, an array `[]` that has no gradient, or None: it stays.
+            number, an array `[]` that has no gradient, or None for no cap.
         axis_name: the axis of `jax.shard_map` over which the words of every band are sharded, see
             `adaptive_jax.losses.sharded`; None: none.
-        gathers: whether the devices of `axis_name`, which may then be several axes, have different
-            tokens, which each of them computes for all with the words that it holds.
-        words: words of every band, on all devices; further rows of its table are padding. None: no
-            padding.
-        ignore_index: a target that counts as one of weight 0; None: none does.
+        gathers: True if each device of `axis_name`, which may then be several axes, has tokens of
+            its own. Every device then computes the tokens of all devices with its own words.
+        words: words of every band, on all devices; the other rows of its table are padding. None:
+            no padding.
+        ignore_index: target id whose tokens get weight 0, or None.
         reports: names of `adaptive_jax.losses.reports.REPORTS` to return for each token.
-        top_k: how many words the report "top_k" has.
+        top_k: number of words in the report "top_k".
         target_log_probs: whether to report the log-probability of each of several targets, for
             `linear_log_probs`.
     """
@@ -72,21 +72,20 @@ class Settings(NamedTuple):
 
         Raises:
             InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or
-                infinite, a chunk of no token, a soft_cap that is not above 0, an ignore_index
-                that is no integer, an unknown report, or one of top_k and the report "top_k"
-                without the other.
+                infinite, a chunk below 1, a soft_cap that is not above 0, an ignore_index that is
+                not an integer, an unknown report, or one of top_k and the report "top_k" without
+                the other.
         """
         rates = "tail_dropout", "label_smoothing"
-        numbers_by_name = {
+        scalars = {
             name: _python_number(getattr(self, name)) for name in (*rates, "z_loss", "soft_cap")
         }
-        settings = self._replace(**numbers_by_name)
+        settings = self._replace(**scalars)
         check_rates(settings, *rates)
-        z_loss, cap = settings.z_loss, settings.soft_cap
-        if not is_finite(z_loss) or (isinstance(z_loss, numbers.Real) and z_loss < 0):
-            raise InputError(f"z_loss={z_loss!r} must be a finite number, 0 or more")
-        if not (cap is None or (is_finite(cap) and (isinstance(cap, jax.Array) or cap > 0))):
-            raise InputError(f"soft_cap={cap!r} must be a finite number above 0, or None")
+        if not _is_scalar_array(settings.z_loss):
+            check_within("[0, inf)", z_loss=settings.z_loss)
+        if settings.soft_cap is not None and not _is_scalar_array(settings.soft_cap):
+            check_within("(0, inf)", soft_cap=settings.soft_cap)
         if not isinstance(self.ignore_index, numbers.Integral | None):
             raise InputError(f"ignore_index={self.ignore_index!r} must be an integer or None")
         for name in self.reports:
@@ -103,7 +102,7 @@ class Settings(NamedTuple):
 
 
 def _python_number(value):
-    """A number of NumPy as one of Python, which does not promote float32 to float64 under x64."""
+    """Converts a NumPy scalar to a Python number, which does not promote float32 under x64."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and not value.ndim else value
 
 
@@ -115,12 +114,10 @@ def used(setting: float | jax.Array | None) -> bool:
     return isinstance(setting, jax.Array) or bool(setting)
 
 
-def is_finite(value) -> bool:
-    """True for a finite number, and for a real array `[]`, whose value is not looked at."""
-    if isinstance(value, jax.Array):
-        real = jnp.isdtype(value.dtype, ("integral", "real floating"))
-        return real and value.shape == ()
-    return isinstance(value, numbers.Real) and abs(value) < math.inf
+def _is_scalar_array(value):
+    """True for a real array `[]`, whose value the program alone may know."""
+    is_scalar = isinstance(value, jax.Array) and value.shape == ()
+    return is_scalar and jnp.isdtype(value.dtype, ("integral", "real floating"))
 
 
 class Static(NamedTuple):
@@ -138,12 +135,11 @@ class Targets(NamedTuple):
     """Targets of tokens and their weights.
 
     Attributes:
-        ids: `[...]`, or `[..., k]` for several a token; 0 in place of ids outside the vocabulary.
-        probs: `[..., k]`, the probabilities of several targets, 0 for ignored ones; or None.
+        ids: `[...]`, or `[..., k]` for k targets per token; 0 for ids outside the vocabulary.
+        probs: `[..., k]`, the probabilities of k targets, 0 for ignored ones; or None.
         weights: `[...]`, 0 for ignored tokens, NaN where a target is outside the vocabulary.
         in_vocabulary: bool `[...]`.
-        count: the sum of the weights as they were before those of targets outside the vocabulary
-            became NaN.
+        count: the sum of the weights before those of targets outside the vocabulary become NaN.
     """
 
     ids: jax.Array
@@ -160,11 +156,11 @@ def token_targets(targets, weights, probs, shape, words: int, ignored, dtype) ->
         targets: `[...]`, or with probs `[..., k]`.
         weights: `[...]`, or None: all 1.
         probs: `[..., k]`, the targets' probabilities; or None.
-        ignored: a target that counts as one of weight 0, or None.
+        ignored: target id whose tokens get weight 0, or None.
         dtype: of weights and probabilities.
 
     Raises:
-        InputError: shapes that do not fit; ids outside the vocabulary, where they are concrete.
+        InputError: mismatched shapes, or concrete ids outside the vocabulary.
     """
     checked_weights, target_shape = weights, shape
     if weights is not None:
@@ -201,7 +197,7 @@ def token_targets(targets, weights, probs, shape, words: int, ignored, dtype) ->
 
 
 class Arguments(NamedTuple):
-    """Checked arguments of a loss, on Explicit axes sharded alike.
+    """Checked arguments of a loss; on Explicit axes, all tokens have the same sharding.
 
     Attributes:
         static: a `Static`.
@@ -217,8 +213,8 @@ class Arguments(NamedTuple):
     targets: Targets
 
     def varying(self, weights):
-        """`(hidden, softmax, weights, ids, probs)`, which vary over the same axes of
-        `jax.shard_map`, for functions with a gradient of their own.
+        """`(hidden, softmax, weights, ids, probs)`, cast to vary over the same axes of
+        `jax.shard_map`, as functions with custom gradients require.
         """
         arrays = self.hidden, self.softmax, weights, self.targets.ids, self.targets.probs
         if self.static.settings.gathers:
@@ -229,10 +225,10 @@ class Arguments(NamedTuple):
 def loss_arguments(
     hidden, targets, weights, bands, clusters, settings, probs=None, logit_scale=None
 ) -> Arguments:
-    """The arguments of `adaptive_jax.losses.banded.reduced`, checked.
+    """Converts and checks the arguments of `adaptive_jax.losses.banded.reduced`.
 
     Raises:
-        InputError: as it.
+        InputError: as `reduced`.
     """
     settings = settings.checked()
     hidden, bands, clusters = validate_bands(hidden, bands, clusters)
@@ -243,7 +239,7 @@ def loss_arguments(
             f" {refused[0]!r}: a token visits one tail; log_probs gives those of all words"
         )
     products, dtype = hidden.dtype, sum_dtype(hidden.dtype)
-    # Gradients are first averaged over many tokens or scaled, and rounded to float16 last.
+    # Gradients are averaged or scaled in float32 and rounded to float16 last.
     hidden, bands, clusters = jax.tree.map(
         lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a,
         (hidden, bands, clusters),
@@ -282,7 +278,7 @@ def loss_arguments(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def not_differentiable(arrays, message: str):
-    """The arrays; differentiating them is an `InputError` with this message."""
+    """Returns the arrays; raises an `InputError` with this message if they are differentiated."""
     return arrays
 
 
@@ -292,7 +288,7 @@ def _refuse(message, primals, tangents):
 
 
 def by_words(softmax) -> tuple[bool, ...]:
-    """For each array of `(bands, clusters, numbers)`, whether it has a row for each word."""
+    """For each array of `(bands, clusters, array settings)`, True if it has a row per word."""
     bands, *rest = softmax
     fields = [pair for band in bands for pair in zip(Band._fields, band, strict=True)]
     rows = [name != "projection" for name, array in fields if array is not None]
@@ -303,18 +299,17 @@ def validate_bands(
     hidden, bands: Sequence[Band], clusters: Band | None
 ) -> tuple[jax.Array, list[Band], Band | None]:
     """`hidden [..., features]`, bands and clusters as JAX arrays; see
-    `adaptive_jax.losses.banded`. A `Table` for bands is the one band of a full softmax, whose
-    arrays errors name as the caller did.
+    `adaptive_jax.losses.banded`. A `Table` in place of bands is the one band of a full softmax;
+    errors then say "table" and "bias".
 
     Raises:
-        InputError: hidden states of another width than the bands take, or bands and clusters that
-            do not fit together.
+        InputError: mismatched shapes or dtypes of hidden states, bands and clusters.
     """
     if isinstance(bands, Table):
         band = _checked_band(Band(bands.table, None, bias=bands.bias), "features", "words", "")
         if (shape := np.shape(hidden)) and shape[-1] == len(band.table) != band.features:
             raise InputError(
-                f"table has shape {list(band.table.shape)}, expected [words, {len(band.table)}]:"
+                f"table must have shape [words, {len(band.table)}], got {list(band.table.shape)}:"
                 " transpose it"
             )
         return floats("hidden", hidden, ..., band.features), [band], None
@@ -360,11 +355,11 @@ def _band(name, band):
 
 
 def _checked_band(band, features, words, prefix):
-    """A band whose hidden states, or for clusters those of the head, have this width."""
+    """Converts and checks a band for states of width `features`, errors naming it by `prefix`."""
     table, projection, bias = band
     width = features if projection is None else "width"
     dtype = getattr(table, "dtype", jnp.float32)
-    if not jnp.issubdtype(dtype, jnp.floating):  # of a quantized table
+    if not jnp.issubdtype(dtype, jnp.floating):  # such as a quantized table
         raise InputError(
             f"{prefix}table must have a float dtype, got {dtype}: multiply by its scales first"
         )

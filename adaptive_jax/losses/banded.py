@@ -7,23 +7,23 @@ over the words of one further band:
     p(word) = p_head(word)                  for a word of band 0
     p(word) = p_head(tail i) · p_i(word)    for a word of band i
 
-With one band it is the full softmax. Everything here is a pure function of arrays:
+One band is the full softmax. All functions are pure functions of arrays:
 
 - `bands` is a list of `Band(table, projection, bias)`, frequent words first; the logits of a band
   are `(hidden @ projection.T) @ table.T + bias`. Word ids count through the bands in order.
 - `clusters` is a Band without projection, `table [tails, width_0]`, whose rows stand for the tails
-  in the head: tail i has column `words_0 + i - 1`. It is None if there is one band. Band 0 may then
-  have no words, a table `[0, width]`: the head chooses among the tails alone (a hierarchical
-  softmax of two levels).
+  in the head: tail i has column `words_0 + i - 1`. It is None if there is one band. With clusters,
+  band 0 may have no words, a table `[0, width]`: the head chooses among the tails alone (a
+  hierarchical softmax of two levels).
 
-How it stays fast with static shapes: tokens are sorted by band once, those of weight 0 last, then
-every softmax runs over its own tokens only, `chunk` tokens at a time, in a loop whose trip count is
-read off the data. A token of weight 0 costs nothing and changes nothing, whatever its hidden state.
-While the logits of a chunk are alive, `softmax - onehot` gives the chunk's share of every gradient
-(`adaptive_jax.losses.chunks`), so logits are computed once, `[tokens, vocabulary]` never exists,
-and the backward pass only scales; gradients that nobody asks for are not computed. Many similar
-tails share one loop (`adaptive_jax.losses.groups`); on NVIDIA GPUs a tail in bfloat16 has kernels
-instead (`adaptive_jax.losses.flash_tails`).
+All shapes are static. Tokens are sorted by band once, those of weight 0 last. Every softmax then
+runs over its own tokens only, `chunk` tokens at a time, in a loop whose trip count depends on the
+data. A token of weight 0 costs nothing and changes nothing, whatever its hidden state. While the
+logits of a chunk exist, `softmax - onehot` gives the chunk's share of every requested gradient
+(`adaptive_jax.losses.chunks`). So logits are computed once, `[tokens, vocabulary]` never exists,
+and the backward pass only scales. Many similar tails share one loop
+(`adaptive_jax.losses.groups`); on NVIDIA GPUs, bfloat16 tails run in kernels
+(`adaptive_jax.losses.flash_tails`).
 """
 
 import functools
@@ -50,7 +50,7 @@ from adaptive_jax.losses.chunks import Cotangents, Normaliser, Tokens
 from adaptive_jax.losses.passes import grouped_pass, one_pass
 from adaptive_jax.losses.reports import LOG_PROBS, Report
 from adaptive_jax.numerics.arrays import whole_numbers
-from adaptive_jax.numerics.meshes import as_tuple, axes_of, pvary
+from adaptive_jax.numerics.meshes import as_tuple, axes_of, pvary, vary_alike
 
 REDUCTIONS = "mean", "sum", "none"
 
@@ -73,25 +73,24 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
     Args:
         hidden: `[..., features]`, any float dtype: matrix products run in it, sums and logarithms
             in float32, or float64 of those.
-        targets: `[...]` word ids. Where the weight is 0, any number may stand, such as -1.
+        targets: `[...]` word ids; any number, such as -1, where the weight is 0.
         weights: `[...]`, 0 for padding; None: all 1. Tokens of weight 0 are not computed: their
             hidden states may be NaN, all their results are 0, and so is the gradient of their
-            weights. Time is in proportion to the other tokens.
+            weights.
         bands, clusters: see the module.
         settings: see `Settings`.
         seeds: uint32 `[tokens, 2]`, see `dropout.row_seeds`, needed when `tail_dropout > 0`. A
-            token's mask is a function of its seeds alone, so neither the order of tokens nor chunks
-            change it.
+            token's mask depends on its seeds alone, not on the order of tokens or on chunks.
 
     Returns:
         `(loss, nll)`: the scalar `sum(weights · regularised nll)` in nats, differentiable once, and
-        `nll [...]`, the plain negative log-likelihood of every token in the order given, a report
-        without gradient. With tail dropout both see the same mask. The nll is 0 where the weight
-        is 0; elsewhere that of a target outside the vocabulary is NaN, as are loss and gradients.
+        `nll [...]`, the plain negative log-likelihood of every token, a report without gradient.
+        With tail dropout both see the same mask. The nll is 0 where the weight is 0. A target
+        outside the vocabulary of another weight makes its nll, the loss and the gradients NaN.
 
     Raises:
-        InputError: a concrete target outside the vocabulary; shapes that do not fit; settings out
-            of range; tail dropout without seeds; a gradient of the nll.
+        InputError: a concrete target outside the vocabulary; mismatched shapes; settings out of
+            range; tail dropout without seeds; a gradient of the nll.
     """
     settings = settings._replace(reports=("nll",))
     arrays = hidden, targets, weights, bands, clusters
@@ -100,11 +99,10 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
 
 
 def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN):
-    """`weights · regularised nll` `[...]` of every token in nats, in the order given; arguments as
-    `loss`, settings without tail dropout.
+    """`weights · regularised nll` `[...]` of every token in nats; arguments as `loss`, settings
+    without tail dropout.
 
-    Differentiable for any cotangent, by a second pass: where their sum is all that is needed, use
-    `loss`.
+    Differentiable for any cotangent, by a second pass over the logits: use `loss` for their sum.
 
     Raises:
         InputError: as `loss`.
@@ -132,12 +130,12 @@ def reduced(
     Args:
         bands: also an `adaptive_jax.losses.arguments.Table`.
         seeds: see `loss`.
-        probs: `[..., k]`, probabilities of as many targets `[..., k]`, for one band.
+        probs: `[..., k]`, the probabilities of targets `[..., k]`, for one band.
         token_axes, logit_scale: see `linear_cross_entropy`.
 
     Raises:
-        InputError: as `linear_cross_entropy` and `loss`; the reduction "none" with tail dropout,
-            whose masks are drawn for the sum alone.
+        InputError: as `linear_cross_entropy` and `loss`; tail dropout with the reduction "none",
+            which it does not support.
     """
     arguments = hidden, targets, weights, bands, clusters, settings
     arguments = loss_arguments(*arguments, probs, logit_scale)
@@ -151,16 +149,17 @@ def reduced(
             )
         has_weight = (weights != 0).astype(weights.dtype)
         token_losses, nll, statistics = _each(static, *arguments.varying(has_weight))
-        value = weights * token_losses
+        value = weighted(weights, token_losses)
         return (value, _report(arguments, nll, statistics)) if settings.reports else value
-    if settings.tail_dropout:
-        if seeds is None:
-            raise InputError(
-                f"tail_dropout={settings.tail_dropout} needs seeds: use dropout.row_seeds(key,"
-                " numbers of the tokens)"
-            )
+    if not settings.tail_dropout:
+        seeds = None
+    elif seeds is None:
+        raise InputError(
+            f"tail_dropout={settings.tail_dropout} needs seeds: use dropout.row_seeds(key,"
+            " numbers of the tokens)"
+        )
+    else:
         seeds = whole_numbers("seeds", seeds, weights.size, 2).reshape(*weights.shape, 2)
-    seeds = seeds if settings.tail_dropout else None
     total, nll, statistics = _sum(static, *arguments.varying(weights), seeds)
     total = lax.psum(total, axes) if axes else total
     return (total, _report(arguments, nll, statistics)) if settings.reports else total
@@ -169,10 +168,10 @@ def reduced(
 def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
     """The weights by which losses are summed, and the axes over which the sum is taken.
 
-    A mean divides them by their sum before the pass: then gradients need no scaling after it.
+    A mean divides them by their sum before the pass, so that gradients need no scaling after it.
 
     Raises:
-        InputError: an unknown reduction; token_axes that shard none of the arrays, or have no
+        InputError: an unknown reduction; token_axes that shard none of the arrays, or that have no
             effect.
     """
     weights, axes = targets.weights, as_tuple(token_axes) if token_axes else ()
@@ -183,7 +182,7 @@ def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
     check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
     if axes and not set(axes) <= axes_of(arrays):
         raise InputError(
-            f"token_axes={axes} cut no tokens here: use jax.shard_map in_specs that do, and"
+            f"token_axes={axes} do not shard the tokens: use jax.shard_map in_specs that do, and"
             " leave its check_vma on"
         )
     if reduction == "mean":
@@ -194,25 +193,49 @@ def reduced_weights(reduction: str, targets: Targets, token_axes, arrays):
     return weights, axes
 
 
+def weighted(weights, losses):
+    """`weights · losses`, 0 where the weight is 0. Where the cotangent is 0, so are the gradients,
+    even for the weight NaN of a target outside the vocabulary.
+    """
+    return _weighted(*vary_alike((weights, losses)))
+
+
+@jax.custom_vjp
+def _weighted(weights, losses):
+    return jnp.where(weights == 0, 0, weights * losses)
+
+
+def _weighted_backward(saved, cotangent):
+    weights, losses = saved
+    d_weights = jnp.where(cotangent == 0, 0, losses * cotangent)
+    is_zero = (cotangent == 0) | (weights == 0)
+    return d_weights, jnp.where(is_zero, 0, weights * cotangent)
+
+
+_weighted.defvjp(lambda *arrays: (_weighted(*arrays), arrays), _weighted_backward)
+
+
 def log_probs_of_targets(arguments: Arguments):
-    """`(log_probs [..., k], Report)` of the targets `[..., k]`, which have gradients, for settings
-    with `target_log_probs`; 0 where `probs` is 0.
+    """`(log_probs [..., k], Report)` of the targets `[..., k]`, differentiable, for settings with
+    `target_log_probs`; 0 where `probs` is 0.
     """
     targets = arguments.targets
     has_weight = (targets.weights != 0).astype(targets.weights.dtype)
     _, nll, statistics = _each(arguments.static, *arguments.varying(has_weight))
-    values = jnp.where(targets.probs != 0, statistics.pop(LOG_PROBS), 0)
-    outside = jnp.where(jnp.isnan(targets.weights), jnp.nan, 1.0).astype(values.dtype)
-    return values * outside[..., None], _report(arguments, nll, statistics)
+    values = statistics.pop(LOG_PROBS)
+    outside = jnp.isnan(targets.weights)[..., None]
+    factors = jnp.where(outside, jnp.nan, targets.probs != 0).astype(values.dtype)
+    return weighted(factors, values), _report(arguments, nll, statistics)
 
 
 def _report(arguments: Arguments, nll, statistics) -> Report:
-    """The `Report` of tokens, from their nll `[...]` and the sums of `reports.observed` over the
+    """The `Report` of tokens, from their nll `[...]` and `reports.observed`, summed over the
     softmaxes that each token visits.
     """
     fields, targets = dict(statistics), arguments.targets
     if "nll" in arguments.static.settings.reports:
-        fields["nll"] = jnp.where(targets.in_vocabulary, nll, 0 * targets.weights)
+        factors = jnp.where(targets.in_vocabulary, 1, 0 * targets.weights)
+        fields["nll"] = weighted(factors, nll)
     if "correct" in fields:
         counts = targets.in_vocabulary & (targets.weights != 0)
         fields["correct"] = counts & (fields["correct"] == 0)
@@ -220,8 +243,9 @@ def _report(arguments: Arguments, nll, statistics) -> Report:
 
 
 def _unwrapped(primals):
-    """The values of arguments of a forward pass with symbolic zeros, guarded against a second
-    derivative; the gradients to compute of hidden states and softmax; and whether weights have one.
+    """`(values, gradients, of_weights)` of the arguments of a forward pass with symbolic zeros:
+    values guarded against a second derivative, the gradients to compute of hidden states and
+    softmax, and a flag for that of the weights.
     """
     leaves, structure = jax.tree.flatten(
         primals, is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal)
@@ -259,7 +283,7 @@ def _sum_backward(static, gradients, cotangents):
         return (None,) * 6
     of_softmax = scale
     if static.settings.gathers:
-        # The gradient of the softmax is of the tokens of all devices, and has one scale.
+        # The gradient of the softmax sums over the tokens of all devices, so it has one scale.
         axes = static.settings.axis_name
         alike = lax.pmax(scale, axes) == lax.pmin(scale, axes)
         of_softmax = jnp.where(alike, scale, jnp.nan)
@@ -271,7 +295,7 @@ def _sum_backward(static, gradients, cotangents):
 _sum.defvjp(_sum_forward, _sum_backward, symbolic_zeros=True)
 
 
-@jax.jit  # outside a program, too, no array in the dtype of the scale is made
+@jax.jit  # so that eager calls, too, make no array in the dtype of the scale
 def scaled(scale, array):
     """`scale · array` in the array's dtype."""
     return (scale * array.astype(scale.dtype)).astype(array.dtype)
@@ -293,11 +317,11 @@ def _each(static, hidden, softmax, has_weight, ids, probs):
 
 
 class _Residuals(NamedTuple):
-    """Kept from a forward pass of every token for its backward pass.
+    """Residuals of `_each` for its backward pass.
 
     Attributes:
         logsumexp, entropy: of the one softmax; None where they were not computed.
-        words: of `top_k`, `[..., k]`; None without it.
+        words: of the report `top_k`, `[..., k]`, or None.
     """
 
     hidden: jax.Array
@@ -314,7 +338,7 @@ class _Residuals(NamedTuple):
 def _each_forward(static, *primals):
     arguments, gradients, _ = _unwrapped(primals)
     names = static.settings.reports
-    if len(static.words) == 1 and "logsumexp" not in names:  # to compute no sum a second time
+    if len(static.words) == 1 and "logsumexp" not in names:  # saved for the backward pass
         settings = static.settings._replace(reports=(*names, "logsumexp"))
         static = static._replace(settings=settings)
     outputs = token_losses, nll, statistics = _each(static, *arguments)
@@ -326,8 +350,8 @@ def _each_forward(static, *primals):
 
 
 def _each_backward(static, residuals, cotangents):
-    """A second pass over the logits: loss and nll, logsumexp, entropy and log-probabilities each
-    have a cotangent of every token, which `partitioned.run` takes as targets with a mass.
+    """A second pass over the logits. Every token has cotangents of its loss, nll, logsumexp,
+    entropy and log-probabilities; `partitioned.run` takes them as targets with a mass.
     """
     mass, ids, slopes = _log_prob_factors(static, residuals, cotangents)
     weight = functools.reduce(jnp.maximum, map(jnp.abs, slopes))
@@ -350,9 +374,9 @@ def _each_backward(static, residuals, cotangents):
 
 
 def _log_prob_factors(static, residuals, cotangents):
-    """`(mass, ids, slopes)`: factors of the log-probabilities of words, which are the targets and
-    those of `top_k`, the ids of these words, and the `Cotangents` of sums over all words; zeros
-    where a token has no weight.
+    """`(mass, ids, slopes)`: factors of the log-probabilities of the targets and the `top_k` words,
+    the ids of these words, and the `Cotangents` of sums over all words; zeros for tokens of weight
+    0.
     """
     of_loss, of_nll, statistics = cotangents
     probs, ids, live = residuals.probs, residuals.ids, residuals.has_weight != 0

@@ -1,13 +1,13 @@
 """A chunk of tokens through one softmax, a tile of words at a time: its loss and its share of every
 gradient.
 
-A tile of logits is alive at a time, or those of all tiles of a chunk, see
+The logits of one tile exist at a time, or those of all tiles of a chunk, see
 `adaptive_jax.losses.plans`. The gradient of a logit is
 
     factor · (power_slope · power - target_slope · total · [target] - ...)
 
-for powers `exp(logit - peak)`, their sum `total`, and one factor for each token, which is
-multiplied into the token's vectors, not into its logits.
+for powers `exp(logit - peak)`, their sum `total`, and one factor per token, which multiplies the
+token's vectors, not its logits.
 """
 
 import functools
@@ -27,8 +27,8 @@ from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import inner, product, sum_dtype, wide
 
-# Smoothed differences of probabilities times this keep their 11 bits in float16, from 2^-24 on; the
-# largest number of float16 is 64 times as large.
+# Smoothed differences of probabilities from 2^-24 on, times this, keep their 11 bits in float16;
+# its largest number is 64 times as large.
 LIFT = 1024
 LEAST = 1e-30  # divided by LIFT it is a normal float32
 
@@ -58,10 +58,9 @@ class Tokens(NamedTuple):
         column: `[tokens]`, or `[tokens, k]`, the columns of the targets in the softmax.
         weight: `[tokens]`.
         seeds: uint32 `[tokens, 2]`, the seeds of each token's tail dropout, or None.
-        mass: of the shape of column, by which the targets count; None: 1, less label smoothing.
-        cotangents: in a second pass over the logits; None: the first pass.
-        normaliser: of the first pass, where the second has it: its peak is the logsumexp, its total
-            1.
+        mass: in the shape of column, weights of the targets; None: 1, less label smoothing.
+        cotangents: of a second pass over the logits; None in the first.
+        normaliser: of the first pass, if the second has it: its peak is the logsumexp, its total 1.
     """
 
     hidden: jax.Array
@@ -85,7 +84,7 @@ class Results(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Flags of the gradients that a caller asks for."""
+    """Flags of the requested gradients."""
 
     hidden: bool
     band: Band  # of bool; None where the band has no such array
@@ -97,8 +96,8 @@ class Columns(NamedTuple):
 
     logits: jax.Array  # [tokens, columns]
     table: jax.Array  # [columns, width]
-    first: jax.Array | int  # the number of the first column
-    target: jax.Array  # columns of the targets, counted from `first`; others are outside
+    first: jax.Array | int  # index of the first column
+    target: jax.Array  # columns of the targets, counted from `first`; may be out of range
     valid: jax.Array | None  # bool [columns]; None: all
 
     def where_valid(self, values, other):
@@ -110,7 +109,7 @@ class Softmax(NamedTuple):
     """One softmax, for chunks of tokens.
 
     Attributes:
-        group, part: the arrays of a group of bands, and the rows of them that are the softmax's.
+        group, part: the arrays of a group of bands, and the rows that belong to this softmax.
         clusters: further rows of the head, or None.
         columns: the number of columns, on all devices.
         tile, tiles: words of a tile, and their number.
@@ -129,9 +128,9 @@ class Softmax(NamedTuple):
     narrow: bool
 
     def tile_columns(self, x, target, i, logits=None) -> Columns:
-        """Tile i for states `x [tokens, width]`; its logits are computed if not given.
+        """Tile i for states `x [tokens, width]`; computes its logits unless they are passed.
 
-        The last tile begins where it has as many rows as the others; those that an earlier one has
+        The last tile is as large as the others, so it may overlap the tile before; the shared rows
         are not valid in it.
         """
         rows, valid, first = self.tile, self.part.valid, 0
@@ -153,7 +152,7 @@ class Softmax(NamedTuple):
     def cluster_columns(self, x, target) -> Columns:
         """The columns of the clusters, which follow the band's words."""
         (table, _, bias), first, valid = self.clusters, self.part.rows, None
-        if self.settings.axis_name is not None:  # all devices have them, one counts them
+        if self.settings.axis_name is not None:  # all devices have them, only one counts them
             valid = jnp.full(len(table), is_first(self.settings.axis_name))
         return Columns(self._logits(x, table, bias, valid), table, first, target - first, valid)
 
@@ -174,12 +173,12 @@ def one_chunk(softmax: Softmax, tokens: Tokens, wanted: Wanted | None, sums):
 
     Args:
         wanted: the gradients to compute, or None.
-        sums: `(group, clusters)`, float32 sums of their gradients so far, to which those of these
-            tokens are added; None for those that are not wanted. That of the table is transposed,
-            `[width, words]`, if the softmax is narrow and one tile.
+        sums: `(group, clusters)`, float32 sums of their gradients so far, None for those that are
+            not wanted. The table's is transposed, `[width, words]`, if the softmax is narrow and
+            has one tile.
 
     Returns:
-        `(results, sums)`.
+        `(results, sums)`, the sums with the gradients of these tokens added.
     """
     group, part, projection = softmax.group, softmax.part, softmax.group.projection
     if projection is not None:
@@ -209,8 +208,8 @@ def one_chunk(softmax: Softmax, tokens: Tokens, wanted: Wanted | None, sums):
 
 
 def states(settings, tokens: Tokens, projection) -> tuple:
-    """States to be multiplied with the table, `[tokens, width]`: hidden states, projected and with
-    dropout; and the factors of dropout, or 1.
+    """`(x, mask)`: the states `[tokens, width]` that multiply the table, which are hidden states
+    after projection and dropout, and the factors of dropout, or 1.
     """
     x = tokens.hidden if projection is None else product(tokens.hidden, projection.T)
     rate = settings.tail_dropout
@@ -222,8 +221,8 @@ def states(settings, tokens: Tokens, projection) -> tuple:
 
 
 def through_projection(d_x, hidden, projection, of_hidden=True, of_projection=True) -> tuple:
-    """The float32 gradients of hidden states and projection, from that of the projected states;
-    None for those that are not wanted.
+    """The float32 gradients of hidden states and projection from the gradient `d_x` of the
+    projected states; None for those that are not wanted.
     """
     if projection is None:
         return d_x, None
@@ -233,8 +232,8 @@ def through_projection(d_x, hidden, projection, of_hidden=True, of_projection=Tr
 
 
 def lifted(array, dtype) -> tuple:
-    """A float32 array in the dtype of a product, and the factor of the product that makes up for
-    it: in float16 the array is divided, so that its largest number is `LIFT`.
+    """A float32 array cast to the dtype of a product, and the factor to multiply the product by: in
+    float16 the array is scaled so that its largest number is `LIFT`.
     """
     if dtype != jnp.float16:
         return array.astype(dtype), 1.0
@@ -252,7 +251,7 @@ class _Sums(NamedTuple):
     stats: dict  # see `reports.start`
 
     def add(self, columns: Columns, peak):
-        """The sums with further columns, relative to another peak."""
+        """Adds columns to the sums, relative to a new peak."""
         total = self.total * jnp.exp(self.peak - peak)
         total = total + jnp.exp(columns.logits - peak[:, None]).sum(axis=1)
         logit_sum = self.logit_sum
@@ -264,7 +263,7 @@ class _Sums(NamedTuple):
 
 
 def target_logits(columns: Columns) -> jax.Array:
-    """The logits of the targets, in their shape; 0 where they are no columns of these."""
+    """The logits of the targets, in their shape; 0 where the target is not among the columns."""
     target, count = columns.target, columns.logits.shape[1]
     inside = (target >= 0) & (target < count)
     index = jnp.where(inside, target, 0).reshape(len(target), -1)
@@ -274,8 +273,8 @@ def target_logits(columns: Columns) -> jax.Array:
 
 @jax.named_scope("normaliser")
 def _normalised(softmax: Softmax, tokens: Tokens, x, clusters: Columns | None, keep: bool):
-    """`(results, normaliser, logits)`; `logits[i] [tokens, words]` are those of tile i, or logits
-    are None.
+    """`(results, normaliser, logits)`; `logits[i] [tokens, words]` are those of tile i, None unless
+    `keep`.
     """
     settings, target, one_tile = softmax.settings, tokens.column, softmax.tiles == 1
     axis, dtype, share = settings.axis_name, sum_dtype(x.dtype), settings.label_smoothing
@@ -288,7 +287,7 @@ def _normalised(softmax: Softmax, tokens: Tokens, x, clusters: Columns | None, k
     if axis is not None:
         total, scored, summed = sum_over(axis, total, scored, summed)
     logsumexp = sums.peak + jnp.log(total)
-    # The powers of several tiles are computed again: relative to the logsumexp, their sum is 1.
+    # The powers of several tiles are recomputed relative to the logsumexp, so their sum is 1.
     relative = (sums.peak, total) if one_tile else (logsumexp, jnp.ones_like(total))
     columns = softmax.part.rows + (0 if clusters is None else len(clusters.table))
     scores = logsumexp, scored, target
@@ -309,7 +308,7 @@ def _normalised(softmax: Softmax, tokens: Tokens, x, clusters: Columns | None, k
 
 
 def _add_one_tile(sums: _Sums, softmax: Softmax, x, target, clusters, keep: bool):
-    """`(sums, logits)` as in `_normalised`, with all columns of a softmax of one tile."""
+    """`(sums, logits)` as in `_normalised`, with all columns at once."""
     words, axis = softmax.tile_columns(x, target, 0), softmax.settings.axis_name
     parts = [part for part in (words, clusters) if part is not None and len(part.table)]
     peak = functools.reduce(jnp.maximum, [part.logits.max(axis=1) for part in parts])
@@ -320,7 +319,7 @@ def _add_one_tile(sums: _Sums, softmax: Softmax, x, target, clusters, keep: bool
 
 
 def _add_tiles(sums: _Sums, softmax: Softmax, x, target, clusters, keep: bool):
-    """As `_add_one_tile`, a tile at a time."""
+    """As `_add_one_tile`, one tile at a time."""
     axis, shape = softmax.settings.axis_name, (softmax.tiles, len(x), softmax.tile)
 
     def visit(i, state):
@@ -344,11 +343,11 @@ class _Slopes(NamedTuple):
 
     Attributes:
         power: of the powers.
-        target: of the targets, times `total`, `[tokens, 1]` or one for each of several.
-        uniform: of each valid column: that of label smoothing; or None.
+        target: of the targets, times `total`; `[tokens, k]` for k targets.
+        uniform: of every valid column, for label smoothing, or None.
         entropy: of `power · (logit - mean logit)`, or None.
         factor: of a token's vectors.
-        lowering: what undoes the lift of products in float16, or 1.
+        lowering: factor that undoes the lift of float16 products, or 1.
     """
 
     power: jax.Array | float
@@ -383,7 +382,7 @@ def _slopes(softmax: Softmax, tokens: Tokens, normaliser: Normaliser, dtype) -> 
 
 
 def _d_logits(settings, columns: Columns, power, normaliser: Normaliser, slopes: _Slopes):
-    """The gradient of logits `[tokens, columns]`, less the factor."""
+    """The gradient of logits `[tokens, columns]`, without the factor."""
     target = columns.target
     gradient = power if isinstance(slopes.power, float | int) else power * slopes.power
     if slopes.uniform is not None:
@@ -394,7 +393,7 @@ def _d_logits(settings, columns: Columns, power, normaliser: Normaliser, slopes:
         gradient = gradient - jnp.where(hit, slopes.target, 0.0)
     else:
         row = jnp.arange(len(target))[:, None]
-        target = jnp.where(target < 0, power.shape[1], target)  # a negative one counts from the end
+        target = jnp.where(target < 0, power.shape[1], target)  # negative indices would wrap
         gradient = gradient.at[row, target].add(-slopes.target, mode="drop")
     if slopes.entropy is not None:
         away = columns.logits - (normaliser.logsumexp - normaliser.entropy)[:, None]
@@ -406,13 +405,13 @@ def _d_logits(settings, columns: Columns, power, normaliser: Normaliser, slopes:
 
 
 def overwritten(power, target, total, dtype):
-    """`_d_logits` of a plain softmax: rounded powers in which only the targets' are written anew.
+    """`_d_logits` of a plain softmax: rounded powers in which the targets' entries are overwritten.
 
-    On a GPU the pass that sums the powers writes them rounded, too, so none reads the logits once
-    more: of 1.5 GB that a chunk of 3,328 tokens and 20,000 words moves, 0.27. The numbers are the
-    same.
+    On a GPU the pass that sums the powers also writes them rounded, so no pass reads the logits
+    again. This saves 0.27 of the 1.5 GB that a chunk of 3,328 tokens and 20,000 words moves, and
+    changes no number.
     """
-    target = jnp.where(target < 0, power.shape[1], target)  # a negative one counts from the end
+    target = jnp.where(target < 0, power.shape[1], target)  # negative indices would wrap
     value = jnp.take_along_axis(power, target[:, None], axis=1)[:, 0] - total
     rounded = power.astype(dtype).at[jnp.arange(len(target)), target]
     return rounded.set(value.astype(dtype), mode="drop", unique_indices=True)
@@ -428,10 +427,12 @@ def _is_plain(softmax: Softmax, tokens: Tokens, wanted: Wanted, dtype) -> bool:
 
 
 def _gradients(softmax: Softmax, tokens, x, clusters, normaliser, logits, wanted: Wanted, sums):
-    """The gradient of the states `x`, or None, and `sums` with those of group and clusters.
+    """The gradient of the states `x`, or None, and `sums` with the gradients of group and clusters
+    added.
 
-    In float16 a sum of powers may be infinite and a small weight 0. So powers become probabilities,
-    weights at most 1, and gradients of logits are multiplied by `LIFT` before the products.
+    In float16 a sum of powers may overflow and a small weight may underflow. So powers become
+    probabilities, weights at most 1, and gradients of logits are multiplied by `LIFT` before the
+    products.
     """
     if x.dtype == jnp.float16:
         ones = jnp.ones_like(normaliser.total)

@@ -1,4 +1,4 @@
-"""Distillation of a teacher with the same vocabulary, without the logits of all tokens."""
+"""Distillation from a teacher with the same vocabulary, without the logits of all tokens."""
 
 import functools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from jax import lax
 from adaptive_jax.errors import InputError, check_at_least, check_within
 from adaptive_jax.losses import fused, partitioned
 from adaptive_jax.losses.arguments import Table, not_differentiable, token_targets, validate_bands
-from adaptive_jax.losses.banded import reduced_weights
+from adaptive_jax.losses.banded import reduced_weights, weighted
 from adaptive_jax.losses.chunks import lifted
 from adaptive_jax.losses.fused import FusedLoss
 from adaptive_jax.losses.plans import chunk_size, plan
@@ -50,22 +50,22 @@ def linear_distillation(
         (1 - hard_weight) · D(P, Q) + hard_weight · nll(targets)
         D = beta · KL(P, M) + (1 - beta) · KL(Q, M),  M = beta · P + (1 - beta) · Q
 
-    It costs 6 · tokens · words · width FLOPs of the student and 2 of the teacher; "none" computes
-    the logits of both once more. Only the logits of a chunk of tokens exist at a time. The teacher
-    has no gradient.
+    It costs 6 · tokens · words · width FLOPs for the student and 2 for the teacher; "none" computes
+    the logits of both once more. Only the logits of one chunk of tokens exist at a time. The
+    teacher has no gradient.
 
     Args:
-        student, teacher: `(hidden [..., width], table [words, width])`, or with a bias `[words]`
-            behind; widths and dtypes may differ.
-        targets: `[...]` word ids, needed where hard_weight is above 0.
+        student, teacher: `(hidden [..., width], table [words, width])`, optionally followed by a
+            bias `[words]`; widths and dtypes may differ.
+        targets: `[...]` word ids, required if hard_weight is above 0.
         beta: 0 is the forward divergence KL(P, Q), 1 the reverse KL(Q, P).
-        temperature: divides the logits of both in D. The loss is not multiplied by its square, as
-            Hinton et al. 2015 do to keep the size of gradients.
+        temperature: divides the logits of both in D. The loss is not multiplied by its square;
+            Hinton et al. 2015 do so to keep the size of gradients.
         hard_weight: in [0, 1].
         weights, ignore_index, reduction, token_axes: as in `linear_cross_entropy`.
-        axis_name: as in `linear_cross_entropy`, but its devices must have the same tokens, and both
-            tables equally many rows on each.
-        words: of the vocabulary, where tables have more rows; needed where their rows differ.
+        axis_name: as in `linear_cross_entropy`, but tokens must be replicated over it, and both
+            tables must have the same number of rows per device.
+        words: size of the vocabulary, if tables have more rows; required if their rows differ.
 
     Raises:
         InputError: as `linear_cross_entropy`, and a number out of range.
@@ -76,10 +76,10 @@ def linear_distillation(
         raise InputError(f"hard_weight={hard_weight} needs targets: pass them, or use 0")
     hidden, of_student = _checked("student", student)
     teacher_hidden, of_teacher = _checked("teacher", teacher)
-    # A scalar of NumPy would promote float32 to float64 under x64.
+    # A NumPy scalar would promote float32 to float64 under x64.
     rates = float(beta), float(temperature), float(hard_weight)
     settings = _Settings(*rates, words, axis_name, hidden.dtype)
-    # Gradients in float16 are first averaged or scaled, and rounded last.
+    # Gradients are averaged or scaled in float32 and rounded to float16 last.
     hidden, of_student = jax.tree.map(
         lambda a: a.astype(jnp.float32) if a.dtype == jnp.float16 else a, (hidden, of_student)
     )
@@ -106,13 +106,13 @@ def linear_distillation(
     has_gradient = (*_by_words(tables[:2]), *(False for _ in _by_words(tables[2:])))
     loss = FusedLoss(_pass, settings, _by_words(tables), has_gradient)
     if reduction == "none":
-        return weights * fused.each(loss, tokens, tables)
+        return weighted(weights, fused.each(loss, tokens, tables))
     total, _ = fused.total(loss, tokens, tables)
     return lax.psum(total, axes) if axes else total
 
 
 def _checked(name, model):
-    """Hidden states and band of a model `(hidden, table[, bias])`."""
+    """Converts and checks a model `(hidden, table[, bias])`; returns hidden states and a band."""
     got = f"{len(model)} entries" if isinstance(model, tuple | list) else type(model).__name__
     if got not in ("2 entries", "3 entries"):
         raise InputError(f"{name} must be (hidden, table) or (hidden, table, bias), got {got}")
@@ -121,7 +121,7 @@ def _checked(name, model):
 
 
 def _shared_words(student, teacher, words, axis_name):
-    """The number of words that both bands have, on all devices."""
+    """Checked number of words of both bands, on all devices."""
     rows = [len(band.table) for band in (student, teacher)]
     [all_rows] = words_of([student], None, axis_name)
     devices = all_rows // rows[0]
@@ -146,7 +146,7 @@ def _pass(call, axis_name, tokens, tables):
     hidden = hidden.astype(settings.dtype)
     parts = jnp.where(live, hidden, 0), jnp.where(live, teacher_hidden, 0), ids, weights
     count, (rows, width) = len(ids), tables[0].shape
-    # Two softmaxes of a chunk are alive.
+    # The logits of two softmaxes exist at a time.
     chunk = plan(0, (2 * rows,), width, count, hidden.dtype.itemsize)
     # All words of a chunk are computed at once, so the plan of a tile of them does not apply.
     size = chunk.tokens if chunk.keeps_logits else chunk_size(0, 2 * rows, width)
@@ -166,7 +166,7 @@ def _pass(call, axis_name, tokens, tables):
 
 
 def _visit(settings, tables, gradients, sums, part):
-    """The losses of a chunk, and `sums` with its gradients."""
+    """Adds the gradients of a chunk to `sums`; returns them with the losses of the chunk."""
     (hidden, teacher_hidden, ids, weights), axis = part, settings.axis_name
     table, bias, teacher_table, teacher_bias = tables
     first = 0 if axis is None else lax.axis_index(axis) * len(table)

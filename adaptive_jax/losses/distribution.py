@@ -16,8 +16,8 @@ from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, by_token, pvary
 from adaptive_jax.numerics.products import product, wide
 
-LOGITS = 2**25  # float32 logits that are alive at a time in `predict`, at most: 128 MiB
-TAIL_ROWS = 64  # tokens of a chunk of a tail, at most: few need it, and a chunk is computed whole
+LOGITS = 2**25  # most float32 logits that exist at a time in `predict`: 128 MiB
+TAIL_ROWS = 64  # most tokens of a chunk of a tail: few need it, and a chunk is computed whole
 
 
 def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
@@ -35,11 +35,10 @@ def log_probs(hidden, bands, clusters=None):
     """Log-probabilities `[..., vocabulary]` of every word, normalised, in float32, or float64 for
     hidden states of float64.
 
-    Builds the matrix that it returns: give it only the rows of `hidden [..., features]` that are
-    needed.
+    Allocates the whole result: pass only the needed rows of `hidden [..., features]`.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: mismatched shapes.
     """
     hidden, bands, clusters = validate_bands(hidden, bands, clusters)
     return by_token(_log_probs, hidden, (bands, clusters))
@@ -59,7 +58,7 @@ def _log_probs(hidden, softmax):
 
 
 def of_head(hidden, head, clusters):
-    """Log-probabilities `[tokens, words + tails]` of the head's words and of its tails, for
+    """Log-probabilities `[tokens, words + tails]` of the head's words and of the tails, for
     `hidden [tokens, features]`.
     """
     first, *rest = [in_dtype(band, hidden.dtype) for band in (head, clusters) if band is not None]
@@ -70,7 +69,7 @@ def of_head(hidden, head, clusters):
 
 def of_member(hidden, group, member: Slice):
     """Log-probabilities `[tokens, rows]` of a tail's words within the tail, for the rows of a slice
-    of its group. Rows that are a neighbour's have -inf.
+    of its group; -inf for rows of a neighbour.
     """
     band = in_dtype(read_band(group, member), hidden.dtype)
     logits = logits_of(project(hidden, band.projection), band)
@@ -80,8 +79,8 @@ def of_member(hidden, group, member: Slice):
 
 
 def _log_probs_of_group(hidden, group, sizes, reached):
-    """Log-probabilities `[tokens, words]` of a group of tails; `reached [tokens, tails]` are
-    those of the tails in the head.
+    """Log-probabilities `[tokens, words]` of a group of tails, from the log-probabilities
+    `reached [tokens, tails]` of the tails in the head.
     """
 
     def visit(number, out):
@@ -105,27 +104,26 @@ class _Best(NamedTuple):
 
 
 def predict(hidden, bands, clusters=None) -> jax.Array:
-    """The most probable word of each token, int32 `[...]`; the smallest id of equally probable
-    ones.
+    """The most probable word of each token, int32 `[...]`; the smallest id in a tie.
 
-    It is the argmax of `log_probs`, without that matrix. No word of a tail is more probable
-    than its tail, so a tail is computed only for the tokens whose best word so far is less probable
-    than it. Shapes are static: a loop, whose trip count is read off the data, visits those tokens.
-    A token of NaN gets word 0.
+    It is the argmax of `log_probs`, without that matrix. No word of a tail is more probable than
+    its tail, so a tail is computed only for tokens whose best word so far is less probable than the
+    tail. Shapes are static: a loop whose trip count depends on the data visits those tokens. A
+    token of NaN gets word 0.
 
     Args:
         hidden: `[..., features]`.
         bands, clusters: see `adaptive_jax.losses.banded`.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: mismatched shapes.
     """
     hidden, bands, clusters = validate_bands(hidden, bands, clusters)
     return by_token(_predicted, hidden, (bands, clusters))[..., 0]
 
 
 def _predicted(hidden, softmax):
-    """`predict [..., 1]`, with an axis where hidden states have their features."""
+    """`predict [..., 1]`, with a last axis in place of the features."""
     bands, clusters = softmax
     shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
     sizes, (head, *tails) = join(bands)
@@ -161,7 +159,7 @@ def _of_head(hidden, head, clusters):
 
 
 def _of_tail(hidden, tail, reach, best):
-    """The best words after a tail `(group, member, first word of the group)`, whose
+    """Updates the best words by a tail `(group, member, first word of the group)`, whose
     log-probabilities are `reach [tokens]`.
     """
     group, member, first = tail
@@ -169,8 +167,7 @@ def _of_tail(hidden, tail, reach, best):
     largest = len(group.table) if member.valid is None else len(member.valid)
     rows = _rows(min(count, TAIL_ROWS), largest)
     reachable = reach > best.value
-    # The tokens that need the tail, one after another; behind them stands a row that does not
-    # exist.
+    # Tokens that need the tail, followed by the index of no token.
     order = jnp.nonzero(reachable, size=count + rows, fill_value=count)[0]
 
     def visit(trip, best):
@@ -194,6 +191,6 @@ def _best(values):
 
 
 def _rows(count, words):
-    """Tokens of a chunk whose logits over so many words are within `LOGITS`, shared evenly."""
+    """Tokens of a chunk, in chunks of equal size with at most `LOGITS` logits over the words."""
     limit = max(1, LOGITS // max(1, words))
     return math.ceil(count / math.ceil(count / limit))

@@ -1,11 +1,11 @@
 """A tail of an adaptive softmax in two kernels for NVIDIA GPUs, in which logits never leave the
 chip.
 
-As flash attention (Dao et al. 2022) with tokens for queries and words for keys and values. One
-kernel computes the logsumexp of each token's logits and the mean of the words' vectors under its
-softmax, which is all that the token's gradient needs; the other computes the logits again and sums
-the gradient of the table. Tokens are sorted by band. Which are a tail's is known on the device
-alone: a program whose tokens are another's ends at once, so no loop of the host depends on them.
+The kernels are flash attention (Dao et al. 2022) with tokens as queries and words as keys and
+values. One computes the logsumexp of each token's logits and the mean of the words' vectors under
+its softmax, which is all that the token's gradient needs; the other computes the logits again and
+sums the gradient of the table. Tokens are sorted by band. Only the device knows which tokens belong
+to a tail, so programs run over all tokens, and those without a token of the tail exit at once.
 
 Pallas compiles the kernels by Triton; on a CPU it interprets them, for tests.
 """
@@ -27,12 +27,12 @@ ROWS = 64  # tokens of a block
 SPLITS = 8  # programs that share the words of a block of tokens
 LOW = -1e30  # the logit of a row that is no word
 WIDTHS = 16, 32, 64, 128, 256
-WIDEST = 128  # where shared memory is small
+WIDEST = 128  # on GPUs with little shared memory
 
 
 def fits(settings: Settings, band: Band, tails: int) -> bool:
-    """True if the kernels compute a group of so many tails: one in bfloat16, without bias,
-    label smoothing, soft cap or reports, whose words one NVIDIA GPU holds.
+    """True if the kernels support a group of `tails` tails: one tail in bfloat16, without bias,
+    label smoothing, soft cap or reports, all of whose words are on one NVIDIA GPU.
     """
     rows, width = band.table.shape
     soft_cap = used(settings.soft_cap)
@@ -48,16 +48,17 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
 
 
 def visit(stage, queue: Tokens, totals: Results):
-    """Runs the tokens of a tail through its softmax, as `passes.visit_chunks` does by loops over
-    chunks of tokens.
+    """Runs the tokens of a tail through its softmax; the kernels' counterpart of
+    `passes.visit_chunks`.
 
     Args:
         stage: a `passes.Stage` with one band in the dtype of the hidden states, see `fits`.
-        queue: sorted tokens; columns of those of the tail are rows of its table.
-        totals: results of all tokens, to which those of the tail are added.
+        queue: sorted tokens; the columns of the tail's tokens are rows of its table.
+        totals: results of all tokens so far.
 
     Returns:
-        The totals, and the float32 gradients `(band, None)`; None for those not wanted.
+        `totals` with the results of the tail's tokens added, and the float32 gradients `(band,
+        None)`; None for those not wanted.
     """
     settings, band, wanted = stage.settings, stage.group, stage.wanted
     words = len(band.table) if stage.word_counts is None else stage.word_counts[0]
@@ -92,7 +93,7 @@ def visit(stage, queue: Tokens, totals: Results):
 
 
 def _in_blocks(array):
-    """The array, padded to whole blocks of tokens."""
+    """Pads an array to whole blocks of tokens."""
     return jnp.pad(array, [(0, -len(array) % ROWS)] + [(0, 0)] * (array.ndim - 1))
 
 
@@ -118,7 +119,7 @@ def _normalised(x, table, limits):
     """Logsumexp `[tokens]` of the logits and mean `[tokens, width]` of the table's rows under their
     softmax; float32.
 
-    Those of tokens that are not the tail's have no meaning.
+    The results of tokens outside the tail are undefined.
     """
     (tokens, width), splits = x.shape, min(SPLITS, len(table) // WORDS)
     by_split = (None, ROWS), lambda i, split: (split, i)
@@ -208,7 +209,7 @@ def _add_tokens(pl, limits, x_ref, table_ref, *refs):
         x, token = x_ref[block, :], i * ROWS + lax.iota(jnp.int32, ROWS)
         inside = (token >= limits[0]) & (token < limits[1])
         logsumexp, weight, factor, column = (ref[block] for ref in by_token)
-        # The others' vectors have no share: their powers and weights are 0.
+        # Other tokens add nothing: their powers and weights are 0.
         logsumexp = jnp.where(inside, logsumexp, -LOW)[None]
         weight = jnp.where(inside, weight, 0.0)[None]
         chances = jnp.exp(_product(rows, x.T) - logsumexp)

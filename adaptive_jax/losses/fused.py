@@ -1,4 +1,4 @@
-"""Losses of tokens by a function that computes its own gradients, in the same pass."""
+"""Losses of tokens by a function that computes its gradients in the same pass."""
 
 import functools
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from adaptive_jax.losses.banded import ONCE, scaled
 
 
 class FusedLoss(NamedTuple):
-    """A function of tokens `(hidden, ..., weights)` and of arrays that all of them read.
+    """A function of tokens `(hidden, ..., weights)` and of shared arrays that all tokens read.
 
     Attributes:
-        function: as `partitioned.run` takes it, with `static, gradients` for its first argument.
-            Its results are the loss of each token and reports; its gradients those of the sum of
-            weights · loss. It is defined outside any other function.
+        function: as `partitioned.run` takes it, with `(static, gradients)` as its first argument.
+            It returns the loss of each token and reports, and the gradients of the sum of
+            weights · loss. It is defined at module level.
         static: hashable.
-        by_words: which arrays that all tokens read have a row for each word.
-        has_gradient: which of them have a gradient.
+        by_words: flags of the shared arrays that have a row for each word.
+        has_gradient: flags of the shared arrays that have a gradient.
     """
 
     function: Callable
@@ -62,14 +62,14 @@ total.defvjp(_total_forward, _total_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def each(fused: FusedLoss, tokens, shared):
     """The loss of every token, differentiable once and for any cotangent by a second pass. Weights
-    say which tokens count: 1, 0, or NaN.
+    are 1; 0 for tokens that do not count; or NaN for targets outside the vocabulary.
     """
     return fused.run(tokens, shared, False)[0][0]
 
 
 def _each_backward(fused, saved, cotangent):
     (*tokens, weights), shared = not_differentiable(saved, ONCE)
-    # A target that does not exist has a weight of NaN, and changes nothing where nobody reads it.
+    # Unused losses change no gradient, even if their weight is NaN.
     weights = jnp.where(cotangent == 0, 0, weights * cotangent)
     _, d_hidden, d_shared = fused.run((*tokens, weights), shared, True)
     return (d_hidden, *[None] * len(tokens)), d_shared

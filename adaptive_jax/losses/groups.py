@@ -1,13 +1,13 @@
 """Groups of bands that one loop visits, so that a table of hundreds of bands compiles in the time
 of a few.
 
-Consecutive tails of one width whose sizes are nearly equal make a group. Its arrays are
-concatenated; for each member, a loop reads as many rows as the largest member has and masks those
-of the neighbour. Nothing is copied to make all members equally large.
+Consecutive tails of one width and of nearly equal sizes form a group. Its arrays are concatenated;
+for each member, a loop reads as many rows as the largest member has and masks those of the
+neighbour, so no array is copied to make all members equally large.
 
-On accelerators tables have whole tiles of rows, as matrix units need them. A compiler would pad
-other numbers of columns for every chunk of tokens; here tables are padded once. Clusters become
-rows after the head's words, where they need no products of their own.
+On accelerators tables are padded to whole tiles of rows, as matrix units need them, once; otherwise
+the compiler would pad them for every chunk of tokens. Clusters become rows after the head's words,
+so they need no products of their own.
 """
 
 import itertools
@@ -22,24 +22,24 @@ from adaptive_jax.losses.plans import TILE
 from adaptive_jax.numerics.bands import MANY_BANDS, Band
 from adaptive_jax.numerics.platforms import platform
 
-# The largest band of a group has at most this many times the rows of the smallest: so much work at
-# most is spent on masked rows.
+# The largest band of a group has at most this many times the rows of the smallest, which bounds the
+# work spent on masked rows.
 PADDING = 1.25
-# Of a band this long XLA sums products over words in up to 128 parts, and pads for each chunk where
-# those are not of 8 words.
+# From this length on, XLA sums products over words in up to 128 parts, and pads every chunk unless
+# the parts are multiples of 8 words.
 LONG = 2**17
 LONG_TILE = 1024
 
 
 class Slice(NamedTuple):
-    """Rows of a group's arrays that hold one band; in a loop over bands, known only on the device.
+    """Rows of a group's arrays that hold one band; traced in a loop over bands.
 
     Attributes:
         first: first row of table and bias.
         rows: number of rows, those of the group's largest band.
         projection: first row of the projection.
-        valid: bool `[rows]`, the words of this band; the other rows are words of a neighbour, or
-            padding. None: all.
+        valid: bool `[rows]`, True for words of this band, False for those of a neighbour and
+            padding. None: all rows are valid.
         shift: rows before the band's first word.
     """
 
@@ -55,7 +55,7 @@ def band_slice(group: Band, sizes: tuple[int, ...], number, present=None) -> Sli
 
     Args:
         sizes: rows of each band of the group.
-        present: `[bands]`, rows of each band that are words, the first ones; None: all.
+        present: `[bands]`, the number of words at the beginning of each band; None: all rows.
     """
     if len(sizes) == 1:
         rows = len(group.table)
@@ -70,7 +70,7 @@ def band_slice(group: Band, sizes: tuple[int, ...], number, present=None) -> Sli
 
 
 def read_band(group: Band, part: Slice) -> Band:
-    """Arrays of one band, with rows of its neighbours up to the largest size."""
+    """Arrays of one band, as many rows as the largest band of the group has."""
     table, projection, bias = group
     if projection is not None:
         projection = read_rows(projection, part.projection, table.shape[1])
@@ -79,12 +79,12 @@ def read_band(group: Band, part: Slice) -> Band:
 
 
 def read_rows(array: jax.Array, first, rows: int) -> jax.Array:
-    """Rows `[first, first + rows)`; the array itself if these are all."""
+    """Rows `[first, first + rows)`; the array itself if it has no other rows."""
     return array if rows == len(array) else lax.dynamic_slice_in_dim(array, first, rows)
 
 
 def add_rows(array: jax.Array, values: jax.Array, first) -> jax.Array:
-    """The array with `values` added to its rows from `first` on, in place where it can be."""
+    """Adds `values` to the rows of the array from `first` on, in place if possible."""
     if len(values) == len(array):
         return array + values
     rows = lax.dynamic_slice_in_dim(array, first, len(values)) + values
@@ -124,13 +124,13 @@ def in_dtype(tree, dtype):
 
 
 def lay_out(bands: list[Band], clusters: Band | None, words: Sequence[int], axis_name):
-    """`(sizes, groups, clusters)`, as `join` gives them, padded to whole tiles on accelerators.
+    """`(sizes, groups, clusters)`: the groups of `join`, padded to whole tiles on accelerators.
 
-    Clusters become rows of the head there, after its words, and None is returned for them. With
-    `axis_name`, words are sharded, and nothing is moved.
+    On accelerators clusters also become rows of the head, after its words, and the clusters
+    returned are None. With `axis_name`, words are sharded and only `join` is applied.
 
     Args:
-        words: words of each band; its further rows are padding.
+        words: words of each band; its other rows are padding.
     """
     sizes, groups = join(bands)
     if axis_name is not None or platform() == "cpu":
@@ -175,7 +175,7 @@ def _joined(band, clusters):
 
 
 def _padded(band):
-    """The band with rows of 0 after its own, up to a multiple of `TILE`, or of `LONG_TILE`."""
+    """The band padded by rows of 0 to a multiple of `TILE`, or of `LONG_TILE`."""
     rows = -len(band.table) % (TILE if len(band.table) < LONG else LONG_TILE)
     bias = None if band.bias is None else jnp.pad(band.bias, (0, rows))
     return Band(jnp.pad(band.table, [(0, rows), (0, 0)]), band.projection, bias)

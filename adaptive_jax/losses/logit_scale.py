@@ -1,4 +1,4 @@
-"""The scale of logits, as a factor of the hidden states and biases in which they are linear."""
+"""The scale of logits, applied to hidden states and biases, in which logits are linear."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from adaptive_jax.numerics.products import sum_dtype
 
 
 def scaled_logits(scale, hidden, bands, clusters):
-    """`(hidden, bands, clusters)` with hidden states and biases times the scale of the logits."""
+    """Multiplies hidden states and biases of `(hidden, bands, clusters)` by the scale."""
     scale = floats("logit_scale", scale)
 
     def times(array):
@@ -25,8 +25,8 @@ def scaled_logits(scale, hidden, bands, clusters):
 
 @jax.custom_vjp
 def _times(scale, array):
-    """`scale · array` in the array's dtype. Entries without a gradient add none to that of the
-    scale, as 0 · NaN would.
+    """`scale · array` in the array's dtype. Entries of cotangent 0 add nothing to the gradient of
+    the scale, even if they are NaN.
     """
     return (array.astype(scale.dtype) * scale).astype(array.dtype)
 

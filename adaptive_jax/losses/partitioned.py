@@ -1,19 +1,20 @@
-"""Runs a function of tokens on the devices where the tokens lie, whatever mesh a program has.
+"""Runs a function of tokens on the devices that hold the tokens, under any mesh.
 
 Sorting tokens and looping over slices of them defeats XLA's partitioner: under plain `jax.jit`
-every device would compute all tokens. So the axes of the mesh decide how the function runs:
+every device would compute all tokens. So the types of the mesh axes decide how the function runs:
 
-- Manual, that is inside `jax.shard_map`, or one device: it is called as it is.
+- Manual, that is inside `jax.shard_map`, or one device: it is called directly.
 - Explicit, the default of `jax.make_mesh`: types say how arrays are sharded, and `jax.shard_map`
   calls the function with the tokens of one device.
 - Auto: the compiler alone knows how arrays are sharded. It asks for the program of one device
   through `jax.experimental.custom_partitioning`.
 
-Tokens keep the axes that shard them, and every device reads whole tables, which are gathered once,
-or the devices of one or more axes share the softmax, each with some of the words, see
-`adaptive_jax.losses.sharded`: where these axes shard the table by words and no tokens; and, if
-hidden states are fewer numbers than tables, also where they shard tokens, which are gathered then,
-or the table by width, which crosses once. Axes of size 1 do not count.
+Tokens keep the axes that shard them. Either every device reads whole tables, which are gathered
+once, or the devices of one or more axes share the softmax, each with some of the words (see
+`adaptive_jax.losses.sharded`). They share it if these axes shard the table by words and do not
+shard tokens. If hidden states have fewer numbers than tables, they also share it if the axes shard
+tokens, which are then gathered, or the table by width, which is then exchanged once. Axes of size 1
+are ignored.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ import functools
 import itertools
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,8 +42,8 @@ from adaptive_jax.numerics.meshes import compiled_once
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """Flags of the gradients that a function of tokens computes: that of its first array of tokens,
-    and of each array that all tokens read.
+    """Flags of the gradients that a function of tokens computes: of its first array of tokens, and
+    of each array that all tokens read.
     """
 
     tokens: bool
@@ -54,18 +55,17 @@ def run(function, static, tokens, shared, by_words: tuple[bool, ...], gradients,
 
     Args:
         function: returns `(results, d_tokens, d_shared)`: two trees of arrays with the leading
-            sizes of the tokens, and the gradients of `shared`, summed over its tokens, None where
-            they are not asked for. It is defined outside any other function. In place of None it
-            may get the axis, or axes, of the mesh over which words are sharded: then results must
-            be the same on all devices of that axis, and gradients a share that is summed over it,
-            but those of rows.
-        static: whatever else the function needs, hashable.
+            sizes of the tokens, and the gradients of `shared`, summed over its tokens, None for
+            those not requested. It is defined at module level. In place of None it may get the
+            axis, or axes, of the mesh that shard the words. Then results must be the same on all
+            devices of these axes, and gradients are summed over them, except those of rows.
+        static: the other arguments of the function, hashable.
         tokens: a tree of arrays. All have the axes of tokens first; the first array has one more.
         shared: a tree of arrays that every token reads.
         by_words: which arrays of `shared` have a row for each word.
-        gradients: a `Gradients`, or None: no gradient is computed.
-        gather_axes: axes of `jax.shard_map`, each of whose devices computes the tokens of all; see
-            `adaptive_jax.losses.sharded.for_all`.
+        gradients: a `Gradients`, or None to compute no gradient.
+        gather_axes: axes of `jax.shard_map` over which tokens are gathered, so that each device
+            computes those of all; see `adaptive_jax.losses.sharded.for_all`.
 
     Raises:
         InputError: a mesh with axes of several types.
@@ -85,10 +85,10 @@ def run(function, static, tokens, shared, by_words: tuple[bool, ...], gradients,
 
 
 def aligned(tokens, shared, by_words: tuple[bool, ...]):
-    """`(tokens, shared)` on Explicit axes as `run` reads them: all tokens sharded as the first
-    array, `shared` replicated or sharded by words. On other axes it changes nothing.
+    """Reshards `(tokens, shared)` on Explicit axes as `run` reads them: all tokens like the first
+    array, `shared` replicated or sharded by words. Does nothing on other axes.
 
-    For use around custom derivatives of `run`, whose gradients must be sharded as their arrays are.
+    For use around custom derivatives of `run`, whose gradients must be sharded like their arrays.
 
     Raises:
         InputError: as `run`.
@@ -101,7 +101,7 @@ def aligned(tokens, shared, by_words: tuple[bool, ...]):
 
 
 class _Call(NamedTuple):
-    """All of a call but its arrays, hashable."""
+    """A call of `run` without its arrays, hashable."""
 
     function: Callable | None
     static: Any
@@ -111,8 +111,8 @@ class _Call(NamedTuple):
     by_words: tuple[bool, ...]
     gradients: Gradients | None
     mesh: AbstractMesh
-    numerics: tuple[Any, bool]  # precision of products, and whether 64 bits are on
-    levels: tuple[tuple[bool, ...], ...] = ()  # which arrays each vmap maps, the outermost first
+    numerics: tuple[Any, bool]  # precision of products, and jax_enable_x64
+    levels: tuple[tuple[bool, ...], ...] = ()  # arrays that each vmap maps, the outermost first
 
 
 def _call(function, static, tokens, shared, by_words, gradients, mesh):
@@ -124,8 +124,8 @@ def _call(function, static, tokens, shared, by_words, gradients, mesh):
 
 
 def mesh_of(tree) -> AbstractMesh | None:
-    """The mesh over which `run` divides a call with these arrays, empty where it is not known; None
-    where it calls the function as it is.
+    """The mesh over which `run` divides a call with these arrays, empty if unknown; None if `run`
+    calls the function directly.
 
     Raises:
         InputError: as `run`.
@@ -141,15 +141,15 @@ def mesh_of(tree) -> AbstractMesh | None:
             " jax.shard_map all axes (no axis_names), or jax.make_mesh equal axis_types"
         )
     if jax.config.jax_disable_jit and AxisType.Explicit not in mesh.axis_types:
-        return None  # arrays at hand may lie anywhere
+        return None  # concrete arrays may be on any device
     if mesh.empty:
         return None if jax.device_count() == 1 else mesh
     return None if {*kinds.values()} <= {AxisType.Manual} else mesh
 
 
 def _mapped(call):
-    """`_placed` of this call with a rule for vmap, which the primitive beneath lacks: the mapped
-    axis goes where the tokens are computed, so that it may be cut, too.
+    """`_program` of this call with a rule for vmap, which the primitive beneath lacks: the mapped
+    axis becomes one more axis of the tokens, so it may be sharded, too.
     """
     placed = custom_vmap(lambda *leaves: _program(call)(*leaves))
 
@@ -169,10 +169,10 @@ def _mapped(call):
 
 @functools.lru_cache
 def _program(call):
-    """`_placed` under `jax.jit`, for arrays at hand, whose program this is.
+    """`_placed` under `jax.jit`, for eager calls.
 
-    JAX's cache of compiled programs on disk knows a call of custom_partitioning by its address
-    alone, which may later be that of another call: the name tells them apart.
+    JAX's compilation cache on disk identifies a call of custom_partitioning by its address, which
+    another call may have later: the name tells them apart.
     """
 
     def placed(*leaves):
@@ -189,7 +189,7 @@ def _placed(call, *leaves):
     layout = _layout_of_types(call, leaves, already_aligned=True)
     results = layout.tokens, layout.tokens, layout.gradients
     local = functools.partial(_local, call, layout)
-    # Sums over devices are in `_local`, and derivatives around it: nothing is to be tracked.
+    # `_local` sums over devices, and derivatives are around it: there is nothing to track.
     mapped = jax.shard_map(
         local, mesh=call.mesh, in_specs=layout.arguments, out_specs=results, check_vma=False
     )
@@ -212,18 +212,18 @@ class _Layout(NamedTuple):
     Attributes:
         tokens: of every array of tokens.
         arguments: of all arrays.
-        gradients: of the gradients of `shared` that are asked for.
-        token_axes: axes of the mesh over which tokens are sharded.
-        word_axes: those over which words are.
-        gathered: the axis of tokens that is gathered over `word_axes`, which shard it, too; or
+        gradients: of the requested gradients of `shared`.
+        token_axes: mesh axes that shard tokens.
+        word_axes: mesh axes that shard words.
+        gathered: the dimension of tokens that `word_axes` shard, too, and that is gathered; or
             None.
-        by_width: which arrays of `shared` come sharded by width, and are brought to rows by an
-            all-to-all on the device.
+        by_width: flags of the arrays of `shared` that arrive sharded by width, and that the device
+            turns into rows by an all-to-all.
     """
 
     tokens: P
     arguments: tuple[P, ...]
-    gradients: list[P]
+    gradients: Sequence[P]
     token_axes: tuple[str, ...]
     word_axes: tuple[str, ...]
     gathered: int | None
@@ -243,7 +243,7 @@ class _Arrays(NamedTuple):
     shapes: list[tuple[int, ...]]
 
     def axes(self, leaf: int, dim: int) -> tuple[str, ...]:
-        """Axes that shard a dimension of an array; those of size 1 do not count."""
+        """Axes of more than one device that shard a dimension of an array."""
         spec = self.specs[leaf]
         names = spec[dim] if dim < len(spec) else None
         names = () if names is None else (names,) if isinstance(names, str) else names
@@ -258,9 +258,9 @@ class _Words(NamedTuple):
     """The sharding of words.
 
     Attributes:
-        axes: over which they are sharded, if any.
-        by_width: these axes shard the largest table by width as it comes.
-        gathered: the axis of tokens that they shard as well.
+        axes: mesh axes that shard them, if any.
+        by_width: True if these axes shard the largest table by width on arrival.
+        gathered: the dimension of tokens that they shard as well.
     """
 
     axes: tuple[str, ...] = ()
@@ -269,8 +269,8 @@ class _Words(NamedTuple):
 
 
 def _token_axes(call, arrays):
-    """Axes that shard each dimension of the tokens, those of vmap first: as the first array has
-    them that is sharded there, where they cut it evenly and cut nothing else.
+    """Axes that shard each dimension of the tokens, those of vmap first: the axes of the first
+    array that is sharded there, if they divide it evenly and shard no earlier dimension.
     """
     token_axes = []
     for dim in range(len(call.levels) + call.dims):
@@ -283,8 +283,8 @@ def _token_axes(call, arrays):
 def _words(call, arrays, token_axes, already_aligned):
     """The sharding of words, by that of the largest table.
 
-    Words are whole where a table cannot be cut evenly; where its axes shard several dimensions of
-    tokens; and, unless `already_aligned`, where tokens or the table would have to move and tokens
+    Words are not sharded if a table cannot be divided evenly; if its axes shard several dimensions
+    of tokens; or, unless `already_aligned`, if tokens or the table would have to move and tokens
     are more numbers.
     """
     shapes, levels = arrays.shapes, len(call.levels)
@@ -319,8 +319,8 @@ def _layout(call, arrays: _Arrays, already_aligned=False, may_transpose=False) -
     """The shardings of a call.
 
     Args:
-        already_aligned: whether `aligned` has put the tables where they are to be read.
-        may_transpose: whether a table sharded by width may be brought to rows on the device.
+        already_aligned: True if `aligned` has resharded the tables.
+        may_transpose: True if the device may turn a table sharded by width into rows.
     """
     levels, token_axes = len(call.levels), _token_axes(call, arrays)
     words = _words(call, arrays, token_axes, already_aligned)
@@ -357,12 +357,11 @@ def _layout_of_types(call, leaves, already_aligned=False):
 
 
 def _local(call, layout, *leaves):
-    """The program of one device, sums over devices included. `layout`: None on a whole mesh."""
-    words = () if layout is None else layout.word_axes
+    """The program of one device, including its sums over devices."""
+    words, by_width = layout.word_axes, layout.by_width
     axis_name = words[0] if len(words) == 1 else words or None
     function = functools.partial(call.function, call.static, axis_name)
     flags = () if call.gradients is None else call.gradients.shared
-    by_width = [False] * len(call.by_words) if layout is None else layout.by_width
 
     def on_tokens(*leaves):
         tokens, shared = leaves[: call.count], leaves[call.count :]
@@ -371,7 +370,7 @@ def _local(call, layout, *leaves):
             for leaf, transposes in zip(shared, by_width, strict=True)
         ]
         arrays = call.tree.unflatten([*tokens, *shared])
-        if layout is None or layout.gathered is None:
+        if layout.gathered is None:
             results, d_tokens, d_shared = function(*arrays)
         else:
             outputs = for_all(function, axis_name, *arrays, dim=layout.gathered)
@@ -389,7 +388,7 @@ def _local(call, layout, *leaves):
     for level in reversed(call.levels):
         on_tokens = jax.vmap(on_tokens, tuple(0 if is_mapped else None for is_mapped in level))
     results, d_tokens, d_shared = on_tokens(*leaves)
-    if layout is None or call.gradients is None:
+    if call.gradients is None:
         return results, d_tokens, d_shared
     token_axes = tuple(axis for axis in layout.token_axes if axis not in words)
     by_words = itertools.compress(call.by_words, flags)
@@ -404,8 +403,9 @@ def _local(call, layout, *leaves):
 
 
 def _unpartitioned(call, *leaves):
-    """The program of the whole mesh. `jax.jit` holds its constants, which would be refused."""
-    return jax.jit(_local, static_argnums=(0, 1))(call, None, *leaves)
+    """The program of the whole mesh; `jax.jit` holds its constants, which JAX would refuse."""
+    layout = _Layout(P(), (), (), (), (), None, (False,) * len(call.by_words))
+    return jax.jit(_local, static_argnums=(0, 1))(call, layout, *leaves)
 
 
 _auto = custom_partitioning(_unpartitioned, static_argnums=(0,))
@@ -416,7 +416,7 @@ def _partition(call, mesh, arguments, results):
     shapes = [array.shape for array in arguments]
     layout = _layout(call, _Arrays(dict(mesh.shape), specs, shapes), may_transpose=True)
 
-    # The compiler calls this later, when settings that held around the loss may have ended.
+    # The compiler calls this later, when context managers around the loss may have exited.
     def local(*leaves):
         precision, x64 = call.numerics
         with (
@@ -435,16 +435,16 @@ def _partition(call, mesh, arguments, results):
 
 
 def _sharding_axes(mesh, sharding, dims):
-    """The axes of the mesh that shard each dimension, those of the largest parts first. One axis
-    may shard several, of which no `PartitionSpec` can tell: 8 devices with 16 rows, which the
-    program reshapes to 4 microbatches of 4 rows.
+    """The axes of the mesh that shard each dimension, those with the largest parts first. One axis
+    may shard several dimensions, which no `PartitionSpec` can express: 16 rows on 8 devices, which
+    the program reshapes to 4 microbatches of 4 rows.
     """
     if not dims:
         return []
     parts = sharding.devices_indices_map((mesh.size,) * dims)  # every sharding divides it evenly
     begins = [[part.start or 0 for part in parts[device]] for device in mesh.devices.flat]
     begins = np.reshape(begins, (*mesh.devices.shape, dims))
-    reach = {  # how far the parts along an axis lie apart, by dimension
+    reach = {  # distance between the parts along an axis, by dimension
         name: np.ptp(begins, axis=i).reshape(-1, dims).max(axis=0)
         for i, name in enumerate(mesh.axis_names)
     }
@@ -455,8 +455,8 @@ def _sharding_axes(mesh, sharding, dims):
 
 
 def _rule(call, mesh, arguments, results):
-    """Axes of the arrays that are sharded alike, in the notation of custom_partitioning: those of
-    vmaps and tokens everywhere, those of an array of `shared` and of its gradient.
+    """The sharding rule of custom_partitioning: axes of vmaps and tokens are sharded alike in all
+    arrays, and an array of `shared` like its gradient.
     """
     del mesh
     levels = [f"m{i}" for i in range(len(call.levels))]

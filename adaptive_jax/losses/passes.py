@@ -1,5 +1,5 @@
-"""One pass over the bands of a softmax: tokens sorted by band visit the head, then each tail with
-its tokens, a chunk at a time.
+"""One pass over the bands of a softmax: tokens, sorted by band, visit the head and then their tail,
+a chunk at a time.
 """
 
 import functools
@@ -22,17 +22,17 @@ from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype
 
 # The gradient of tables narrower than this is summed as its transpose: at width 16, XLA's product
 # on a CPU was 2.6 times as fast with the narrow side transposed. For wider tables, transposing the
-# sum back costs what is won, but in bfloat16 on a CPU, where the sum's operands must lie row after
-# row and the chunk of logits would have to be transposed instead.
+# sum back costs as much as it saves, except in bfloat16 on a CPU, where the operands must be
+# row-major and the chunk of logits would have to be transposed instead.
 NARROW = 32
 HIGH = 1e30  # above every logit: powers relative to it are 0
 
 
 def grouped_pass(call, axis_name, tokens: Tokens, softmax):
-    """`one_pass` on a mesh, where bands are grouped on the device. A gradient of the table, the
-    projection or the bias of one band computes those of all bands.
+    """`one_pass` on a mesh, where bands are grouped on the device. If one band needs the gradient
+    of its table, projection or bias, those of all bands are computed.
     """
-    (static, gradients), (bands, clusters, numbers), sizes = call, softmax, []
+    (static, gradients), (bands, clusters, array_settings), sizes = call, softmax, []
     axis_name = axis_name or static.settings.axis_name
 
     def grouped(bands, clusters):
@@ -53,37 +53,39 @@ def grouped_pass(call, axis_name, tokens: Tokens, softmax):
             for flag, array in zip(kinds, band, strict=True)
             if array is not None
         ]
-        flags = partitioned.Gradients(gradients.tokens, (*flags, *[False] * len(numbers)))
-    results, d_hidden, d_softmax = one_pass((static, flags), axis_name, tokens, (*arrays, numbers))
+        flags = partitioned.Gradients(gradients.tokens, (*flags, *[False] * len(array_settings)))
+    results, d_hidden, d_softmax = one_pass(
+        (static, flags), axis_name, tokens, (*arrays, array_settings)
+    )
     if gradients is None:
         return results, None, None
     dense = jax.tree.map(
         lambda array, d: jnp.zeros_like(array) if d is None else d, arrays, d_softmax[:2]
     )
-    pulled = jax.tree.leaves((*pull_back(dense), numbers))
+    pulled = jax.tree.leaves((*pull_back(dense), array_settings))
     pairs = zip(gradients.shared, pulled, strict=True)
     return results, d_hidden, structure.unflatten([d if flag else None for flag, d in pairs])
 
 
 def one_pass(call, axis_name, tokens: Tokens, softmax):
-    """Visits the head with all tokens, then every tail with its tokens; those of weight 0 visit
+    """Visits the head with all tokens, then every tail with its own; tokens of weight 0 visit
     nothing, if `static.masked`.
 
     Args:
         call: a `Static`, and a `partitioned.Gradients` or None.
-        axis_name: of a mesh, over which words are sharded, or None.
+        axis_name: the axis of a mesh that shards the words, or None.
         tokens: `[...]` of one device, whose columns are word ids.
-        softmax: groups, clusters and numbers, see `adaptive_jax.losses.arguments.Arguments`.
+        softmax: groups, clusters and array settings, see `adaptive_jax.losses.arguments.Arguments`.
 
     Returns:
-        `(Results without gradient, d_hidden, d_softmax)`: gradients have the dtypes of their
-        arrays; None where they are not asked for.
+        `(Results without gradient, d_hidden, d_softmax)`: gradients in the dtypes of their arrays,
+        None for those not requested.
     """
-    (static, gradients), (groups, clusters, numbers) = call, softmax
+    (static, gradients), (groups, clusters, array_settings) = call, softmax
     shape, words, dtype = tokens.weight.shape, static.words, sum_dtype(static.dtype)
     names = tuple(name for name in static.settings.reports if name != "nll")  # always a result
     names += (LOG_PROBS,) if static.settings.target_log_probs else ()
-    settings = static.settings._replace(**numbers, reports=names)
+    settings = static.settings._replace(**array_settings, reports=names)
     if axis_name is not None:
         settings = settings._replace(axis_name=axis_name)
     tokens = jax.tree.map(lambda a: a.reshape(-1, *a.shape[len(shape) :]), tokens)
@@ -99,7 +101,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
         plans.plan(i, sizes, group.table.shape[1], count, hidden.dtype.itemsize, settings.chunk)
         for i, (sizes, group) in enumerate(zip(static.sizes, groups, strict=True))
     ]
-    # A slice of one chunk is always in bounds: those of the head begin at multiples of its size.
+    # Room keeps every chunk in bounds; the head's begin at multiples of their size.
     room = max(-count % group_plans[0].tokens, *(plan.tokens for plan in group_plans[1:]), 0)
     order = Order.of(places.band, live, len(words), room)
     queue = jax.tree.map(order.queue, tokens._replace(hidden=hidden, column=places.in_head))
@@ -138,7 +140,7 @@ def one_pass(call, axis_name, tokens: Tokens, softmax):
     )
     if gradients is None:
         return results, None, None
-    d_softmax = tuple(d_group for d_group, _ in sums), sums[0][1], dict.fromkeys(numbers)
+    d_softmax = tuple(d_group for d_group, _ in sums), sums[0][1], dict.fromkeys(array_settings)
     d_hidden, d_softmax = jax.tree.map(
         lambda array, d: None if d is None else d.astype(array.dtype),
         (tokens.hidden, softmax),
@@ -177,11 +179,11 @@ def _places(ids, words, rows, has_clusters: bool, axis_name: str | None) -> Plac
 
 
 class Order(NamedTuple):
-    """The order in which tokens visit bands: those of a band one after another, those that visit
-    none last.
+    """The order in which tokens visit bands: the tokens of a band are consecutive, and those that
+    visit no band are last.
     """
 
-    order: jax.Array | None  # tokens by place; None: tokens stay where they are
+    order: jax.Array | None  # tokens by place; None: not sorted
     inverse: jax.Array | None
     ends: jax.Array | None  # of each band
     count: int  # tokens
@@ -208,18 +210,18 @@ class Order(NamedTuple):
         return cls(order, inverse, visits[-1:], count, room)
 
     def queue(self, array):
-        """An array `[tokens, ...]` in this order, with room behind it."""
+        """Sorts an array `[tokens, ...]` in this order, with room behind it."""
         array = array if self.order is None else array[self.order]
         return jnp.pad(array, [(0, self.room)] + [(0, 0)] * (array.ndim - 1))
 
     def undo(self, array):
-        """A queue `[tokens + room, ...]` in the order of the tokens, `[tokens, ...]`."""
+        """Restores a queue `[tokens + room, ...]` to the order of the tokens, `[tokens, ...]`."""
         return array[: self.count] if self.inverse is None else array[self.inverse]
 
 
 class Stage(NamedTuple):
-    """One softmax, or a group of similar ones, and the tokens that visit it: band i has tokens
-    `begins[i]` to `ends[i] - 1` of the queue.
+    """One softmax, or a group of similar ones, and its tokens: band i has tokens `begins[i]` to
+    `ends[i] - 1` of the queue.
     """
 
     settings: Settings
@@ -232,10 +234,12 @@ class Stage(NamedTuple):
     ends: jax.Array | list
     word_counts: jax.Array | None  # rows of each band that are words on this device; None: all
     wanted: Wanted | None
-    one_chunk: bool = False  # all tokens
+    one_chunk: bool = False  # True: one chunk has all tokens
 
     def trips(self):
-        """Trips of a loop over all chunks, and a function from the trip to `(band, its chunk)`."""
+        """Number of trips of a loop over all chunks, and a function from a trip to `(band, chunk of
+        the band)`.
+        """
         chunk, begins, ends = self.plan.tokens, self.begins, self.ends
         if len(begins) == 1:
             return (ends[0] - begins[0] + chunk - 1) // chunk, lambda trip: (0, trip)
@@ -253,8 +257,8 @@ def visit_chunks(stage: Stage, queue: Tokens, totals: Results):
     """Runs tokens through the bands of a group, a chunk at a time.
 
     Returns:
-        `totals`, to which loss, nll, reports and gradient of the hidden states are added, and the
-        float32 gradients `(group, clusters)`.
+        `totals` with loss, nll, reports and gradients of the hidden states added, and the float32
+        gradients `(group, clusters)`.
     """
     size, group, wanted = stage.plan.tokens, stage.group, stage.wanted
     single, rows = len(stage.sizes) == 1, max(stage.sizes)
@@ -271,7 +275,7 @@ def visit_chunks(stage: Stage, queue: Tokens, totals: Results):
         inside = start + jnp.arange(size) < stage.ends[number]
         tokens = jax.tree.map(chunk_of, queue)
         tokens = tokens._replace(weight=jnp.where(inside, tokens.weight, 0.0))
-        if tokens.normaliser is not None:  # of rows outside it is 0, and 0 / 0 is NaN
+        if tokens.normaliser is not None:  # it is 0 in rows outside, and 0 / 0 is NaN
             peak = jnp.where(inside, tokens.normaliser.logsumexp, HIGH)
             relative = {"peak": peak, "total": jnp.ones_like(peak), "logsumexp": peak}
             tokens = tokens._replace(normaliser=tokens.normaliser._replace(**relative))
@@ -282,8 +286,7 @@ def visit_chunks(stage: Stage, queue: Tokens, totals: Results):
         tokens = tokens._replace(column=tokens.column + band_rows.shift)
         results, sums = one_chunk(softmax, tokens, wanted, sums)
 
-        # Rows after the band's last token belong to the next band: this chunk adds 0 to them, and a
-        # later chunk adds their results.
+        # Rows after the band's last token belong to the next band: this chunk adds 0 to them.
         def put(total, result):
             result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0)
             return lax.dynamic_update_slice_in_dim(total, chunk_of(total) + result, start, 0)

@@ -8,20 +8,20 @@ as its traffic at
     n0 = 4 · peak / bandwidth
 
 tokens: 1,180 on an H100 by its data sheet, 961 on a TPU v5e, 663 on a v5p, 2,239 on a v6e. So on
-accelerators chunks have n0 to 2 n0 tokens, and more where that is less than 2^26 logits; up to 4 n0
-tokens are one chunk, without a loop or a sum. Of the numbers of chunks in this range, the one with
-the fewest empty rows is taken, of these the smallest. The rule is counted from compiled programs,
-not measured (benchmarks/counted_softmax.py). Chunks are smaller where
-their logits take more than a quarter of the device's memory. Where not even `LEAST_TOKENS` fit,
-logits are computed a second time in place of being kept, 8 n V d FLOPs, a tile of words at a time.
+accelerators chunks have n0 to 2 n0 tokens, and more if that is less than 2^26 logits; up to 4 n0
+tokens are one chunk, without a loop or a sum. Of the numbers of chunks in this range, the plan
+takes the one with the fewest empty rows, then the smallest. The rule is counted from compiled
+programs, not measured (benchmarks/counted_softmax.py). Chunks are smaller if their logits would
+take more than a quarter of the device's memory. If not even `LEAST_TOKENS` fit, logits are computed
+twice instead of kept, 8 n V d FLOPs, one tile of words at a time.
 
-On CPUs the numbers are measured (benchmarks/outputs.py, benchmarks/full_softmax.py). Logits of a
-chunk are held to 2^25 float32, 128 MiB, or to a quarter of the table's size, if that is more. A
-long table is visited a tile of words at a time, because the gradient of a whole chunk would be as
-large as the sum it is added to. Where fewer than 80 tokens of a long table would fit,
-chunks stay as large and its logits are computed twice.
-In bfloat16, whose products need rows that follow each other, tiles are transposed once a chunk, and
-a table of which logits are kept is whole: with AMX that takes half the time or less.
+On CPUs the numbers are measured (benchmarks/outputs.py, benchmarks/full_softmax.py). A chunk has at
+most 2^25 float32 logits, 128 MiB, or a quarter of the table's size, if that is more. A long table
+is visited one tile of words at a time, because the gradient of a whole chunk would be as large as
+the sum it is added to. If fewer than 80 tokens of a long table would fit, chunks keep their size
+and logits are computed twice. In bfloat16, whose products need row-major operands, tiles are
+transposed once per chunk, and a table whose logits are kept is not divided into tiles: with AMX
+that takes half the time or less.
 """
 
 import math
@@ -32,13 +32,13 @@ from adaptive_jax.numerics import devices
 from adaptive_jax.numerics.devices import Device
 from adaptive_jax.numerics.platforms import device_kind, platform
 
-# On a CPU every token visits the head, whose products need many rows for full speed. The last chunk
-# of a tail is computed whole, so its chunks are smaller.
+# On a CPU the products of the head, which every token visits, need many rows for full speed. A tail
+# has smaller chunks, because its last chunk is computed whole.
 HEAD_CHUNK, TAIL_CHUNK = 512, 96
 CHUNK_LOGITS = 2**25
 TABLE_SHARE = 4
-LONG = 2**25  # numbers in a table from which on it is long: 128 MiB in float32
-LEAST_KEPT = 80  # tokens below which logits are computed again
+LONG = 2**25  # smallest size of a long table: 128 MiB in float32
+LEAST_KEPT = 80  # with fewer tokens per chunk, logits are computed twice
 TILE_LOGITS = 2**22
 
 # On accelerators. A tail of 800 tokens loses least to sums and to the empty rows of its last chunk
@@ -56,24 +56,24 @@ class Plan(NamedTuple):
     """Work sizes of one softmax."""
 
     tokens: int  # of a chunk, at most
-    words: int | None = None  # of a tile; None: all at once
-    keeps_logits: bool = True  # of all tiles of a chunk; else they are computed again
+    words: int | None = None  # of a tile; None: all words are one tile
+    keeps_logits: bool = True  # of all tiles of a chunk; else they are computed twice
 
 
 def plan(
     index: int, sizes: Sequence[int], width: int, tokens: int, itemsize: int = 4, chunk=None
 ) -> Plan:
-    """The plan of a group of bands for so many tokens; group 0 is the head, which all visit.
+    """The plan of a group of bands; group 0 is the head, which all tokens visit.
 
-    On a CPU 262,144 words of width 512 are computed by 128 tokens and tiles of 8,192 words; 10
-    million of width 64 by 512 tokens, whose logits are computed twice. On an H100 8,192 tokens are
-    four chunks of 2,048 for all tables of up to 1.7 million words.
+    On a CPU 262,144 words of width 512 have chunks of 128 tokens and tiles of 8,192 words; 10
+    million words of width 64 have chunks of 512 tokens, whose logits are computed twice. On an H100
+    8,192 tokens are four chunks of 2,048 for all tables of up to 1.7 million words.
 
     Args:
         sizes, width: rows of each band, and the width of their tables.
-        tokens: that may visit the group.
-        itemsize: bytes of a number of the hidden states.
-        chunk: tokens of a chunk that the caller asks for; None: the best.
+        tokens: the largest number of tokens that may visit the group.
+        itemsize: bytes per number of the hidden states.
+        chunk: tokens of a chunk, if the caller sets them; None: chosen here.
     """
     words, on_device = max(1, *sizes), _on_cpu if platform() == "cpu" else _on_accelerator
     result = on_device(index, words, width, chunk or tokens, itemsize)
@@ -115,7 +115,7 @@ def _on_accelerator(index, words, width, tokens, itemsize):
 
 
 def chunk_size(index: int, words: int, width: int) -> int:
-    """Tokens of a chunk of a band, at most, whatever their number; band 0 is the head.
+    """The largest number of tokens of a chunk of a band; band 0 is the head.
 
     On a CPU 512 for a head of 20,000 words, 96 for a tail.
     """
@@ -127,11 +127,11 @@ def chunk_size(index: int, words: int, width: int) -> int:
 
 
 def even_rows(tokens: int, most: int) -> int:
-    """Rows of each of the chunks that hold so many tokens, at most `most` in each.
+    """Rows of each chunk that divides `tokens` into chunks of at most `most` rows.
 
-    On a CPU `most`, or all tokens if they are fewer. On an accelerator as few chunks as suffice
-    share the tokens evenly, in whole tiles of 128: of 4,096 tokens and at most 3,328, two chunks
-    have 2,048 rows each.
+    On a CPU `most`, or all tokens if they are fewer. On an accelerator as few chunks as possible
+    share the tokens evenly, in whole tiles of 128: with 4,096 tokens and at most 3,328 rows, two
+    chunks have 2,048 rows each.
     """
     if platform() == "cpu" or tokens <= most:
         return min(tokens, most)

@@ -1,9 +1,8 @@
 """Statistics of each token beside its loss, such as the entropy of the prediction, computed while
-the token's logits are alive.
+the token's logits exist.
 
-Logits may come in several parts: `merge` adds them one by one, so nothing here needs all columns at
-once. Columns are numbered through the parts, and through the devices of an axis that cuts the
-words.
+Logits may come in several parts, which `merge` adds one by one. Columns are numbered through the
+parts, and through the devices of an axis that shards the words.
 """
 
 from typing import NamedTuple
@@ -15,13 +14,13 @@ from jax import lax
 from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.products import sum_dtype
 
-LOG_PROBS = "log_probs"  # of several targets a token, for `linear_log_probs` alone
+LOG_PROBS = "log_probs"  # of several targets per token, for `linear_log_probs` alone
 LOW = -1e30  # below every logit, and finite: the difference of two such is 0
 
 
 class TopK(NamedTuple):
-    """The most probable words of each token, the first one first; where fewer than `top_k` have a
-    finite logit, the rest have -inf and any id.
+    """The most probable words of each token in descending order. If fewer than `top_k` words have a
+    finite logit, the other entries have log-probability -inf and any id.
 
     Attributes:
         log_probs: `[..., top_k]`, in nats.
@@ -37,15 +36,15 @@ class Report(NamedTuple):
     weight 0 they are 0, and `correct` is False.
 
     Attributes:
-        nll: `[...]`, the plain negative log-likelihood of the target; of soft targets their
+        nll: `[...]`, the plain negative log-likelihood of the target; for soft targets, the
             cross-entropy.
         z_loss: `[...]`, the part of the loss that `z_loss` adds.
         predicted: int32 `[...]`, the most probable word.
-        correct: bool `[...]`, whether that is the target. Of an adaptive softmax: whether the head
-            and, for a word of a tail, the tail give the target their largest logit, the rule of
-            torch's `AdaptiveLogSoftmaxWithLoss.predict`.
+        correct: bool `[...]`, True if that is the target. For an adaptive softmax, True if the head
+            and, for a word of a tail, the tail give the target their largest logit, as in torch's
+            `AdaptiveLogSoftmaxWithLoss.predict`.
         logsumexp: `[...]`, the log-normaliser of the logits.
-        entropy: `[...]`, that of the predicted distribution.
+        entropy: `[...]`, of the predicted distribution.
         top_k: a `TopK`.
     """
 
@@ -62,7 +61,7 @@ REPORTS = Report._fields
 
 
 def start(settings, x: jax.Array) -> dict:
-    """Statistics over no column yet, for states `x [tokens, width]`, by name."""
+    """Initial statistics by name, before any column, for states `x [tokens, width]`."""
     dtype, tokens, names = sum_dtype(x.dtype), len(x), settings.reports
     low, zero = jnp.full(tokens, LOW, dtype), jnp.zeros(tokens, dtype)
     stats = {}
@@ -77,8 +76,8 @@ def start(settings, x: jax.Array) -> dict:
 
 
 def merge(stats: dict, logits: jax.Array, first) -> dict:
-    """`stats` with further columns, the first of which is column `first`; columns that do not exist
-    have logits `[tokens, columns]` of -inf.
+    """Adds `logits [tokens, columns]`, which start at column `first`, to `stats`. Columns that are
+    not words have logits of -inf.
     """
     merged = {}
     if "moments" in stats:
@@ -98,8 +97,8 @@ def merge(stats: dict, logits: jax.Array, first) -> dict:
 
 
 def observed(settings, stats: dict, logsumexp, scored, column, columns: int) -> dict:
-    """The reports `[tokens, ...]` of one softmax, by name; `correct` is 1 where it is wrong, so
-    that the sum over the softmaxes of a token is 0 where all are right.
+    """The reports `[tokens, ...]` of one softmax, by name; `correct` counts errors, so its sum over
+    the softmaxes of a token is 0 if all are right.
 
     Args:
         stats: of all columns on this device.
@@ -146,8 +145,8 @@ def observed(settings, stats: dict, logsumexp, scored, column, columns: int) -> 
 
 
 def empty(settings, weight: jax.Array, column: jax.Array) -> dict:
-    """Zeros in the shapes of what `observed` returns, for tokens of `weight [tokens]` and targets
-    of the shape of `column`.
+    """Zeros in the shapes of the results of `observed`, for tokens of `weight [tokens]` and targets
+    in the shape of `column`.
     """
     zero, integer_zero = jnp.zeros_like(weight), jnp.zeros_like(weight, jnp.int32)
     arrays = zero, integer_zero
@@ -159,7 +158,7 @@ def empty(settings, weight: jax.Array, column: jax.Array) -> dict:
 
 
 def _moments(moments, logits):
-    """The largest logit, the sum of powers relative to it, and that of powers times the logit's
+    """The largest logit, the sum of powers relative to it, and the sum of powers times the logits'
     distance to it.
     """
     peak, total, moment = moments
@@ -177,7 +176,7 @@ def _best_of(values, columns, count):
 
 
 def _everywhere(axis, values):
-    """`[tokens, k]` of all devices, one behind another, the same on each."""
+    """Concatenates `values [tokens, k]` of all devices, the same on each."""
     devices = lax.axis_size(axis)
     is_local = jnp.arange(devices)[None, :, None] == lax.axis_index(axis)
     spread = jnp.where(is_local, values[:, None], jnp.zeros((), values.dtype))

@@ -1,10 +1,10 @@
 """Vocabulary sharded over one mesh axis of `jax.shard_map`: of every band, device i holds rows
 `i · rows` to `(i + 1) · rows - 1`.
 
-Hidden states and targets are the same on all of them; or every device has tokens of its own, and
-`for_all` brings each the tokens of all. So tables and their gradients stay where they lie, and as
-many numbers as hidden states have cross devices. Where the words of a band are fewer than its rows
-on all devices, the last rows are padding. Without an axis all words are here.
+Hidden states and targets are the same on all devices; or every device has tokens of its own, and
+`for_all` gathers the tokens of all. So tables and their gradients stay in place, and only as many
+numbers as hidden states have cross devices. If a band has fewer words than rows on all devices, the
+last rows are padding. Without an axis, every device has all words.
 """
 
 import itertools
@@ -19,16 +19,16 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.meshes import axes_of, pvary
 
-ABSENT = -(2**30)  # a column that no softmax has, wherever it is shifted
+ABSENT = -(2**30)  # a column outside every softmax, even after shifts
 
 
 def words_of(
     bands: Sequence[Band], words: Sequence[int] | None, axis_name: str | None
 ) -> tuple[int, ...]:
-    """Words of every band; None: as many as there are rows on all devices.
+    """Checked number of words of every band; for None, the number of rows on all devices.
 
     Raises:
-        InputError: words that the rows do not hold, or an axis that does not exist.
+        InputError: more words than rows, or an axis that does not exist.
     """
     try:
         devices = 1 if axis_name is None else lax.axis_size(axis_name)
@@ -43,16 +43,16 @@ def words_of(
         for count, limit in zip(words, rows, strict=False)
     ):
         raise InputError(
-            f"words={words} do not fit bands that have {rows} rows on {devices} device(s): use at"
-            " most those"
+            f"words={words} must be one whole number per band, at most its rows:"
+            f" {rows} on {devices} device(s)"
         )
     return words
 
 
 def for_all(function: Callable, axes: str | Sequence[str], tokens, softmax, dim: int = 0):
-    """`function(tokens, softmax)` of the tokens of all devices of these axes, as
-    `adaptive_jax.losses.partitioned.run` takes it; returns the results and gradients of a device's
-    own tokens, and the gradient of `softmax` from all tokens.
+    """Calls `function(tokens, softmax)`, as `adaptive_jax.losses.partitioned.run` takes it, with
+    the tokens of all devices of these axes. Returns the results and gradients of the device's own
+    tokens, and the gradient of `softmax` from all tokens.
 
     tokens: a tree of arrays, sharded evenly over `axes` along axis `dim`.
     """
@@ -71,26 +71,26 @@ def for_all(function: Callable, axes: str | Sequence[str], tokens, softmax, dim:
 
 
 def same_axes(axis_name: str | None, hidden, softmax, *by_token):
-    """Casts all arrays to vary over the same axes of `shard_map`, but those `by_token`, and the
-    numbers at the end of `softmax`, not over the axis that cuts the words.
+    """Casts all arrays to vary over the same axes of `shard_map`; those in `by_token`, and the
+    settings at the end of `softmax`, do not vary over the axis that shards the words.
 
-    It changes nothing outside `shard_map`, or where `check_vma` is off. Its transpose sums
-    gradients over devices.
+    It does nothing outside `shard_map` or without `check_vma`. Its transpose sums gradients over
+    devices.
 
     Raises:
-        InputError: arrays that vary over the axis and must not, or the other way round.
+        InputError: tokens that vary over `axis_name`, or tables that do not.
     """
     tokens, tables = axes_of((hidden, by_token)), axes_of(softmax)
     if axis_name is not None:
         if axis_name in tokens:
             raise InputError(
-                f"axis_name={axis_name!r} cuts words, but hidden, targets or weights too: replicate"
-                " them over it"
+                f"axis_name={axis_name!r} must not shard hidden, targets or weights, as it shards"
+                " words: replicate them over it"
             )
         if axis_name not in tables:
             raise InputError(
-                f"axis_name={axis_name!r} cuts no table: use shard_map in_specs that do, and leave"
-                " its check_vma on"
+                f"axis_name={axis_name!r} must shard the tables: use shard_map in_specs that do,"
+                " and leave its check_vma on"
             )
     axes = tokens | tables
     *tables, array_settings = softmax
@@ -104,8 +104,8 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
 def words_on_device(
     axis_name: str | None, rows: Sequence[int], words: Sequence[int]
 ) -> jax.Array | None:
-    """Number of words among each band's rows on this device; the rest are padding. None if there is
-    no padding.
+    """Number of words among each band's rows on this device; the other rows are padding. None if
+    there is no padding.
     """
     devices = 1 if axis_name is None else lax.axis_size(axis_name)
     if all(devices * size == count for size, count in zip(rows, words, strict=True)):
@@ -115,9 +115,9 @@ def words_on_device(
 
 
 def columns_on_device(axis_name: str, position, band, rows):
-    """The columns `[tokens]` of targets on this device, in the head and in their tail; `ABSENT`
-    where another device holds them. A target is the word at `position [tokens]` of `band [tokens]`,
-    whose bands have `rows [bands]` rows on each device.
+    """The columns `[tokens]` of targets on this device, in the head and in their tail; `ABSENT` if
+    another device holds them. A target is the word at `position [tokens]` of `band [tokens]`; bands
+    have `rows [bands]` rows on each device.
     """
     row = position - lax.axis_index(axis_name) * rows[band]
     row = jnp.where((row >= 0) & (row < rows[band]), row, ABSENT)
@@ -126,7 +126,7 @@ def columns_on_device(axis_name: str, position, band, rows):
 
 
 def is_first(axis_name: str):
-    """True on device 0 of the axis, which counts what all devices hold."""
+    """True on device 0 of the axis, which alone counts the columns that all devices hold."""
     return lax.axis_index(axis_name) == 0
 
 

@@ -1,9 +1,9 @@
-"""Converts and checks the caller's arrays: numpy arrays and lists become JAX arrays, and what does
-not fit fails in one line.
+"""Converts and checks the caller's arrays: NumPy arrays and lists become JAX arrays, and a wrong
+shape or dtype is a one-line error.
 
-Sizes are written as `"rows", "time", 16`: a name stands for any size, and `...` in front for any
-axes. Shapes and dtypes are known inside `jax.jit` too; values are not, so there an id that does not
-exist becomes NaN where others fail.
+Sizes are written as `"rows", "time", 16`: a name stands for any size, and a leading `...` for any
+axes. Shapes and dtypes are checked inside `jax.jit`, too. Values are unknown there, so a missing id
+gives NaN instead of an error.
 """
 
 import reprlib
@@ -18,24 +18,24 @@ from adaptive_jax.numerics.products import sum_dtype
 
 
 def floats(name: str, values, *sizes) -> jax.Array:
-    """`values` as an array of floats of these sizes; whole numbers become float32.
+    """Converts `values` to an array of floats of these sizes; whole numbers become float32.
 
     Raises:
-        InputError: names what was given, its shape, and the sizes to give.
+        InputError: another shape, or a dtype that is not real.
     """
     array = _array(name, values, sizes)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
     if array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer):
         return array.astype(jnp.float32)
-    raise InputError(f"{name} of dtype {array.dtype} must be real numbers, such as float32")
+    raise InputError(f"{name} must have a real dtype such as float32, got {array.dtype}")
 
 
 def whole_numbers(name: str, values, *sizes) -> jax.Array:
-    """`values` as an array of whole numbers of these sizes.
+    """Converts `values` to an array of whole numbers of these sizes.
 
     Raises:
-        InputError: as `floats`, and for floats and bools.
+        InputError: another shape, or a dtype that is not an integer.
     """
     array = _array(name, values, sizes)
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -44,16 +44,16 @@ def whole_numbers(name: str, values, *sizes) -> jax.Array:
 
 
 def ids(name: str, values, count: int, *sizes, weights=None, ignored=None) -> jax.Array:
-    """`values` as an array of ids of these sizes; ids from 0 to `count - 1` exist. Those of weight
-    0, and `ignored`, are not checked.
+    """Converts `values` to an array of ids of these sizes; ids from 0 to `count - 1` exist. Ids of
+    weight 0, and `ignored`, are not checked.
 
-    Values that are not known yet, or whose weights are not, are not checked: see `exists`.
+    Nor are traced values, or values with traced weights: see `exists`.
 
     Raises:
-        InputError: as `whole_numbers`, and the first id that does not exist, with its place.
+        InputError: as `whole_numbers`, or an id that does not exist; names the first one.
     """
     concrete, weights = _concrete(values), np.ones(()) if weights is None else _concrete(weights)
-    # Numbers beyond 32 bits are checked before JAX cuts them; of lists, it refuses them.
+    # Check numbers beyond 32 bits before JAX truncates them; in lists, JAX refuses them.
     array = whole_numbers(
         name, concrete if isinstance(values, Sequence) and concrete is not None else values, *sizes
     )
@@ -75,16 +75,16 @@ def exists(array: jax.Array, count: int) -> jax.Array:
 
 
 def distinct(places: jax.Array, count: int, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """Sorted unique places, padded to a multiple of `chunk` by `count`, and the index
-    of each place among them.
+    """Sorted unique places, padded by `count` to a multiple of `chunk`, and the index of each place
+    among them.
     """
     room = -(-min(len(places), count) // chunk) * chunk
     return jnp.unique(places, return_inverse=True, size=room, fill_value=count)
 
 
 def look_up(table: jax.Array, array: jax.Array, missing: float = jnp.nan) -> jax.Array:
-    """Rows `[..., width]` of a table `[rows, width]` by their ids `[...]`, filled with `missing`
-    for an id that does not exist. Gradients of a row's many occurrences are summed in float32.
+    """Looks up rows `[..., width]` of a table `[rows, width]` by ids `[...]`; an id that does not
+    exist gives a row of `missing`. Gradients of repeated ids are summed in float32.
     """
     table = jnp.asarray(table)
     rows = table.astype(sum_dtype(table.dtype)).at[array]
@@ -93,9 +93,9 @@ def look_up(table: jax.Array, array: jax.Array, missing: float = jnp.nan) -> jax
 
 
 def nan_if_missing(vectors: jax.Array, array: jax.Array, count: int) -> jax.Array:
-    """Vectors `[..., width]`, NaN where the id in `array [...]` does not exist.
+    """Makes vectors `[..., width]` NaN where the id in `array [...]` does not exist.
 
-    Only after the last product: a factor of NaN makes gradients NaN even where a caller masks the
+    Call it after the last product: a factor of NaN makes gradients NaN even if the caller masks the
     vector.
     """
     # Adding -0.0 changes no bit, and the backward pass has nothing to select.
@@ -103,10 +103,10 @@ def nan_if_missing(vectors: jax.Array, array: jax.Array, count: int) -> jax.Arra
 
 
 def check_dtype(dtype) -> None:
-    """Checks that matrix products can run in `dtype`.
+    """Checks that `dtype` is a float type.
 
     Raises:
-        InputError: names it.
+        InputError: it is not.
     """
     try:
         is_float = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
@@ -114,17 +114,17 @@ def check_dtype(dtype) -> None:
         is_float = False
     if dtype is None or not is_float:  # NumPy takes None for float64
         name = getattr(dtype, "__name__", dtype)
-        raise InputError(f"dtype={name} must be a type of floats, such as float32 or bfloat16")
+        raise InputError(f"dtype must be a float type such as float32 or bfloat16, got {name}")
 
 
 def in_chunks(array: jax.Array, size: int) -> jax.Array:
-    """Rows in chunks of `size`, `[chunks, size, ...]`; zeros fill the last one."""
+    """Splits rows into chunks, `[chunks, size, ...]`; zeros fill the last one."""
     padding = [(0, -len(array) % size)] + [(0, 0)] * (array.ndim - 1)
     return jnp.pad(array, padding).reshape(-1, size, *array.shape[1:])
 
 
 def _array(name, values, sizes):
-    """Values as an array of these sizes, not empty."""
+    """Converts values to an array of these sizes that is not empty."""
     try:
         array = jnp.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:
@@ -140,16 +140,14 @@ def _array(name, values, sizes):
     )
     if not fits:
         names = ", ".join("..." if size is ... else str(size) for size in sizes)
-        raise InputError(f"{name} of shape {list(array.shape)} do not fit: use [{names}]")
+        raise InputError(f"{name} must have shape [{names}], got {list(array.shape)}")
     if not array.size:
-        raise InputError(f"{name} of shape {list(array.shape)} are empty: use at least one")
+        raise InputError(f"{name} must have at least one entry, got shape {list(array.shape)}")
     return array
 
 
 def _concrete(values):
-    """The values on the host, or None where they are not known before the program runs or not
-    held by this process.
-    """
+    """The values as a NumPy array; None if they are traced or not held by this process."""
     if isinstance(values, jax.core.Tracer) or not getattr(values, "is_fully_addressable", True):
         return None
     try:

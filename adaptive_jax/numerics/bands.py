@@ -1,6 +1,4 @@
-"""Bands: a vocabulary in order of frequency, cut into ranges of words, each with a table of its
-own.
-"""
+"""Bands: ranges of a vocabulary in order of frequency, each with its own table."""
 
 import itertools
 import math
@@ -16,8 +14,8 @@ if TYPE_CHECKING:  # processes that only read text should not wait for JAX
     import jax
 
 
-# With at least this many similar bands, the core uses one loop, and an own table of one width
-# is one array.
+# With at least this many similar bands, the loss uses one loop, and tables of one width are one
+# array.
 MANY_BANDS = 8
 
 
@@ -28,7 +26,7 @@ class Band(NamedTuple):
 
     Attributes:
         table: `[words, width]`.
-        projection: `[width, features]`, or None where the width is that of the hidden states.
+        projection: `[width, features]`, or None if the table has the width of the hidden states.
         bias: `[words]`, or None.
     """
 
@@ -38,7 +36,7 @@ class Band(NamedTuple):
 
     @property
     def features(self) -> int:
-        """Width of the hidden states, which the projection takes to the table's."""
+        """Width of the hidden states, before the projection."""
         return (self.table if self.projection is None else self.projection).shape[1]
 
     def vectors(self) -> "jax.Array":
@@ -46,7 +44,7 @@ class Band(NamedTuple):
         return self.table if self.projection is None else self.table @ self.projection
 
     def split(self, sizes: Sequence[int]) -> "list[Band]":
-        """The band as several of these numbers of words, all with its projection."""
+        """Splits the band into bands of these numbers of words, all with its projection."""
         tables = split_rows(self.table, sizes)
         biases = [None] * len(sizes) if self.bias is None else split_rows(self.bias, sizes)
         return [
@@ -61,7 +59,7 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
     A cutoff is the id of the first word of the next band, so n cutoffs make n + 1 bands.
 
     Raises:
-        InputError: cutoffs that are no whole numbers, do not increase, or leave a band empty.
+        InputError: cutoffs that are not whole numbers, do not increase, or leave a band empty.
     """
     check_at_least(1, vocabulary_size=vocabulary_size)
     listed = isinstance(cutoffs, Sequence)
@@ -89,13 +87,13 @@ def band_widths(width: int, factor: int, bands: int) -> list[int]:
     256, 64.
 
     Raises:
-        InputError: a factor that is no whole number, or a band would be left without any width.
+        InputError: a factor that is not a whole number, or a last band of width 0.
     """
     check_at_least(1, factor=factor)
     widths = [width // factor**i for i in range(bands)]
     if widths[-1] < 1:
         raise InputError(
-            f"{bands} bands of factor {factor} leave the last band no width of {width}: "
+            f"{bands} bands of factor {factor} are too many for width {width}: "
             "use fewer cutoffs, a smaller factor or a larger width"
         )
     return widths
@@ -106,7 +104,7 @@ def band_shapes(layer) -> list[tuple[int, int]]:
     factor and width.
 
     Raises:
-        InputError: as `band_sizes` and `band_widths`, or a width that is no whole number.
+        InputError: as `band_sizes` and `band_widths`, or a width that is not a whole number.
     """
     check_at_least(1, features=layer.features)
     check_at_least(0, width=layer.width)
@@ -116,13 +114,12 @@ def band_shapes(layer) -> list[tuple[int, int]]:
 
 
 def band_flops(rows, width, columns, features=0):
-    """FLOPs of one band's forward pass: `rows` hidden states, projected to `width` if that is not
-    theirs, times the band's columns.
+    """FLOPs of one band's forward pass for `rows` hidden states.
 
         2 · rows · width · (columns + features)
 
     columns: words of the band; in the head, one more for every tail. features: width of the hidden
-    states, or 0 for a band without projection. Arrays broadcast.
+    states, or 0 for a band without projection. All arguments may be arrays that broadcast.
     """
     return 2.0 * rows * width * (columns + features)
 
@@ -130,8 +127,8 @@ def band_flops(rows, width, columns, features=0):
 def softmax_flops(bands: Sequence[Band], visits: Sequence[float] | None = None) -> float:
     """FLOPs of the forward pass of a softmax over `bands`, arrays or their shapes, the head first.
 
-    visits: hidden states that each band is computed for; by default those of one token, see
-        `zipf_visits`. The head serves all, a tail those whose target is in its band.
+    visits: number of hidden states that visit each band: the head has all, a tail those whose
+        target is in its band. By default the expected number per token, see `zipf_visits`.
     """
     total, tails = 0.0, len(bands) - 1
     visits = zipf_visits(bands) if visits is None else visits
@@ -153,9 +150,7 @@ def zipf_visits(bands: Sequence[Band]) -> np.ndarray:
 
 
 def words_in_tables(layer) -> dict[str, list[int]]:
-    """The parameters of `make_tables`, each with the words of the bands that lie in it, one
-    behind the other.
-    """
+    """The parameters of `make_tables` by name, each with the sizes of its consecutive bands."""
     sizes, widths = zip(*band_shapes(layer), strict=True)
     if len(sizes) < MANY_BANDS or len(set(widths)) > 1:
         return {f"table_{i}": [size] for i, size in enumerate(sizes)}
@@ -163,12 +158,12 @@ def words_in_tables(layer) -> dict[str, list[int]]:
 
 
 def make_tables(layer) -> "list[jax.Array]":
-    """The tables of a flax layer's bands, its parameters `table_0`, `table_1` …, which start by
-    its `table_init`.
+    """The tables of a flax layer's bands: its parameters `table_0`, `table_1` …, initialised by its
+    `table_init`.
 
-    The layer is one that `band_shapes` takes. A table of `MANY_BANDS` or more of one width is one
-    parameter, `table`, which starts as the table of a full softmax does. With `word_axes`, a table
-    has the rows of one device, see `rows_per_device`.
+    The layer has the fields that `band_shapes` reads. `MANY_BANDS` or more bands of one width share
+    one parameter, `table`, which is initialised like the table of a full softmax. With `word_axes`,
+    a table has the rows of one device, see `rows_per_device`.
     """
     import jax.numpy as jnp  # processes that only read text should not wait for JAX
 
@@ -183,7 +178,7 @@ def make_tables(layer) -> "list[jax.Array]":
 
 def axes_of_words(layer) -> str | Sequence[str]:
     """The `word_axes` of an input or a table; () where it has none."""
-    # Of the type: to ask a flax module for what it has not sets it up.
+    # Ask the type: a missing attribute of a flax module would run its setup.
     return layer.word_axes if hasattr(type(layer), "word_axes") else ()
 
 
@@ -205,8 +200,8 @@ def rows_per_device(words: int, axes: Sequence[str]) -> int:
 
 
 def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":
-    """Splits an array into row blocks of the given sizes, whose gradients are concatenated in one
-    operation. Explicit axes that cut the rows and do not divide all sizes give them up.
+    """Splits an array into row blocks of these sizes, whose gradients are concatenated in one
+    operation. Explicit axes that shard the rows but do not divide every size are gathered.
     """
     import jax  # processes that only read text should not wait for JAX
 

@@ -10,21 +10,21 @@ if TYPE_CHECKING:  # processes that only read text should not wait for JAX
 
 
 class Batch(NamedTuple):
-    """Rows of tokens, and what layers need to know about them.
+    """Rows of tokens with the targets and row information that layers need.
 
     Attributes:
-        inputs: token ids, int32 `[rows, time]`. Padding has ids of words too.
-        targets: the token after each input, int32 `[rows, time]`. Where the weight is 0, any number
-            may stand, such as -1.
-        weights: float32 `[rows, time]`: how much each target counts in the loss, 0 for padding.
-            None: all 1.
-        row_ids: int32 `[rows]`, the number of each row in its update. Dropout is a function of it,
-            so no layout of devices and microbatches changes what is dropped. None: 0, 1, 2 …
-        segment_ids: int32 `[rows, time]`, or None where each row is one example. A token sees
-            tokens of its own segment only; 0 is padding.
-        reset: bool `[rows]`, or None where no row does: the row starts anew and ignores the carry.
+        inputs: token ids, int32 `[rows, time]`. Padding has ids of words, too.
+        targets: the token after each input, int32 `[rows, time]`; any number, such as -1, where the
+            weight is 0.
+        weights: float32 `[rows, time]`, the weight of each target in the loss, 0 for padding. None:
+            all 1.
+        row_ids: int32 `[rows]`, the number of each row in its update. Dropout depends on it, so no
+            layout of devices and microbatches changes the masks. None: 0, 1, 2 …
+        segment_ids: int32 `[rows, time]`, or None if each row is one example. A token sees tokens
+            of its own segment only; 0 is padding.
+        reset: bool `[rows]`, True for rows that start anew and ignore the carry. None: no row.
 
-    The batches of one update have one more axis in front, `[microbatches, rows, ...]`.
+    The batches of one update have a leading axis, `[microbatches, rows, ...]`.
     """
 
     inputs: "Array"

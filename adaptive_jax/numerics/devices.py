@@ -1,5 +1,5 @@
-"""Accelerators by short names: the makers' figures of each, and what XLA needs to compile for one
-that is not here.
+"""Accelerators by short names: the makers' figures, and the descriptions that XLA needs to compile
+for a device that is absent.
 """
 
 import re
@@ -11,14 +11,14 @@ KIB, MIB = 2**10, 2**20
 class Device(NamedTuple):
     """The maker's figures of one device."""
 
-    name: str  # whole words of `jax.Device.device_kind`
+    name: str  # a pattern of whole words within `jax.Device.device_kind`
     flops: float  # dense bfloat16, per second
     memory: float  # bytes
     bandwidth: float  # bytes per second
 
 
 class Chip(NamedTuple):
-    """Figures of an NVIDIA GPU that XLA's compiler reads besides."""
+    """Further figures of an NVIDIA GPU, for XLA's compiler."""
 
     kind: str  # as `jax.Device.device_kind`
     capability: tuple[int, int]
@@ -32,6 +32,7 @@ class Chip(NamedTuple):
 
 # The makers' data sheets. Of names that are part of others, the longer comes first.
 DEVICES = {
+    "a100_40gb": Device(r"A100-\w+-40GB", 312e12, 40_960 * MIB, 1.555e12),
     "a100": Device("A100", 312e12, 81_920 * MIB, 2.039e12),
     "rtx4090": Device("RTX 4090", 165e12, 24_564 * MIB, 1.008e12),
     "h100pcie": Device("H100 PCIe", 756e12, 81_008 * MIB, 2.039e12),
@@ -39,11 +40,12 @@ DEVICES = {
     "h200": Device("H200", 989e12, 143_771 * MIB, 4.8e12),
     "b200": Device("B200", 2250e12, 183_359 * MIB, 8.0e12),
     "gb200": Device("GB200", 2250e12, 183_359 * MIB, 8.0e12),  # a B200 beside a CPU
+    "v100_16gb": Device(r"V100-\w+-16GB", 125e12, 16e9, 0.9e12),  # in float16
     "v100": Device("V100", 125e12, 32e9, 0.9e12),  # in float16
     "v4": Device("TPU v4", 275e12, 32e9, 1.23e12),
     "v5e": Device("TPU v5 lite", 197e12, 16e9, 0.82e12),
     "v5p": Device("TPU v5", 459e12, 95e9, 2.77e12),
-    "v6e": Device("TPU v6", 918e12, 32e9, 1.64e12),
+    "v6e": Device("TPU v6 lite", 918e12, 32e9, 1.64e12),
     "v7x": Device("TPU7x", 2307e12, 192e9, 7.4e12),
 }
 # GPUs to compile for without one: NVIDIA's architecture papers, and the CUDA programming guide's
@@ -59,18 +61,17 @@ GPUS = {
 
 def find(kind: str) -> Device | None:
     """The device of a `device_kind`; None for a CPU or any other device that is not listed."""
+    kind = re.sub(r"TPU v(\d)e\b", r"TPU v\1 lite", kind)  # JAX uses both names
     return next((device for device in DEVICES.values() if _has_name(kind, device.name)), None)
 
 
 def _has_name(kind, name):
-    """True where the name is a word of its own: "RTX A1000" and "RTX 4090 Laptop" are other devices
-    than A100 and RTX 4090.
-    """
+    """True if the name is a whole word: an "RTX A1000" is not an A100."""
     return re.search(rf"\b{name}(?!\d| Laptop)", kind) is not None
 
 
 def description(name: str) -> str:
-    """A GPU of `GPUS` as text that XLA reads: a `GpuTargetConfigProto`."""
+    """The `GpuTargetConfigProto` of a GPU of `GPUS`, as text."""
     device, chip = DEVICES[name], GPUS[name]
     major, minor = chip.capability
     return f"""\

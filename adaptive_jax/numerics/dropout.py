@@ -1,9 +1,8 @@
 """Dropout whose masks depend only on the key, the row number in the update and the entry's place.
 
-A row drops the same entries on one device or on 64, in one microbatch or in sixteen, in whatever
-order a kernel visits it: a mask is a hash of the row's seeds and of the entry's position in the
-row. So the backward pass can also compute masks again, bit for bit, where keeping them would cost
-more memory than a few integer operations cost time.
+A mask is a hash of the row's seeds and of the entry's position in the row. So a row drops the same
+entries on one device or 64, in one microbatch or sixteen, in any order of computation, and the
+backward pass can recompute masks bit for bit where keeping them would cost too much memory.
 """
 
 import math
@@ -16,25 +15,24 @@ from adaptive_jax.numerics.arrays import whole_numbers
 
 
 def row_seeds(key: jax.Array, row_ids: jax.Array) -> jax.Array:
-    """Two seed words for every row: int32 `[rows]` to uint32 `[rows, 2]`."""
+    """Two seed words for every row, uint32 `[rows, 2]`, from `row_ids` int32 `[rows]`."""
     row_ids = whole_numbers("row_ids", row_ids, "rows")
     return shared_seeds(jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids))
 
 
 def shared_seeds(key: jax.Array) -> jax.Array:
-    """Two seed words, uint32 `[2]`, for a mask that all rows of an update share; of keys `[...]`,
-    `[..., 2]`. Keys of threefry have two words, those of "rbg" four.
+    """Two seed words, uint32 `[2]`, for a mask that all rows of an update share; `[..., 2]` for
+    keys `[...]`. Keys of threefry have two words, those of "rbg" four.
     """
     return jax.random.key_data(key)[..., :2].astype(jnp.uint32)
 
 
 def keep_mask(seeds: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
-    """Mask of the entries that stay: True with probability 1 - rate.
+    """Mask of the entries to keep: True with probability 1 - rate.
 
     Args:
         seeds: uint32 `[rows, 2]`, or `[2]` for one row.
-        positions: uint32 `[...]`, the entries' positions in a row, below 2^32, the same for every
-            row.
+        positions: uint32 `[...]`, the entries' positions in a row, the same for every row.
         rate: the probability that an entry is dropped.
 
     Returns:
@@ -47,10 +45,8 @@ def keep_mask(seeds: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
 
 
 def stays(first: jax.Array, second: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
-    """`keep_mask` of two seed words and positions that broadcast: the hash itself, for kernels
-    too.
-    """
-    # Multiply and shift, as integer hashes do: every bit of position and seeds reaches every bit of
+    """`keep_mask` for two seed words and positions that broadcast, also inside kernels."""
+    # Multiply and shift, as integer hashes do: every bit of position and seeds affects every bit of
     # the result.
     x = positions ^ first
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
@@ -59,8 +55,8 @@ def stays(first: jax.Array, second: jax.Array, positions: jax.Array, rate: float
 
 
 def positions(shape: tuple[int, ...], start=0) -> jax.Array:
-    """The positions of the entries of a row of this shape, in row-major order: uint32 `shape`;
-    the first is `start`.
+    """The positions of the entries of a row of this shape, uint32 `shape`, in row-major order from
+    `start` on.
     """
     total = jnp.asarray(start, jnp.uint32)
     for axis, size in enumerate(shape):
@@ -72,9 +68,9 @@ def positions(shape: tuple[int, ...], start=0) -> jax.Array:
 def tied(value: jax.Array, array: jax.Array) -> jax.Array:
     """The scalar `value` with a false data dependency on an `array`; it has no gradient.
 
-    XLA hoists out of a loop whatever depends on none of its variables, such as the positions of a
-    mask or the zeros of a `where`, and keeps these large arrays in memory for every step to read.
-    Computed from a tied scalar, they stay in the loop.
+    XLA hoists out of a loop everything that does not depend on its variables, such as the positions
+    of a mask or the zeros of a `where`, and keeps these large arrays in memory. If they are
+    computed from a tied scalar, they stay in the loop.
     """
     array = jax.lax.stop_gradient(array)
     sharding = jax.typeof(array).sharding
@@ -86,7 +82,7 @@ def tied(value: jax.Array, array: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def masked(x: jax.Array, mask: jax.Array, fill: jax.Array) -> jax.Array:
-    """`jnp.where(mask, x, fill)` for a tied `fill`, whose gradient it does not compute."""
+    """`jnp.where(mask, x, fill)` for a tied `fill`, without the gradient of `fill`."""
     return jnp.where(mask, x, fill)
 
 
@@ -99,12 +95,10 @@ masked.defvjp(
 class Mask(NamedTuple):
     """Dropout mask of one call of `Dropout`."""
 
-    stays: jax.Array  # bool; it broadcasts to the array that drops entries
-    zero: jax.Array  # what takes the place of the others, tied to the seeds
+    stays: jax.Array  # bool, True for entries to keep; broadcasts to the array
+    zero: jax.Array  # a zero tied to the seeds, for the other entries
 
 
 def drop(x: jax.Array, mask: Mask | None, rate: float) -> jax.Array:
-    """`x` with the entries that `mask` leaves out zeroed and the others divided by 1 - rate;
-    without a mask, `x`.
-    """
+    """`x` with dropped entries zeroed and the others divided by 1 - rate; without a mask, `x`."""
     return x if mask is None else masked(x / (1 - float(rate)), mask.stays, mask.zero)

@@ -1,8 +1,7 @@
 """Parts shared by inputs, bodies and outputs: dropout of hidden states, of words and of matrices as
-flax modules over `numerics.dropout`, weight normalisation, activations by name, an initializer, and
-the lexicon's arrays.
+flax modules, weight normalisation, activations by name, an initializer, and the lexicon's arrays.
 
-The one file of this folder that needs flax.
+It is the only file of this folder that needs flax.
 """
 
 from collections.abc import Callable
@@ -40,15 +39,16 @@ def word_layer(layer: nn.Module) -> nn.Module:
 
 
 def from_lexicon(layer: nn.Module, name: str, words: int):
-    """Arrays of the collection "lexicon" for a layer under `name`, of the shapes that
-    `layer.lexicon_shapes(words)` says; ones where there is none and parameters are made.
+    """Arrays `name` of a layer's collection "lexicon", in the shapes of
+    `layer.lexicon_shapes(words)`. If the collection is missing while parameters are initialised,
+    the arrays are ones.
 
     Raises:
-        InputError: there is none, or one of another vocabulary or of other settings.
+        InputError: the lexicon is missing, or is of another vocabulary or other settings.
     """
     expected = layer.lexicon_shapes(words)[name]
     if not layer.has_variable("lexicon", name):
-        # Inside `nn.remat` and its like, flax tries `setup` without its flag of initialisation.
+        # Inside `nn.remat` and similar transforms, flax runs `setup` without is_initializing().
         tried = layer.is_mutable_collection("params") and not layer.variables.get("params")
         if layer.is_initializing() or tried:
             return jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), expected)
@@ -69,7 +69,7 @@ def from_lexicon(layer: nn.Module, name: str, words: int):
 
 
 def _sizes(name, arrays):
-    """Shapes of the arrays in words, such as {"spelling lengths": "of shape [10]"}."""
+    """Descriptions of the shapes of arrays, such as {"spelling lengths": "of shape [10]"}."""
     leaves = jax.tree_util.tree_leaves_with_path({name: arrays})
     return {
         jax.tree_util.keystr(path, simple=True, separator=" "): f"of shape {list(jnp.shape(leaf))}"
@@ -100,10 +100,10 @@ class Dropout(_WithRate):
         rate: the probability.
         locked: draw one mask for all steps of `x [rows, time, features]` (Gal & Ghahramani 2016;
             Merity et al. 2018, section 4.2). Vectors without a time axis, `x [rows, features]`, are
-            one step: they drop the entries that every step of a sequence drops under the same key.
+            one step: under the same key they drop the same entries as every step of a sequence.
 
     Raises:
-        InputError: a rate outside [0, 1), or `row_ids` that are not one whole number for each row.
+        InputError: a rate outside [0, 1), or `row_ids` that are not one whole number per row.
     """
 
     locked: bool = False
@@ -118,8 +118,8 @@ class Dropout(_WithRate):
         return drop(x, self.mask(x, row_ids, train=train), self.rate)
 
     def mask(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> Mask | None:
-        """The mask for `x`, to be given to `drop`, if something else is done in the same place;
-        None if nothing is dropped.
+        """The mask for `x`, for callers that fuse `drop` with other operations; None if nothing is
+        dropped.
         """
         if not train or not self.rate:
             return None
@@ -135,9 +135,9 @@ class WordDropout(_WithRate):
     """Drops words: all vectors of a word, wherever it stands, become 0 with probability `rate`; the
     others are divided by 1 - rate.
 
-    Gal & Ghahramani 2016, as the embedding dropout of Merity et al. 2018, section 4.3. The mask is
-    a hash of the word's id, so it never exists for the whole vocabulary. Its key, from the rng
-    stream "dropout", knows no rows: all rows of an update drop the same words.
+    Gal & Ghahramani 2016; the embedding dropout of Merity et al. 2018, section 4.3. The mask is a
+    hash of the word's id, so it never exists for the whole vocabulary. Its key, from the rng stream
+    "dropout", does not depend on rows: all rows of an update drop the same words.
 
     Raises:
         InputError: a rate outside [0, 1).
@@ -145,9 +145,7 @@ class WordDropout(_WithRate):
 
     @nn.compact
     def __call__(self, vectors: jax.Array, tokens: jax.Array, *, train: bool) -> jax.Array:
-        """Drops from `vectors [..., features]` those of the words `tokens [...]` that the mask
-        leaves out.
-        """
+        """Drops words from `vectors [..., features]`, the vectors of the words `tokens [...]`."""
         if not train or not self.rate:
             return vectors
         seeds = shared_seeds(self.make_rng("dropout"))
@@ -176,18 +174,14 @@ class WeightDropout(_WithRate):
 
 
 def norms(v: jax.Array, axis: int) -> jax.Array:
-    """The Euclidean norms of the vectors that lie along `axis`: `v [n, m]` with axis 0 gives
-    `[m]`.
-    """
+    """The Euclidean norms of the vectors along `axis`: `v [n, m]` with axis 0 gives `[m]`."""
     return jnp.sqrt(jnp.sum(v * v, axis=axis))
 
 
 def weight_norm(v: jax.Array, g: jax.Array, axis: int = 0) -> jax.Array:
-    """`g v / |v|`, equation 2 of Salimans & Kingma 2016, whose parameters are the length and the
-    direction of a weight vector: every vector along `axis` of `v [n, m]` gets the length that `g`
-    says, `[m]` with axis 0.
+    """`g v / |v|`, equation 2 of Salimans & Kingma 2016: every vector along `axis` of `v [n, m]`
+    has the direction of v and the length `g`, `[m]` with axis 0.
 
-    A layer that starts with g = `norms(v, axis)` has the weights v at first, so its initialisation
-    is that of v.
+    A layer initialised with g = `norms(v, axis)` starts with the weights v.
     """
     return v * jnp.expand_dims(g / norms(v, axis), axis)

@@ -13,13 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 
 def as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
-    """One name or several, such as of axes, as a tuple."""
+    """A name or a sequence of names, as a tuple."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def axes_of(tree) -> frozenset[str]:
-    """The axes over which any array of a tree varies, as JAX tracks it where `check_vma` of
-    `shard_map` is on; where it is off, or outside `shard_map`, none.
+    """The axes over which any array of a tree varies, as JAX tracks them under `check_vma` of
+    `shard_map`; without it, or outside `shard_map`, none.
     """
     return frozenset().union(
         *(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(tree))
@@ -27,8 +27,8 @@ def axes_of(tree) -> frozenset[str]:
 
 
 def pvary(tree, axes: frozenset[str]):
-    """Casts every array of a tree to vary over these axes of `shard_map` too. The transpose sums
-    gradients over devices.
+    """Casts every array of a tree to vary over these axes of `shard_map` as well. The transpose
+    sums gradients over devices.
     """
 
     def one(leaf):
@@ -39,15 +39,15 @@ def pvary(tree, axes: frozenset[str]):
 
 
 def vary_alike(tree):
-    """A tree whose arrays all vary over the axes that any of them varies over, as operations with
-    a gradient of their own need them.
+    """Casts all arrays of a tree to vary over the same axes, as operations with custom gradients
+    require.
     """
     return pvary(tree, axes_of(tree))
 
 
 def kernel_arguments(arrays, shapes):
-    """The arrays and the shapes of results of a kernel of Pallas, all of which vary over the same
-    axes, as `check_vma` of `shard_map` asks for.
+    """The arrays and result shapes of a Pallas kernel, cast to vary over the same axes, as
+    `check_vma` of `shard_map` requires.
     """
     arrays = vary_alike(arrays)
     axes = jax.typeof(arrays[0]).manual_axis_type
@@ -57,11 +57,11 @@ def kernel_arguments(arrays, shapes):
 
 
 def compiled_once(function: Callable, static: tuple, *arrays):
-    """`function(*static, *arrays)`. Outside `jax.jit` it is compiled at the first call alone, where
-    JAX by itself compiles a loop anew at each.
+    """`function(*static, *arrays)`, compiled once outside `jax.jit`, where JAX would compile its
+    loops at every call.
 
     Args:
-        function: defined outside any other function.
+        function: defined at module level.
         static: hashable.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
@@ -81,12 +81,11 @@ def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
     `jax.shard_map` it does not.
 
     Args:
-        function: returns an array with the axes of tokens first. It is defined outside any other
-            function.
-        tokens: ids `[...]`, or hidden states `[..., features]`, cut over any axes; features are
+        function: returns an array with the axes of tokens first. It is defined at module level.
+        tokens: ids `[...]`, or hidden states `[..., features]`, sharded over any axes; features are
             gathered.
-        shared: a tree of arrays that every token reads: each device gathers them whole, and their
-            gradients are summed.
+        shared: a tree of arrays that every token reads. Each device gathers them, and their
+            gradients are summed over devices.
     """
     meshes = [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves((tokens, shared))]
     mesh = next((mesh for mesh in meshes if {*mesh.axis_types} == {AxisType.Explicit}), None)
@@ -99,7 +98,7 @@ def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
     return _mapped(function, mesh, spec, tokens, shared)
 
 
-# Under `jax.jit` for arrays at hand, whose types name no devices.
+# Under `jax.jit` for eager calls, where types of arrays name no devices.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _mapped(function, mesh, spec, tokens, shared):
     def local(tokens, shared):

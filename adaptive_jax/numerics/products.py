@@ -1,16 +1,16 @@
 """Matrix products, computed in the way that is fastest on the backend.
 
 The gradient of a matrix [256, 1024] over 2,048 vectors is a product [256, 2048] @ [2048, 1024], as
-much work as the product itself. It is summed in the matrix's own dtype: float32, though the vectors
-may be bfloat16. In a complete update, XLA on a CPU transposes and copies the larger operand, which
-doubles the time.
+much work as the product itself. It is summed in the matrix's own dtype, float32, even if the
+vectors are bfloat16. In a complete update, XLA on a CPU transposes and copies the larger operand,
+which doubles the time; `product` avoids this.
 
-In bfloat16, XLA on a CPU with such instructions multiplies twice as fast as in float32, but only
-matrices that lie row after row, into a result of float32. It widens all others first, which is
-slower than float32 itself. So `wide` lays them out.
+On a CPU with bfloat16 instructions, XLA multiplies twice as fast in bfloat16 as in float32, but
+only row-major matrices with a float32 result. It converts all others to float32 first, which is
+slower than float32 itself. So `wide` makes its operands row-major.
 
-JAX's default for a product of two float32 arrays is TF32, of 10 bits, on an NVIDIA GPU, and one
-pass in bfloat16, of 7, on a TPU. So `full_precision` asks for float32.
+JAX's default for a product of two float32 arrays is TF32, with 10 bits, on an NVIDIA GPU, and one
+bfloat16 pass, with 7 bits, on a TPU. So `full_precision` requests float32.
 """
 
 import functools
@@ -26,8 +26,7 @@ from adaptive_jax.numerics.platforms import platform
 
 
 def product(x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Vectors times a matrix, which is cast to their dtype: `x [..., n] @ matrix [n, m]` is `[...,
-    m]`.
+    """`x [..., n] @ matrix [n, m]`, with the matrix cast to the dtype of x.
 
     It has no forward-mode derivative.
     """
@@ -44,25 +43,25 @@ def _product(x, matrix):
 def added(vectors: jax.Array, bias: jax.Array) -> jax.Array:
     """`vectors [..., n]` with a float32 bias `[n]` added, in the dtype of the vectors.
 
-    The sum is in float32, so the gradient of the bias is too: in bfloat16, XLA on a CPU adds up
-    thousands of tokens slowly and to two digits.
+    The sum is in float32, and so is the gradient of the bias: in bfloat16, XLA on a CPU would add
+    up thousands of tokens slowly and to two digits.
     """
     shape = (1,) * (vectors.ndim - 1) + bias.shape
     return (vectors.astype(bias.dtype) + bias.reshape(shape)).astype(vectors.dtype)
 
 
 def wide(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The product of two matrices `[n, k]` and `[k, m]` of one dtype, summed and returned in
-    float32, or their dtype if wider.
+    """The product of matrices `[n, k]` and `[k, m]` of one dtype, in float32, or their dtype if
+    wider.
     """
     return _of_rows(left, right) if is_cpu_bfloat16(left) else _widened(left, right)
 
 
 def inner(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The inner products of the rows of two matrices `[n, k]` and `[m, k]`, `[n, m]`, as `wide`.
+    """`left [n, k] @ right [m, k].T`, in the dtype of `wide`.
 
-    The program must not transpose them: for bfloat16 on a CPU, XLA has no product whose results lie
-    column after column, and with `wide`, which prevents that, each is copied once more.
+    The program must not transpose the result: for bfloat16 on a CPU, XLA has no product with a
+    column-major result. `wide` would prevent that at the cost of one more copy.
     """
     if is_cpu_bfloat16(left):
         return _widened(_in_rows(left), _in_rows(right.T))
@@ -75,8 +74,8 @@ def is_cpu_bfloat16(array: jax.Array) -> bool:
 
 
 def bits_on_cpu(array: jax.Array) -> jax.Array:
-    """The array, or in bfloat16 on a CPU its bits, for a loop that writes parts of it: XLA would
-    widen and narrow the whole array for each part.
+    """The array, or in bfloat16 on a CPU its bits, for a loop that writes parts of it: for each
+    part, XLA would convert the whole array to float32 and back.
     """
     return jax.lax.bitcast_convert_type(array, jnp.uint16) if is_cpu_bfloat16(array) else array
 
@@ -87,7 +86,7 @@ def of_bits(array: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def _of_rows(left, right):
-    """`wide` of matrices that lie row after row, as does the result."""
+    """`wide` with row-major operands and result."""
     return _in_rows(_widened(_in_rows(left), _in_rows(right)))
 
 
@@ -100,8 +99,8 @@ def _widened(left, right):
 
 
 def sum_dtype(dtype) -> jnp.dtype:
-    """The dtype of sums of numbers of this one: float32, or their own if wider."""
-    # JAX's own refuses under strict promotion.
+    """The dtype in which numbers of `dtype` are summed: float32, or `dtype` if wider."""
+    # JAX's promote_types raises under strict promotion.
     return jnp.dtype(np.promote_types(dtype, np.float32))
 
 
@@ -120,7 +119,7 @@ def _backward(saved, gradient):
     x, gradient = flat(x), flat(gradient)
     if platform() != "cpu":
         return of_x, jnp.matmul(x.T, gradient, preferred_element_type=matrix.dtype)
-    # Transpose the narrower operand, so that the sum over vectors runs along rows; the layouts stop
+    # Transpose the narrower operand, so that the sum over vectors runs along rows; `_of_rows` keeps
     # XLA from undoing it.
     if x.shape[1] <= gradient.shape[1]:
         return of_x, _of_rows(x.T, gradient).astype(matrix.dtype)
@@ -131,12 +130,11 @@ _product.defvjp(_forward, _backward)
 
 
 def full_precision(function: Callable, body: Any) -> Callable:
-    """`function`, to be traced by JAX, with products in float32 if the `dtype` of its model's body
-    is float32, or not named.
+    """Wraps a function that JAX traces, so that its products, and their gradients, run in float32
+    if the model's body has the dtype float32, or none.
 
-    The gradients of these products are computed likewise. Where JAX_DEFAULT_MATMUL_PRECISION is
-    set, for example to tensorfloat32, that holds. On a CPU nothing changes: its products are exact
-    anyway.
+    JAX_DEFAULT_MATMUL_PRECISION takes precedence if it is set, for example to tensorfloat32. On a
+    CPU nothing changes: its products are in float32 anyway.
     """
 
     narrow = getattr(body, "dtype", jnp.float32) != jnp.float32

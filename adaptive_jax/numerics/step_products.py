@@ -1,5 +1,5 @@
-"""The products of a loop over time: one at each step, of a few rows and a matrix that stays the
-same, and one over all steps.
+"""The products of a loop over time: one per step, of a few rows and a constant matrix, and one over
+all steps.
 """
 
 import jax
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype, wide
 
-FEW_ROWS = 48  # rows of a step's product, up to which Eigen is the faster one
-LARGE, MANY_STEPS = 2**20, 16  # numbers of a matrix, and steps, from which on it is cut on a CPU
-COLUMNS = 576  # of a block: whole vectors of every width, and no power of two
-FAR = 2048  # columns of float32 that are 8 KiB: rows so far apart meet in few sets of a cache
-TILE = 128  # rows of a matrix, of which XLA's kernels for GPUs want whole multiples
+FEW_ROWS = 48  # with fewer rows in a step's product, Eigen is faster
+LARGE, MANY_STEPS = 2**20, 16  # least size of a matrix and steps for blocks on a CPU
+COLUMNS = 576  # of a block: whole SIMD vectors of every width, and no power of two
+FAR = 2048  # float32 columns that are 8 KiB: rows this far apart share few sets of a cache
+TILE = 128  # XLA's kernels for GPUs need multiples of this many rows
 _barrier = jax.lax.optimization_barrier
 
 
 def dot(a, b, axis_of_a=1, axis_of_b=0):
-    """The product of two matrices over these axes, in their dtype, summed in the wide one."""
+    """The product of two matrices over these axes, in float32, or their dtype if wider."""
     if is_cpu_bfloat16(a):
         return wide(a if axis_of_a else a.T, b.T if axis_of_b else b)
     return jax.lax.dot_general(
@@ -26,14 +26,14 @@ def dot(a, b, axis_of_a=1, axis_of_b=0):
 
 
 def in_blocks(matrix, steps):
-    """The right side of a step's product, a list of blocks of its columns.
+    """Splits the right operand of a step's product into a list of blocks of columns.
 
-    On a CPU, Eigen copies a matrix at every step into the order in which it multiplies. Rows of a
-    large matrix lie far apart, those of a block near each other, and so a step of 20 rows is 1.2
-    to 1.9 times as fast; few steps are not worth the copy. Zeros fill the last block.
+    On a CPU, Eigen packs a matrix at every step. Rows of a large matrix are far apart in memory,
+    those of a block near each other, which makes a step of 20 rows 1.2 to 1.9 times as fast; few
+    steps are not worth the copy. Zeros fill the last block.
 
-    On a GPU one block has zeros below it, up to whole tiles: XLA divides the sum over so few rows
-    among several programs, whose parts must be whole. It would pad the matrix in every step.
+    On a GPU there is one block, padded by zeros to whole tiles of rows: XLA divides the sum among
+    several programs, whose parts must be whole, and would pad the matrix in every step.
     """
     rows, columns = matrix.shape
     if platform() == "gpu":
@@ -46,11 +46,11 @@ def in_blocks(matrix, steps):
 
 
 def step_product(a, blocks, columns):
-    """`a` times the matrix of so many columns that `in_blocks` cut, inside the loop over time.
+    """`a` times a matrix of `columns` columns that `in_blocks` split, inside the loop over time.
 
-    XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer than Eigen for a
-    few rows. A left side that lies transposed goes to Eigen; the barrier stops XLA from transposing
-    it back.
+    XLA on a CPU runs products by YNNPACK, which in float32 takes a third longer than Eigen for a
+    few rows. It runs a transposed left operand by Eigen; the barrier keeps XLA from transposing it
+    back.
     """
     if len(blocks[0]) > a.shape[1]:
         a = jnp.pad(a, ((0, 0), (0, len(blocks[0]) - a.shape[1])))
@@ -61,11 +61,11 @@ def step_product(a, blocks, columns):
 
 
 def over_rows(a, b):
-    """`a.T @ b`, of all steps at once.
+    """`a.T @ b`, over all steps at once.
 
-    On a CPU, Eigen reads down the columns of both, which takes 1.7 times as long where rows of `b`
-    lie `FAR` apart (700 rows of 4,096 columns). With a transposed copy of `a`, XLA takes YNNPACK,
-    which does not; elsewhere the copy costs more than it gains.
+    On a CPU, Eigen reads both down their columns, which takes 1.7 times as long if rows of `b` are
+    a multiple of `FAR` apart (700 rows of 4,096 columns). With a transposed copy of `a`, XLA uses
+    YNNPACK, which does not; otherwise the copy costs more than it saves.
     """
     far = platform() == "cpu" and b.dtype == jnp.float32 and b.shape[1] % FAR == 0
     return dot(_barrier(a.T), b) if far else dot(a, b, 0, 0)

@@ -12,7 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import Band, adaptive_cross_entropy, linear_cross_entropy
+from adaptive_jax import (
+    Band,
+    adaptive_cross_entropy,
+    linear_cross_entropy,
+    linear_distillation,
+    linear_log_probs,
+)
 from adaptive_jax.losses.banded import Settings
 from tests import refuses
 from tests.losses.test_banded import check, in_float64, slow_losses
@@ -262,6 +268,47 @@ def test_targets_that_do_not_exist(reduction):
         assert np.isnan(value) and np.isnan(gradient[:4]).all()
     value, gradient = loss(hidden, targets, 0 * mask)
     assert value == 0 and not gradient.any()
+
+
+token_losses = functools.partial(linear_cross_entropy, reduction="none")
+
+
+def log_probs_of_pairs(hidden, table, targets):
+    return linear_log_probs(hidden, table, jnp.stack([targets, 0 * targets], axis=1)).sum(axis=1)
+
+
+def nll_report(hidden, table, targets):
+    options = {"reduction": "none", "reports": "nll"}
+    return linear_cross_entropy(hidden, table, targets, **options)[1].nll
+
+
+def distilled(hidden, table, targets):
+    teacher = jax.lax.stop_gradient((2 * hidden, table))
+    options = {"reduction": "none", "hard_weight": 0.5}
+    return linear_distillation((hidden, table), teacher, targets, **options)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [token_losses, nll_report, log_probs_of_pairs, distilled],
+    ids=["losses", "nll", "log-probabilities", "distillation"],
+)
+def test_unused_losses_of_targets_that_do_not_exist(loss):
+    """They change no gradient: 0 · NaN made that of the whole table NaN, where the caller selected
+    the other losses. Those that are used make gradients NaN, as they are NaN themselves.
+    """
+    (hidden, table, *_), targets = arrays(12, {})
+    exist = np.arange(TOKENS) < 4
+
+    def selected(hidden, table, targets, used):
+        return jnp.where(used, loss(hidden, table, targets), 0).sum()
+
+    slopes = jax.jit(jax.grad(selected, (0, 1)))
+    wrong = np.where(exist, targets, [-1, 12] * (TOKENS // 2))
+    check(slopes(hidden, table, wrong, exist), slopes(hidden, table, targets, exist))
+    of_hidden, of_table = slopes(hidden, table, wrong, exist | True)
+    assert np.isnan(of_hidden[~exist]).all() and np.isfinite(of_hidden[exist]).all()
+    assert np.isnan(of_table).all()
 
 
 def test_a_mean_by_weights_whose_sum_is_0():

@@ -19,15 +19,26 @@ from adaptive_jax.parallel import accelerators
         ("NVIDIA H100 PCIe", 756e12),
         ("Tesla V100-SXM2-16GB", 125e12),
         ("TPU v5 lite", 197e12),
+        ("TPU v5e", 197e12),
         ("TPU v5", 459e12),
+        ("TPU v5p", 459e12),
         ("TPU v4", 275e12),
         ("TPU v6 lite", 918e12),
+        ("TPU v6e", 918e12),
         ("TPU7x", 2307e12),
     ],
 )
 def test_devices_are_found_by_their_kind(kind, flops):
-    """The name that a device reports picks its figures; "TPU v5 lite" is not a "TPU v5"."""
+    """The name that a device reports picks its figures; "TPU v5 lite", or "TPU v5e", is not a
+    "TPU v5".
+    """
     assert find(kind).flops == flops
+
+
+def test_memory_is_that_of_the_kind():
+    """Chunks on an A100 of 40 GB were planned for twice its memory."""
+    kinds = "A100-SXM4-40GB", "A100-PCIE-40GB", "A100-SXM4-80GB", "V100-SXM2-16GB", "V100-SXM2-32GB"
+    assert [round(find(kind).memory / 1e9) for kind in kinds] == [43, 43, 86, 16, 32]
 
 
 @pytest.mark.parametrize(
