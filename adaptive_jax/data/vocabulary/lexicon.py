@@ -16,7 +16,6 @@ import importlib.util
 import itertools
 import json
 import re
-import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.config.keys import at, word_group
+from adaptive_jax.data.corpora.tokenise import combining_marks
 from adaptive_jax.data.vocabulary.ngrams import sorted_ngrams
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -293,18 +293,14 @@ def definitions(
     words_of = {}
     for word, entry in read_entries(vocabulary, path).items():
         text = " ".join(entry.definitions[:1])
-        text = text.split() if form == "code" else _word().findall(text)
+        text = text.split() if form == "code" else _word_pattern().findall(text)
         words_of[word] = [name for name in text if name in vocabulary.index]
     return _first(vocabulary, words_of, "definitions", most, share)
 
 
-@functools.cache
-def _word() -> re.Pattern:
-    """A word without punctuation. Letters of many scripts have combining marks, and joiners between
-    them, of which Python's `\\w` knows none.
-    """
-    marks = (chr(i) for i in range(0x300, 0x20000) if unicodedata.category(chr(i))[0] == "M")
-    letter = rf"[\w{''.join(marks)}\u200c\u200d]"
+def _word_pattern() -> re.Pattern:
+    """A regular expression for words without punctuation."""
+    letter = rf"[\w{combining_marks()}]"
     return re.compile(rf"{letter}+(?:['’-]{letter}+)*")
 
 

@@ -178,7 +178,7 @@ def _joiner(data) -> Join:
 
 
 def _attached(words):
-    """Undoes `separate_marks`: punctuation marks stand next to the words that they belong to."""
+    """Joins words that the tokeniser `marks` has separated."""
     text = " ".join(words)
     text = re.sub(rf" (?=[{re.escape(CLOSING)}])", "", text)
     return re.sub(rf"(?<=[{re.escape(OPENING)}]) ", "", text)

@@ -61,16 +61,21 @@ class Tokenizer(TokenIds):
 
     @classmethod
     def of(cls, ids: TokenIds, model: bytes) -> "Tokenizer":
-        """Ids with their tokenizer. Raises InputError: it has more of them, or is of
-        no kind that keeps spaces.
+        """Joins ids with their tokenizer.
+
+        Raises:
+            InputError: the tokenizer has more ids, or does not keep the spaces of a text.
         """
         if (size := size_of(model)) > len(ids):
             raise InputError(
                 f"data.vocabulary_size={len(ids)} must be {size:,} or more, the ids of"
                 " data.tokenizer"
             )
-        if (kind := type(_loaded(model).model).__name__) == "WordPiece":
-            raise InputError(f"data.tokenizer must keep the spaces of a text, got one of {kind}")
+        if not _keeps_spaces(_loaded(model)):
+            raise InputError(
+                "data.tokenizer must keep the spaces of a text, which this"
+                f" {type(_loaded(model).model).__name__} tokenizer drops"
+            )
         return cls(ids.words, ids.counts, model)
 
     @classmethod
@@ -128,7 +133,8 @@ class Tokenizer(TokenIds):
             if i in added:
                 return token.encode()
             if of_bytes:
-                return bytes(map(CHARACTERS.__getitem__, token))
+                is_spelt = CHARACTERS.keys() >= {*token}
+                return bytes(map(CHARACTERS.get, token)) if is_spelt else token.encode()
             byte = BYTE.fullmatch(token)
             return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
 
@@ -157,6 +163,16 @@ def read_model(path: str | os.PathLike) -> bytes:
 def size_of(model: bytes) -> int:
     """The ids of a tokenizer.json."""
     return 1 + max(_loaded(model).get_vocab().values())
+
+
+def _keeps_spaces(program):
+    """False for a tokenizer that splits text at its spaces, or marks where words end or go on
+    instead.
+    """
+    model, splitter = program.model, program.pre_tokenizer
+    if any(getattr(model, f, None) for f in ("continuing_subword_prefix", "end_of_word_suffix")):
+        return False
+    return not splitter or len("".join(part for part, _ in splitter.pre_tokenize_str("a b"))) > 2
 
 
 @functools.lru_cache(maxsize=2)
