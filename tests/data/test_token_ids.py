@@ -244,7 +244,7 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     ids = lines.encode("12 13\n7 12")
     assert lines.vocabulary.ids[ids].tolist() == [12, 13, EOS, EOS, 12]
     assert lines.decode(ids) == "12 13\n\n12"
-    with refuses("'cat'", "60"):
+    with refuses("'cat'", "59"):
         lines.encode("cat")
     without = load(data | {"eos": -1}).vocabulary
     with refuses("data.corpus=ids"):

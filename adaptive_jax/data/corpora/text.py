@@ -224,7 +224,13 @@ def local_texts(
     if is_one_split(place) and len(splits) == 1:
         return {split: Text((place,)) for split in splits}
     if not place.is_dir():
-        raise InputError(f"data.path={place} {_fault_of_place(place, splits, all(patterns))}")
+        fault = "is not a directory" if place.exists() else "does not exist"
+        fault = "is an archive: unpack it" if is_archive(place) else fault
+        names = [f"{NAMES[split][0]}.txt" for split in SPLITS if split in splits or not splits]
+        archive = ", or the published archive" if all(patterns) else ""
+        raise InputError(
+            f"data.path={place} {fault}; use a directory with {', '.join(names)}{archive}"
+        )
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):
         names = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
@@ -253,18 +259,6 @@ def is_archive(place: Path) -> bool:
 def is_one_split(place: Path) -> bool:
     """True for a file that is no archive, which can be the text of any one split."""
     return place.is_file() and not is_archive(place)
-
-
-def _fault_of_place(place: Path, splits: Collection[str], published: bool) -> str:
-    """Describes what is wrong with a place that is no directory, and the cure."""
-    names = [f"{NAMES[split][0]}.txt" for split in SPLITS if split in splits or not splits]
-    archive = ", or the published archive" if published else ""
-    cure = f"use a directory with {', '.join(names)}{archive}"
-    if not place.exists():
-        return f"does not exist; {cure}"
-    if is_archive(place):
-        return f"is an archive: unpack it; {cure}"
-    return f"is not a directory; {cure}"
 
 
 def text_files(directory: Path) -> list[Path]:
