@@ -318,12 +318,6 @@ def test_the_model_is_one_for_other_programs_too(tmp_path, small):
     assert processor.encode("lowest", out_type=str) == units_of(small, "lowest") == ["low", "est▁"]
 
 
-def test_units_that_cannot_be_learnt():
-    """An error names data.codes and its cure, not a failure inside of sentencepiece."""
-    with refuses("data.codes=5", "data.codes=0"):
-        Subwords.build({"<unk>": 4, "<eos>": 2, "▁": 3}, 5)
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real corpora are not here")
 def test_open_text_is_scored_without_unk():
     """WikiText-2 as it was before its rare words became <unk>: read back word for word, few of

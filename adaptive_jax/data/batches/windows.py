@@ -100,8 +100,8 @@ def check_windows(settings: Windows) -> None:
         )
     if context and rows == 1 and layout == "streams":
         raise InputError(
-            f"context={context} has no effect in one row of layout {layout!r}, where a token sees"
-            " all before it: use context 0, or evaluate in several rows, --rows=2 or more"
+            f"context={context} has no effect in one row of batches.layout={layout!r}, which sees"
+            " the whole text: use context 0, or evaluate in several rows, --rows=2 or more"
         )
 
 

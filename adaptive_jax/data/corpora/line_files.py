@@ -128,8 +128,6 @@ class TextFiles:
 
 def _open(name):
     if name == STDIN:
-        if sys.stdin is None:
-            raise InputError("standard input is closed: use a file, or text through a pipe")
         return sys.stdin.buffer
     check_is_text(str(name))
     if in_bucket(name):

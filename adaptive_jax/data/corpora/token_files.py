@@ -52,11 +52,6 @@ class Files(NamedTuple):
         """Returns the file of a split. InputError: there is none, or more than one."""
         if len(present := self.present(split)) == 1:
             return self.directory / present[0]
-        if not self.directory.is_dir():
-            raise InputError(
-                f"data.path={self.directory} is not a directory: use the one that holds the files"
-                " of train, valid and test"
-            )
         fault = f"no {split} split; add one of {', '.join(_names(split))}"
         if present:
             fault = f"both {' and '.join(present[:2])}; keep one of them"
@@ -76,8 +71,6 @@ class Files(NamedTuple):
             raise InputError(
                 f"cannot read {path}: {one_line(error)[:150]}; write the ids again"
             ) from error
-        if not isinstance(ids, np.ndarray):
-            raise InputError(f"{path} is an archive of arrays: write one array by numpy.save")
         if ids.dtype.kind not in "iu" or ids.ndim != 1 or not len(ids):
             raise InputError(
                 f"{path} must be one integer or more in one dimension, got {ids.dtype} of shape"

@@ -2,24 +2,12 @@
 
 import functools
 import re
-import unicodedata
 from collections.abc import Callable
 
-from adaptive_jax.data.vocabulary.words import BYTE_ORDER_MARK, EOS, UNKNOWN
+from adaptive_jax.data.vocabulary.words import BYTE_ORDER_MARK, EOS, UNKNOWN, combining_marks
 from adaptive_jax.errors import check_known
 
 SPECIAL = re.compile(rf"(?<!\S)({UNKNOWN}|{EOS})(?!\S)")
-
-
-@functools.cache
-def combining_marks() -> str:
-    """Characters, for a class of a regular expression, that belong to the letter before them and
-    that `\\w` does not match: accents, vowel signs, vowel points and joiners, up to U+FFFF, since
-    a class with characters beyond is several times as slow.
-    """
-    characters = map(chr, range(0x300, 0x10000))
-    marks = (character for character in characters if unicodedata.category(character)[0] == "M")
-    return "".join(marks) + "\u200c\u200d"
 
 
 def marks() -> Callable[[str], str]:

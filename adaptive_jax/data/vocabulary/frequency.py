@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import InputError
 
 CHUNK_TOKENS = 1 << 22  # ids read at a time, since a file may be larger than memory
 
@@ -33,7 +33,7 @@ def frequency_order(counts: np.ndarray) -> FrequencyOrder:
     counts: integers `[V]`, occurrences of each id in the training text, see `count_ids`.
 
     Raises:
-        InputError: counts that are not integers `[V]`, or a negative count.
+        InputError: counts that are not integers `[V]`.
 
     >>> frequency_order([2, 0, 5])
     FrequencyOrder(ranks=array([1, 2, 0], dtype=int32), ids=array([2, 0, 1], dtype=int32))
@@ -44,8 +44,6 @@ def frequency_order(counts: np.ndarray) -> FrequencyOrder:
             f"counts must be integers [V], got {counts.dtype} {list(counts.shape)}: use those of"
             " count_ids"
         )
-    if (counts < 0).any():
-        raise InputError(f"counts must be 0 or more, got {counts.min()}")
     ids = np.argsort(-counts.astype(np.int64), kind="stable").astype(np.int32)
     ranks = np.empty_like(ids)
     ranks[ids] = np.arange(len(ids), dtype=np.int32)
@@ -64,7 +62,6 @@ def count_ids(
         InputError: ids that are not integers `[tokens]`, or an id outside of 0 to
             `vocabulary_size - 1`.
     """
-    check_at_least(1, vocabulary_size=vocabulary_size)
     counts = np.zeros(vocabulary_size, np.int64)
     for begin in range(0, len(ids), CHUNK_TOKENS):
         part = np.asarray(ids[begin : begin + CHUNK_TOKENS])

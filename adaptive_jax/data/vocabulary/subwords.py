@@ -70,7 +70,7 @@ class Subwords(Vocabulary):
         codes: 1 or more.
 
         Raises:
-            InputError: more merges than the words give, or no word to learn from.
+            InputError: more merges than the words give.
         """
         model = _learn(counts, codes)
         names = (*_pieces(model), EOS, *([UNKNOWN] if UNKNOWN in counts else []))
@@ -166,19 +166,14 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
             continue
         for start in range(0, len(word), LONGEST - 1):
             parts[word[start : start + LONGEST - 1]] += count
-    words = dict(parts)
-    if not words:
-        raise InputError(
-            f"the train split has no words to learn data.codes={codes} from; set data.codes=0"
-        )
     characters: collections.Counter[str] = collections.Counter()
-    for word, count in words.items():
+    for word, count in parts.items():
         for character in word:
             characters[character] += count
     ranked = most_frequent_first(characters)
     reached = np.cumsum([count for _, count in ranked])
     common = {c for c, _ in ranked[: 1 + np.searchsorted(reached, COVERAGE * reached[-1])]}
-    words = {w: n for w, n in words.items() if common.issuperset(w)}
+    words = {word: count for word, count in parts.items() if common.issuperset(word)}
     most = min(codes, sum(map(len, words)))  # each merge takes at least one character
     # Beside merges: sentencepiece's own <unk>, bytes, the mark, characters.
     fixed = 1 + len(BYTES) + 1 + len(set("".join(words)))

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -330,3 +331,14 @@ def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Returns the items sorted by count, and in code point order where counts are equal."""
     words = sorted(sorted(counts), key=counts.__getitem__, reverse=True)
     return [(word, counts[word]) for word in words]
+
+
+@functools.cache
+def combining_marks() -> str:
+    """Characters, for a class of a regular expression, that belong to the letter before them and
+    that `\\w` does not match: accents, vowel signs, vowel points and joiners, up to U+FFFF, since
+    a class with characters beyond is several times as slow.
+    """
+    characters = map(chr, range(0x300, 0x10000))
+    marks = (character for character in characters if unicodedata.category(character)[0] == "M")
+    return "".join(marks) + "\u200c\u200d"
