@@ -312,7 +312,7 @@ def _lines(path):
         return path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise InputError(
-            f"cannot read the vocabulary {path}: {error.strerror}; use a file with a word a line"
+            f"cannot read the vocabulary {path}: {error.strerror}; use a file of words, one a line"
         ) from error
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1
