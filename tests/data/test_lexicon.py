@@ -293,15 +293,6 @@ def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, name):
         wrong(wordnet, tmp_path)
 
 
-def test_files_that_are_not_wordnets(wordnet, tmp_path):
-    """The error is one line that names the directory."""
-    for path in wordnet.iterdir():
-        index = path.name.startswith("index")
-        (tmp_path / path.name).write_bytes(b"not a number\n" if index else path.read_bytes())
-    with refuses("WordNet's"):
-        read_entries(VOCABULARY, str(tmp_path))
-
-
 @pytest.mark.parametrize(
     "corpus, shares",
     [

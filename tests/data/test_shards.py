@@ -159,7 +159,7 @@ def test_ends_of_lines(tmp_path):
 
 def test_files_of_a_directory_end_their_last_lines(tmp_path):
     """Where a line feed is missing, the next file still begins a line; a byte order mark is no
-    letter; an editor's backup is not read; JSON is not taken for text.
+    letter; an editor's backup is not read; JSON and parquet are not taken for text.
     """
     for name in ("train", "valid", "test"):
         (tmp_path / name).mkdir()
@@ -172,9 +172,12 @@ def test_files_of_a_directory_end_their_last_lines(tmp_path):
     (tmp_path / "train" / "1.txt").write_text("\ufeff")  # which became a line without words
     [(piece, _)] = shards.pieces(texts["train"].chunks(), shards.CHUNK_BYTES)
     assert piece == b"train 0\ntrain 2\n"
-    (tmp_path / "train" / "0.txt").rename(tmp_path / "train" / "0.jsonl")
-    with refuses("train/0.jsonl", "JSON"):
-        next(local_texts(tmp_path, ("train",))["train"].lines())
+    for name in "0.jsonl", "0.parquet":
+        next((tmp_path / "train").glob("0.*")).rename(tmp_path / "train" / name)
+        with refuses(f"train/{name}", "JSON", "parquet"):
+            next(local_texts(tmp_path, ("train",))["train"].lines())
+        with refuses(f"train/{name}", "JSON", "parquet"):  # which was scored, braces and all
+            line_files.TextFiles([tmp_path / "train" / name])
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_files_of_a_directory_end_their_last_lines(tmp_path):
     [
         (b"fine\n\nthe \xff\n", ["line 3", "UTF-8"]),
         (b"fine\nthe\0cat\n", ["line 2", "NUL"]),
-        ("the\n".encode("utf-16"), ["line 1", "UTF-8"]),
+        ("the\n".encode("utf-16"), ["line 1", "UTF-16"]),
         ("the\n".encode("utf-16-le"), ["line 1", "NUL"]),
         (b"\nthe <eos>\na cat <eos>\n", ["<eos>", "sed"]),
         (b"\n \n", ["words"]),

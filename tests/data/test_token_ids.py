@@ -76,8 +76,6 @@ def test_order_by_frequency_and_back():
         count_ids(np.array([[3, 4]]), 59)
     with refuses("counts", "float64"):
         frequency_order([0.3, 0.7])  # every share was 0
-    with refuses("counts", "-1"):
-        frequency_order([-1, 2])
 
 
 def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path, own_cache):
@@ -200,9 +198,6 @@ def test_wrong_files_are_told_in_one_line(data, tmp_path):
     assert "train.npy" in told()
     (tmp_path / "train.npy").write_bytes(b"no ids")
     assert "cannot read train.npy" in told()
-    with (tmp_path / "train.npy").open("wb") as archive:
-        np.savez(archive, a=np.zeros(3, np.int32))
-    assert "train.npy is an archive of arrays: write one array" in told()
 
 
 def small(data):
@@ -244,7 +239,7 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     ids = lines.encode("12 13\n7 12")
     assert lines.vocabulary.ids[ids].tolist() == [12, 13, EOS, EOS, 12]
     assert lines.decode(ids) == "12 13\n\n12"
-    with refuses("'cat'", "60"):
+    with refuses("'cat'", "59"):
         lines.encode("cat")
     without = load(data | {"eos": -1}).vocabulary
     with refuses("data.corpus=ids"):

@@ -1,6 +1,7 @@
 """Tokenizers of the `tokenizers` library: text to ids and back, to train, score and write."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -272,7 +273,7 @@ def test_a_run_on_a_tokenizer(directory, config, tmp_path, in_process, own_cache
 
 def test_a_text_is_counted_once(directory, own_cache, monkeypatch):
     """The size for plans has no effect: a larger one enlarged the model in silence, by ids that the
-    tokenizer never makes.
+    tokenizer never makes. Shards may be deleted: the whole text was read again at each start.
     """
     built, build = [], Tokenizer.build
     monkeypatch.setattr(Tokenizer, "build", lambda *a: built.append(build(*a)) or built[-1])
@@ -280,6 +281,9 @@ def test_a_text_is_counted_once(directory, own_cache, monkeypatch):
         vocabulary = load(data_of(directory, vocabulary_size=size)).vocabulary
         assert (len(vocabulary), len(built)) == (len(built[0]), 1)
         assert len(vocabulary) == tokenizer.size_of(vocabulary.model)
+        for shards in [*own_cache.rglob("shards")]:  # once ids exist, nothing reads them
+            shutil.rmtree(shards)
+    assert not [*own_cache.rglob("shards")]
 
 
 def test_wrong_settings(directory, tmp_path):
@@ -287,15 +291,24 @@ def test_wrong_settings(directory, tmp_path):
     ones than the settings say.
     """
     (tmp_path / "bytes.json").write_text("{}")
-    pieces = tokenizers.Tokenizer(tokenizers.models.WordPiece({END: 0, "a": 1}, unk_token=END))
-    pieces.save(str(tmp_path / "pieces.json"))
+    for model in (
+        tokenizers.models.WordPiece({END: 0, "a": 1}, unk_token=END),
+        tokenizers.models.WordLevel({END: 0, "a": 1}, unk_token=END),
+        tokenizers.models.BPE({END: 0, "a</w>": 1}, [], end_of_word_suffix="</w>"),
+    ):
+        program = tokenizers.Tokenizer(model)
+        if isinstance(model, tokenizers.models.WordLevel):
+            program.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        program.save(str(tmp_path / f"{type(model).__name__}.json"))
     for changes, names in (
         ({"eos": -1}, "data.eos"),
         ({"codes": 5}, "data.codes"),
         ({"lower": True}, "data.lower"),
         ({"tokenizer": str(tmp_path / "none.json")}, "none.json"),
         ({"tokenizer": str(tmp_path / "bytes.json")}, "data.tokenizer"),
-        ({"tokenizer": str(tmp_path / "pieces.json")}, "WordPiece"),
+        ({"tokenizer": str(tmp_path / "WordPiece.json")}, "WordPiece"),
+        ({"tokenizer": str(tmp_path / "WordLevel.json")}, "WordLevel"),
+        ({"tokenizer": str(tmp_path / "BPE.json")}, "BPE"),  # as CLIP's; `</w>` were letters
     ):
         with refuses(names):
             load(data_of(directory, **changes))
@@ -330,3 +343,14 @@ def test_a_file_of_an_early_version(directory):
     early = Tokenizer.of(ids, json.dumps(content).encode())
     np.testing.assert_array_equal(early.encode_words(LINES)[0], expected.encode_words(LINES)[0])
     assert early.utf8[1:] == expected.utf8[1:]
+
+
+def test_a_token_that_no_bytes_spell(directory):
+    """A byte-level tokenizer may list a token in plain letters, which the library decodes to
+    itself: a KeyError ended every evaluation.
+    """
+    content = json.loads((directory / "bytes.json").read_text())
+    del content["added_tokens"]
+    content["model"]["vocab"]["天▁"] = size = len(content["model"]["vocab"])
+    ids = TokenIds.of_counts(np.zeros(size + 1, np.int64))
+    assert Tokenizer.of(ids, json.dumps(content).encode()).utf8[size] == "天▁".encode()

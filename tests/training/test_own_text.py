@@ -170,10 +170,13 @@ def locked_zip():
             b"%PDF-1.7\n\xe2\xe3",
             "mine.pdf is a PDF, not text: extract its text first, as by pdftotext",
         ),
-        (b"caf\xe9\n" * 40, "mine.txt, line 1: not UTF-8; convert it, Latin-1 as by `iconv"),
+        (
+            b"caf\xe9\n" * 40,
+            "mine.txt, line 1: not UTF-8; convert it, as by `iconv -f WINDOWS-1252",
+        ),
         (b"BZh9", "mine.tar.xz is packed in a way that cannot be read: unpack it first"),
         (locked_zip(), "mine.zip cannot be unpacked (File "),
-        (gzip.compress(b'{"text": "a b"}\n' * 40), "mine.jsonl.gz holds JSON, not text"),
+        (gzip.compress(b'{"text": "a b"}\n' * 40), "mine.jsonl.gz must be text, not JSON"),
     ],
 )
 def test_a_bad_file_is_named_itself(content, says, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 from adaptive_jax.errors import InputError
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
-CHUNK_TOKENS = 1 << 22  # read at a time: ids may be larger than memory
+CHUNK_TOKENS = 1 << 22  # ids read at a time, since they may be larger than memory
 
 
 def examples(
@@ -19,21 +19,21 @@ def examples(
         none          [a b . c .] [. d e f .]      cut after every fifth token
         complete      [a b . c .] [. d e f .]      as many whole sentences as fit
         complete_doc  [a b . c .] [d e f .]        the same, but an empty line ends a document and
-                                                   is left out
+                                                   is dropped
         eos           [a b .] [c .] [.] [d e f .]  one sentence each
 
     A sentence of more than `longest` tokens becomes several examples, all but the last of `longest`
-    tokens. fairseq makes one longer row of it; here, rows have one shape.
+    tokens. fairseq makes one longer row of it; here, all rows have the same shape.
 
     Args:
-        ids: int32 `[n]`, an array or anything with a length and slices; read in parts.
+        ids: int32 `[n]`, an array or anything with a length and slices.
 
     Returns:
         Starts and lengths, both int32 `[examples]` (starts int64 from 2^31 tokens on), in the order
         of ids.
 
     Raises:
-        InputError: an empty split, or only empty lines for complete_doc.
+        InputError: an empty split, or for complete_doc, one with empty lines only.
     """
     check_split(ids)
     index = np.dtype(np.int32 if len(ids) < 2**31 - longest else np.int64)
@@ -46,14 +46,14 @@ def examples(
         separators = empty_lines if break_mode == "complete_doc" else empty_lines[:0]
         starts, ends = _merge(starts, ends, longest, separators)
     if not len(starts):
-        raise InputError("the split has empty lines only; use text, or batches.break_mode='eos'")
+        raise InputError("the split has empty lines only: use text, or batches.break_mode=eos")
     return _split(starts, ends, longest)
 
 
 def check_split(ids: np.ndarray) -> None:
     """Raises InputError for a split without tokens."""
     if not len(ids):
-        raise InputError("the split has 0 tokens; use one with at least 1")
+        raise InputError("the split has 0 tokens: use one with at least 1")
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -63,25 +63,25 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _sentences(ids, eos, index):
-    """The ends of the sentences, and the numbers of those that are only an `<eos>`."""
+    """The ends of the sentences, and the numbers of those that consist of `<eos>` alone."""
     sentences = []
     for begin in range(0, len(ids), CHUNK_TOKENS):
         chunk = np.asarray(ids[begin : begin + CHUNK_TOKENS])
         sentences.append((begin + 1 + np.flatnonzero(chunk == eos)).astype(index))
     ends = np.concatenate(sentences)
     empty_lines = np.flatnonzero(np.diff(ends, prepend=index.type(0)) == 1).astype(index)
-    if not len(ends) or ends[-1] < len(ids):  # the last sentence of a text that was cut off
+    if not len(ends) or ends[-1] < len(ids):  # the text does not end with `<eos>`
         ends = np.append(ends, index.type(len(ids)))
     return ends, empty_lines
 
 
 def _merge(starts, ends, longest, separators):
-    """Starts and ends of runs of sentences that fit, as greedily as fairseq. No run holds a
-    separator.
+    """Starts and ends of runs of sentences that fit, as greedily as in fairseq, without
+    separators.
     """
     first = np.arange(len(starts), dtype=starts.dtype)
-    # For every sentence, the number of the one after a run that begins with it. One long sentence
-    # is a run, too.
+    # For every sentence, the number of the sentence after a run that begins with it. One sentence
+    # that is too long is a run, too.
     fit = np.searchsorted(ends, starts + starts.dtype.type(longest), side="right")
     after = np.maximum(fit, first + 1)
     if len(separators):
@@ -97,7 +97,7 @@ def _merge(starts, ends, longest, separators):
 
 
 def _split(starts, ends, longest):
-    """Starts and lengths of examples, after splitting those that are too long."""
+    """Starts and lengths of examples after those that are too long are split."""
     lengths = ends - starts
     if lengths.max() > longest:
         pieces = -(-lengths // longest)

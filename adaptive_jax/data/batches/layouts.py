@@ -1,8 +1,8 @@
 """Layouts: how examples become rows. One example a row, many packed into one, or examples of
 similar length together.
 
-A layout numbers the rows of an epoch. It says which rows an update reads, and which spans of the
-split they hold:
+A layout numbers the rows of an epoch. It chooses the rows of each update, and the spans of the
+split that they hold:
 
     layout = Packed(*examples(ids, eos, "eos", 512), 512, rows=128)
     epochs, numbers, time = layout.update(seed, step)
@@ -19,7 +19,7 @@ from adaptive_jax.data.batches.spans import Spans, permutation, runs, shuffled
 from adaptive_jax.data.batches.streams import Streams
 from adaptive_jax.errors import InputError, check_known
 
-# Of the sequence length, for rows of similar length
+# Of the sequence length, for layout "similar"
 DIVISORS = (*range(1, 9), 10, 12, 16, 21, 32, 64)
 
 
@@ -28,24 +28,26 @@ class Single:
 
     Attributes:
         count: rows of an epoch.
-        row_lengths: the lengths that rows have, ascending; one or several.
-        num_slots: how many tokens the rows of an epoch have room for.
+        row_lengths: the lengths of rows, ascending; one or several.
+        num_slots: number of tokens for which the rows of an epoch have room.
         segmented: whether a row may hold several examples, which must not see each other.
-        continued: whether each row of an update continues the one of the update before.
+        continued: whether each row of an update continues that of the update before.
     """
 
     segmented, continued = False, False
 
     def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
-        """Takes starts and lengths of examples, `[examples]`, each at most `sequence_length`
-        long. An update has `rows`.
+        """Arranges examples in rows.
+
+        starts, lengths: of examples, `[examples]`; lengths are at most `sequence_length`.
+        rows: rows of an update.
         """
         self.starts, self.lengths = starts, lengths
         self.rows, self.row_lengths = rows, [sequence_length]
         self.count, self.num_slots = len(starts), len(starts) * sequence_length
 
     def describe(self, examples: int, tokens: int) -> str:
-        """Describes an epoch of so many examples and tokens."""
+        """Describes an epoch with these numbers of examples and tokens."""
         shortest, longest = self.row_lengths[0], self.row_lengths[-1]
         length = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         return (
@@ -54,34 +56,31 @@ class Single:
         )
 
     def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Returns the epochs and the numbers, int64 `[rows]`, of the rows that update `step` reads,
-        and their length.
+        """Returns the epochs and the numbers, int64 `[rows]`, of the rows of update `step`, and
+        their length.
 
-        Updates walk through the rows without end, in a new order each epoch. With 3 rows and 2 an
-        update, updates 0, 1, 2 may read (2 0), (1 | 0), (2 1): the second ends one epoch and begins
-        the next.
+        Updates go through the rows again and again, in a new order each epoch. With 3 rows in total
+        and 2 an update, updates 0, 1, 2 may have rows (2 0), (1 | 0), (2 1): the second update ends
+        one epoch and begins the next.
         """
         epochs, index = np.divmod(np.arange(step * self.rows, (step + 1) * self.rows), self.count)
         numbers = [permutation(self.count, seed, epoch)[index[run]] for epoch, run in runs(epochs)]
         return epochs, np.concatenate(numbers), self.row_lengths[0]
 
     def spans(self, numbers: np.ndarray, seed: int | None, epoch: int) -> Spans:
-        """Returns the spans in the rows `numbers` of an epoch. Without a seed nothing is
-        shuffled.
-        """
+        """Returns the spans in the rows `numbers` of an epoch; seed None: in order."""
         return Spans(self.starts[numbers], self.lengths[numbers], np.arange(len(numbers)))
 
     def in_order(self) -> list[tuple[range, int, int]]:
-        """Returns batches of all rows in order: numbers of the rows that hold something, rows
-        of the batch, their length.
+        """Returns batches of all rows in order: the numbers of rows that hold examples, the number
+        of rows of the batch, and their length.
         """
         rows, time = self.rows, self.row_lengths[0]
         return [(range(self.count)[i : i + rows], rows, time) for i in range(0, self.count, rows)]
 
 
 class Packed(Single):
-    """As many examples in a row as fit. Each epoch draws which examples of a length share a
-    row.
+    """As many examples in a row as fit. Each epoch shuffles the examples of each length.
 
     Lengths 3 3 2 1 1 in rows of 5 make two rows: 3 2 and 3 1 1.
     """
@@ -99,7 +98,7 @@ class Packed(Single):
         self.order = functools.lru_cache(maxsize=2)(functools.partial(shuffled, counts))
         patterns = pack(counts, sequence_length)
         repeats = np.array([count for _, count in patterns])
-        self.last = np.cumsum(repeats)  # the row after the last of each pattern
+        self.last = np.cumsum(repeats)  # the end of the rows of each pattern
         self.count, self.num_slots = int(self.last[-1]), int(self.last[-1]) * sequence_length
         # The first row of a pattern takes the example at `index` for each of its lengths, the next
         # row the one after that.
@@ -125,9 +124,9 @@ class Similar(Single):
     apart.
 
     Rows are 1, 1/2, 1/3 … of the sequence length long, in multiples of 8, and an update has 1, 2, 3
-    … times as many of them. So updates have about as many tokens each, devices that can share the
-    longest rows can share all, and few programs are compiled. Empty rows fill up the last update of
-    each length.
+    … times as many of them. So all updates have about as many tokens, the number of devices that
+    divides the longest rows divides all, and few programs are compiled. Empty rows fill up the last
+    update of each length.
     """
 
     def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
@@ -175,13 +174,13 @@ LAYOUTS = {"packed": (Single, Packed), "similar": (Single, Similar), "streams": 
 
 
 def layout_class(layout: str, break_mode: str) -> type:
-    """The class of a layout for text in a break mode."""
+    """The class of a layout for a break mode."""
     of_text, of_examples = LAYOUTS[layout]
     return of_text if break_mode == "none" else of_examples
 
 
 def scored_break_mode(config: Mapping) -> str:
-    """The break mode by which a run is evaluated where nothing else is asked for."""
+    """The default break mode for evaluating a run."""
     return config["evaluate_break_mode"] or config["batches"]["break_mode"]
 
 
@@ -199,12 +198,13 @@ def pack(counts: np.ndarray, sequence_length: int) -> list[tuple[tuple[int, ...]
     """Packs examples into rows by best fit decreasing: the longest first, each into the fullest row
     that has room for it.
 
-    counts: int `[sequence_length + 1]`, examples of each length. Rows that hold the same lengths
-        are handled together, so the work does not grow with the number of examples.
+    Rows that hold the same lengths are handled together, so that the work does not grow with the
+    number of examples.
+
+    counts: int `[sequence_length + 1]`, the number of examples of each length.
 
     Returns:
-        The patterns of rows: the lengths in such a row, longest first, and how many such rows there
-            are.
+        The patterns of rows: the lengths in such a row, longest first, and the number of such rows.
     """
     patterns = [[] for _ in range(sequence_length + 1)]  # by the room that is left
     for length in range(sequence_length, 0, -1):

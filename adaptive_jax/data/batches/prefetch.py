@@ -1,4 +1,4 @@
-"""Work in the background, ahead of a loop."""
+"""Prefetching for a loop, in a background thread."""
 
 import collections
 import itertools

@@ -1,4 +1,4 @@
-"""Rows of a batch from spans of a split, and orders that are a function of seed and epoch alone."""
+"""Rows of a batch from spans of a split, and orders that depend only on seed and epoch."""
 
 import functools
 import itertools
@@ -12,10 +12,10 @@ from adaptive_jax.numerics.batch import Batch
 
 
 class Spans(NamedTuple):
-    """Spans of a split, and the row of each: span i is the tokens `starts[i]` to `starts[i] +
-    lengths[i] - 1`, in row `rows[i]`.
+    """Spans of a split, and their rows: span i has the tokens `starts[i]` to
+    `starts[i] + lengths[i] - 1`, in row `rows[i]`.
 
-    Rows ascend. The spans of one row follow each other from its left edge.
+    Rows ascend. The spans of a row follow each other from its left edge.
     """
 
     starts: np.ndarray
@@ -34,7 +34,7 @@ def fill_rows(
 
     Args:
         ids: int32 `[n]`, or anything with a length, slices and indexing by integer arrays.
-        segmented: whether to number the spans of each row, so that they do not see each other.
+        segmented: whether to number the spans of each row, which then do not see each other.
     """
     starts, lengths, row = spans
     rows, time = shape
@@ -72,11 +72,8 @@ def runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
 
 @functools.lru_cache(maxsize=4)
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of `count` things in an epoch: int64 `[count]`, the same on every machine
-    and in every NumPy.
-
-    It sorts random bits, because the order of Generator.permutation may change with the version of
-    NumPy.
+    """Returns the order of `count` items in an epoch: int64 `[count]`, the same on every machine
+    and for every version of NumPy, unlike that of Generator.permutation.
     """
     order = np.argsort(philox(seed, epoch, 0).random_raw(count), kind="stable")
     order.flags.writeable = False  # callers share it through the cache
@@ -84,8 +81,8 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def shuffled(counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Shuffles things within their groups, which have `counts` members: int32 `[sum of counts]`,
-    int64 from 2^31 on.
+    """Shuffles items within groups of `counts` members: int32 `[sum of counts]`, int64 from 2^31
+    on.
 
     counts 3 2: the first three are 0 1 2 in some order, the last two 3 4.
     """
@@ -100,7 +97,7 @@ def shuffled(counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
 
 
 def philox(seed: int, epoch: int, stream: int) -> np.random.Philox:
-    """A source of random bits for an epoch; several purposes take several streams."""
+    """Makes a source of random bits for an epoch; each purpose has a stream."""
     return np.random.Philox(
         key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64)
     )

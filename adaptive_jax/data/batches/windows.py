@@ -1,6 +1,4 @@
-"""Windows for evaluation: every token of a split is scored exactly once, after as much context
-as asked for.
-"""
+"""Windows for evaluation: every token of a split is scored exactly once, after a chosen context."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -13,25 +11,25 @@ from adaptive_jax.data.batches.spans import Spans, fill_rows
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.numerics.batch import Batch
 
-SHORTEST = 8  # tokens of a row: shorter ones would need programs of their own, and save nothing
+SHORTEST = 8  # tokens of a row: shorter rows would need more programs, and save nothing
 ALONE = ("complete_doc", "eos")  # break modes whose examples see nothing before them
 
 
 class Windows(NamedTuple):
-    """Windows in which a split is scored.
+    """Settings of the windows in which a split is scored.
 
-    window: tokens of a row, the first `context` of which are only read.
+    window: tokens of a row, of which the first `context` are not scored.
     context: with layout "streams", tokens that every row of the split but the first reads before
         those that it scores.
-    break_mode: what an example is; see `examples`.
-    layout: "packed" or "similar"; how to place examples that must see nothing else (break_mode
-        "complete_doc" or "eos"). Or "streams": the split is read on from batch to batch, by a body
-        that carries its state.
-    rows: rows of a batch. Layout "similar" has more where rows are shorter. "streams" cuts the
-        split into this many, and all but the first begin with no more than `context` tokens of what
-        came before them: only one row gives every token its whole past.
-    multiple: the rows of a batch are a multiple of this; empty ones are added.
-    in_text_order: rows hold one example each and follow the text, whatever `layout` says; for
+    break_mode: unit of text that is an example; see `examples`.
+    layout: "packed" or "similar": arrangement of examples that must see nothing else (break_mode
+        "complete_doc" or "eos"). "streams": the rows of a batch continue those of the batch before,
+        for a body that carries its state.
+    rows: rows of a batch. Layout "similar" has more if rows are shorter. "streams" cuts the split
+        into this many rows, and all but the first see no more than `context` tokens of the text
+        before them: only a single row gives every token its whole past.
+    multiple: the number of rows of a batch is a multiple of this; empty rows are added.
+    in_text_order: rows hold one example each and follow the text, whatever `layout` is; for
         parameters that change from batch to batch.
     """
 
@@ -52,8 +50,8 @@ class Windows(NamedTuple):
         break_mode: str | None = None,
         rows: int = 1,
     ) -> "Windows":
-        """The windows that a run is scored with. window: 0: the sequence length. break_mode: None:
-        that of evaluation. Raises InputError as `check_windows`.
+        """Makes the settings for a run. window: 0: the sequence length. break_mode: None: that of
+        evaluation. Raises InputError as `check_windows`.
         """
         batches = config["batches"]
         break_mode = break_mode or scored_break_mode(config)
@@ -64,7 +62,7 @@ class Windows(NamedTuple):
 
     @property
     def context_columns(self) -> int:
-        """Columns of every row, wherever they are, whose targets do not count."""
+        """Number of columns of every row, in any place, whose targets do not count."""
         return 0 if self.layout == "streams" else self.context
 
 
@@ -73,7 +71,7 @@ class WindowBatch(NamedTuple):
     target that counts.
 
     All columns that count are among the window − `Windows.context_columns` columns from `first` on,
-    so the output layer can skip others.
+    so that the output layer can skip the others.
     """
 
     batch: Batch
@@ -81,7 +79,7 @@ class WindowBatch(NamedTuple):
 
 
 def check_windows(settings: Windows) -> None:
-    """Checks what needs no split.
+    """Checks the settings.
 
     Raises:
         InputError: window <= context, a context for examples that must see nothing else, an unknown
@@ -102,19 +100,19 @@ def check_windows(settings: Windows) -> None:
         )
     if context and rows == 1 and layout == "streams":
         raise InputError(
-            f"context={context} is not for one row of batches.layout={layout!r}, where a token sees"
-            " all before it: use context 0, or evaluate in several rows, --rows=2 or more"
+            f"context={context} has no effect in one row of batches.layout={layout!r}, which sees"
+            " the whole text: use context 0, or evaluate in several rows, --rows=2 or more"
         )
 
 
 def ends_example(ids: np.ndarray, before: np.ndarray, eos: int, break_mode: str) -> np.ndarray:
-    """Mask of the tokens that end an example of training; each is given with the one before it."""
+    """Mask of the tokens that end an example of training. before: the token before each."""
     ends = (ids == eos) & (break_mode in ALONE)
     return ends & ((break_mode != "complete_doc") | (before == eos))
 
 
 def last_example(ids: np.ndarray, eos: int, break_mode: str) -> np.ndarray:
-    """The tokens at the end of a text that the next token may see: those of its last example."""
+    """The tokens of the last example of a text, which the next token may see."""
     ends = ends_example(ids, np.append(eos, ids[:-1]), eos, break_mode)
     return ids[np.append(0, 1 + np.flatnonzero(ends))[-1] :]
 
@@ -122,16 +120,16 @@ def last_example(ids: np.ndarray, eos: int, break_mode: str) -> np.ndarray:
 def windows(
     ids: np.ndarray, eos: int, settings: Windows
 ) -> tuple[int, Iterator[tuple[WindowBatch, np.ndarray]]]:
-    """Cuts a split into windows, so that every token of an example is scored exactly once.
+    """Cuts a split into windows, in which every token of an example is scored exactly once.
 
     ids a b c d e, window 3, context 1 (so each row scores 2), break_mode "none":
         inputs [<eos> a .], [a b c], [c d .];  targets [a b .], [b c d], [d e .];
         weights [1 1 0], [0 1 1], [0 1 0];  first 0 1 1
 
-    A row holds one example of at most window − context tokens, after the `context` tokens that
-    precede it in the split. Examples that must see nothing else need context 0, and rows hold them
-    as `layout` says. Rows that only fill up the last batch have weight 0. With layout "streams"
-    each row of the split is one window, read on from batch to batch.
+    A row holds one example of at most window − context tokens, after the `context` tokens before it
+    in the split. Examples that must see nothing else need context 0, and are arranged by `layout`.
+    Rows that fill up the last batch have weight 0. With layout "streams" each row of the split is
+    one window, which continues from batch to batch.
 
     Returns:
         The number of batches, and an iterator over pairs of a batch and the positions in `ids` that
@@ -165,13 +163,13 @@ def windows(
     return len(batches), (read(*batch) for batch in batches)
 
 
-# Batches, the positions in the text that each scores, and how many columns of a row do not count
+# Batches, the positions in the text that each scores, and the columns of a row that do not count
 LineBatches = Iterator[tuple[WindowBatch, np.ndarray, int]]
 
 
 class WindowSpans(NamedTuple):
     """Windows of a text: window i shows the tokens `shown[i]` to `end[i] - 1`, after the token
-    before them, and scores those from `start[i]` on. All are int64 `[windows]`.
+    before them, and scores those from `start[i]` on. All fields are int64 `[windows]`.
     """
 
     shown: np.ndarray
@@ -182,10 +180,11 @@ class WindowSpans(NamedTuple):
 def windows_after(
     starts: np.ndarray, ends: np.ndarray, prefix: np.ndarray, window: int, context: int
 ) -> WindowSpans:
-    """Windows of texts that stand alone, each after some tokens: before the tokens that it scores a
-    window shows as many as fit, at least `context`.
+    """Cuts texts that do not see each other into windows. Before the tokens that it scores, a
+    window shows as many tokens as fit, at least `context`.
 
-    starts, ends, prefix: of each text, and the tokens before it that it may see, `[texts]`.
+    starts, ends: of each text, `[texts]`.
+    prefix: number of tokens before each text that it may see, `[texts]`.
     """
     first, step = window - np.minimum(prefix, context), window - context
     counts = 1 + np.maximum(0, -(-(ends - starts - first) // step))
@@ -200,11 +199,11 @@ def windows_after(
 def read_on(
     ids: np.ndarray, eos: int, spans: WindowSpans, shape: tuple[int, int], reset: bool = True
 ) -> Iterator[tuple[WindowBatch, np.ndarray]]:
-    """Batches of `shape`, (rows, time), that read windows of any length on, a row for each, by a
-    body that carries its state.
+    """Yields batches of `shape`, (rows, time), for a body that carries its state: each row goes on
+    through one window of any length.
 
-    spans: at most as many as rows.
-    reset: the rows of the first batch begin anew.
+    spans: at most as many windows as rows.
+    reset: whether the first batch resets the state of its rows.
     """
     rows, time = shape
     lengths = spans.end - spans.shown
@@ -220,7 +219,7 @@ def read_on(
 def _window_batch(ids, eos, spans, context, shape, unscored=0, segmented=False):
     """A batch, and the positions that it scores: of each span all but its first `context` tokens.
 
-    unscored: columns of every row, wherever they are, whose targets do not count.
+    unscored: number of columns of every row, in any place, whose targets do not count.
     """
     batch = fill_rows(ids, eos, spans, shape, segmented)
     before = np.zeros(shape[0], np.int32)
@@ -244,19 +243,18 @@ def _rows_of_split(tokens, rows, context):
 
 
 def round_up(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """The next power of two, or `longest` if that is less: few lengths are few programs."""
+    """Rounds up to a power of two, at most `longest`: few lengths need few programs."""
     powers = 2 ** np.ceil(np.log2(np.maximum(tokens, 1))).astype(np.int64)
     return np.minimum(longest, np.maximum(SHORTEST, powers))
 
 
 class WindowReader(NamedTuple):
-    """Makes batches of the windows of a text: each method yields a batch, the positions that it
-    scores, and how many columns of a row do not count.
+    """Makes batches of the windows of a text, in three ways; see `LineBatches`.
 
     Attributes:
         eos: the input of the first token of a text.
-        window: tokens of a row at most.
-        rows_of: from a number of windows and the length of their rows to the rows of a batch.
+        window: maximal number of tokens of a row.
+        rows_of: maps a number of windows and the length of their rows to the rows of a batch.
     """
 
     eos: int
@@ -264,7 +262,7 @@ class WindowReader(NamedTuple):
     rows_of: Callable[[int, int], int]
 
     def similar(self, ids: np.ndarray, spans: WindowSpans) -> LineBatches:
-        """Windows of at most `window` tokens; those of similar length are read together."""
+        """Yields batches of windows of similar length, at most `window` tokens."""
         sizes = np.stack([spans.end - spans.shown, spans.end - spans.start], axis=1)
         sizes = round_up(sizes, self.window)
         for time, scored in np.unique(sizes, axis=0).tolist():
@@ -277,8 +275,8 @@ class WindowReader(NamedTuple):
                 yield *_window_batch(ids, self.eos, part, start - shown, shape, unscored), unscored
 
     def carried(self, ids: np.ndarray, spans: WindowSpans) -> LineBatches:
-        """Windows of any length, for a body that carries its state: the longest first, each batch
-        of rows read on to its end.
+        """Yields batches of windows of any length, the longest first, for a body that carries its
+        state: each group of rows goes on to the end of its windows.
         """
         lengths = spans.end - spans.shown
         order = np.argsort(lengths, kind="stable")
@@ -290,10 +288,11 @@ class WindowReader(NamedTuple):
             yield from ((*batch, 0) for batch in read_on(ids, self.eos, part, (rows, time)))
 
     def stream(self, ids: np.ndarray, begin: int, end: int, reset: bool = False) -> LineBatches:
-        """Tokens that one row reads on, after those that it has read. Rows are full, since a carry
-        after padding would be wrong; the rest has powers of two, for few programs.
+        """Yields batches of one row, which goes on from the tokens that it has read. Rows are full,
+        since a carry after padding would be wrong; lengths of the rest are powers of two, which
+        need few programs.
 
-        reset: the row begins anew.
+        reset: whether the first batch resets the state.
         """
         while begin < end:
             time, remaining = self.window, end - begin

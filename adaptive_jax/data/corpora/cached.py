@@ -24,12 +24,12 @@ BLOCK_BYTES = 1 << 24
 
 
 def make_once(path: Path, make: Callable[[], object]) -> None:
-    """Calls `make` if its file is missing. If several processes want the file, one makes it and
+    """Calls `make` if its file is missing. If several processes need the file, one makes it and
     the others wait.
     """
     if path.exists():
         return
-    # A spawned process that runs the script again would wait for its parent, which waits for it.
+    # A spawned process that runs the script again would wait for its parent, and the parent for it.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError('in a script of your own load corpora under `if __name__ == "__main__":`')
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def make_once(path: Path, make: Callable[[], object]) -> None:
         lock.acquire()
     try:
         if not path.exists():
-            # Left by a killed process: of this file, and of others that are made with it.
+            # Left by a killed process
             remove_unfinished(path.parent, path.stem)
             make()
     finally:
@@ -62,7 +62,7 @@ def checksum(array: np.ndarray) -> str:
 def read_ids(path: Path, stored: str | None = None) -> np.ndarray:
     """Maps the ids of a split into memory: int32 `[tokens]`, read-only.
 
-    stored: their `checksum`, if it is known.
+    stored: their `checksum`; None: not verified.
 
     Raises:
         InputError: a damaged file.
@@ -70,7 +70,7 @@ def read_ids(path: Path, stored: str | None = None) -> np.ndarray:
     try:
         with np.errstate(over="ignore"):
             ids = np.lib.format.open_memmap(path, mode="r")
-        if ids.dtype != np.int32 or ids.ndim != 1:  # of the header, which has no checksum
+        if ids.dtype != np.int32 or ids.ndim != 1:  # the header has no checksum
             raise ValueError(f"it has {ids.dtype} of shape {ids.shape}")
         if stored is not None and stored != checksum(ids):
             raise ValueError("its checksum differs")
@@ -80,7 +80,7 @@ def read_ids(path: Path, stored: str | None = None) -> np.ndarray:
 
 
 def damaged(path: Path, error: BaseException) -> InputError:
-    """The error about a file of the cache that cannot be read."""
+    """Returns the error for a file of the cache that cannot be read."""
     return InputError(
         f"{path} is damaged ({one_line(error)[:150]}): remove {path.parent}, and the same command"
         " makes it again"

@@ -13,7 +13,7 @@ SPLITS = ("train", "validation", "test")
 class LazyIds:
     """Ids that are read when they are indexed, int32 `[tokens]`. `numpy.asarray` reads all.
 
-    read: returns the ids at a slice without a step, or at an array of indices from 0 on.
+    read: returns the ids at a slice without a step, or at an array of non-negative indices.
     """
 
     dtype, ndim = np.dtype(np.int32), 1
@@ -32,21 +32,21 @@ class LazyIds:
 
 
 def renumbered(ids: np.ndarray, new: np.ndarray) -> LazyIds:
-    """Tokens under other numbers, looked up when they are read: nothing is copied.
+    """Ids that are mapped to new ones when they are read: nothing is copied.
 
     ids: integers `[tokens]`, a memory-mapped file or anything that is indexed like one.
-    new: int32 `[V]`, the new number of each.
+    new: int32 `[V]`, the new id of each.
     """
     return LazyIds(lambda index: new[ids[index]], len(ids))
 
 
 class Corpus(NamedTuple):
-    """A vocabulary, and int32 `[tokens]` for each split, read-only: a memory-mapped file, or
+    """A vocabulary, and the ids of each split, int32 `[tokens]`, read-only: a memory-mapped file or
     `LazyIds`.
 
     unseen: for each split where it is known, the share of its words, `<eos>` included, that the
-        vocabulary was not learnt from: words that it lacks; for sub-word units, words that the
-        train split lacks. `<unk>` itself is not one of them.
+        vocabulary was not learnt from: words that it lacks, or for sub-word units, words that the
+        train split lacks. `<unk>` itself does not count.
     """
 
     vocabulary: Vocabulary

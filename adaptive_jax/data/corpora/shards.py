@@ -36,21 +36,21 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import remove_unfinished, replacing, write_bytes
 from adaptive_jax.parallel import processors
 
-CHUNK_BYTES = 1 << 23  # of text: counting its words takes some 70 MiB of memory
-PROCESSES = 8  # at most, since each needs that memory and one process reads for all
+CHUNK_BYTES = 1 << 23  # text of a shard: counting its words takes some 70 MiB of memory
+PROCESSES = 8  # at most, since each needs that memory, and one process reads for all of them
 COMPLETE = "whole.json"
 NEWLINE = b"\n"
 
 
 class FaultyText(Exception):
-    """Text that cannot be trained on. Its argument says why, without the file and the line."""
+    """Text that cannot be trained on. The argument is the reason, without the file and the line."""
 
 
 def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[tuple[bytes, float]]:
-    """Cuts text into pieces of `size` bytes or slightly fewer: whole lines, unless a line is longer
-    than a piece and is cut between words. Only `\\n` and the end of a file end a line.
+    """Yields pieces of text of at most `size` bytes, each with the share of the split read so far.
 
-    Yields each piece and the share of the split read so far, 0 to 1.
+    A piece consists of whole lines; a line longer than a piece is cut between words. Only `\\n` and
+    the end of a file end a line.
 
     Raises:
         InputError: a word that is longer than a piece.
@@ -76,8 +76,11 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[tuple[bytes, float]]:
 
 
 def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> None:
-    """Writes the shard of a piece in one step; lines in place of words where the tokeniser is "".
-    Raises FaultyText.
+    """Writes the shard of a piece in one step. With the tokeniser "" its lines take the place of
+    words.
+
+    Raises:
+        FaultyText: the piece is not text.
     """
     if fault := encoding_fault(piece):
         raise FaultyText(fault)
@@ -85,7 +88,7 @@ def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> N
     if tokeniser_name not in ("", "none") or lower or BYTE_ORDER_MARK in text:
         split = tokeniser(tokeniser_name or "none", lower)
         text = "\n".join(map(split, text.split("\n")))
-    # Numbers words in the order of their first appearance
+    # The number of each word, in the order of first appearance
     numbering: dict[str, int] = collections.defaultdict(itertools.count().__next__)
     if tokeniser_name:
         lines = text.replace("\n", f" {EOS}\n").split("\n")
@@ -101,9 +104,7 @@ def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> N
 
 
 class Shards:
-    """The complete shards of a split, in a directory of their own. `Shards.make(text,
-    directory)` writes them.
-    """
+    """The complete shards of a split, in a directory. `Shards.make` writes them."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -125,9 +126,10 @@ class Shards:
     ) -> "Shards":
         """Writes the missing shards, in parallel processes if the text is long.
 
-        show: called with the share of the text that is done, 0 to 1.
-        Raises InputError as `pieces`, for text without words or with a fault, and for an unknown
-        tokeniser.
+        show: called with the finished share of the text, 0 to 1.
+
+        Raises:
+            InputError: as `pieces`; text without words or with a fault; an unknown tokeniser.
         """
         tokeniser(tokeniser_name or "none", lower)
         remove_unfinished(directory, "*.npz")
@@ -146,7 +148,7 @@ class Shards:
                     show(done)
         except FaultyText as error:
             for _ in text.lines():
-                pass  # reads the text again, up to the line with the fault, which it names
+                pass  # reads up to the faulty line, and raises an error that names it
             raise InputError(f"{text.files[0]}: {error}") from error
         if not words:
             raise InputError(
@@ -156,8 +158,8 @@ class Shards:
         return cls(directory)
 
     def counts(self, show: Callable = lambda done: None) -> dict[str, int]:
-        """Returns how often each word occurs; `<eos>` once a line. Needs some 230 bytes of
-        memory for each distinct word.
+        """Counts each word, and `<eos>` once a line. Needs some 230 bytes of memory for each
+        distinct word.
         """
         total: dict[str, int] = {}
         for i in range(self.number):
@@ -174,8 +176,10 @@ class Shards:
         learnt_from: Container[str] = (),
         show: Callable = lambda done: None,
     ) -> tuple[int, int]:
-        """Writes the ids of the split as .npy, int32 `[tokens]`, in one step. Returns the number of
-        words, `<eos>` included, and how many of them are not in `learnt_from`.
+        """Writes the ids of the split as .npy, int32 `[tokens]`, in one step.
+
+        Returns:
+            The number of words, `<eos>` included, and the number of those not in `learnt_from`.
 
         Raises:
             InputError: a word that the vocabulary cannot encode.
@@ -214,8 +218,8 @@ def _split(words: np.ndarray) -> list[str]:
 
 
 def _tokens_of_words(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """The tokens of the words `ids`. Word 0 has the first `lengths[0]` of `tokens`, word 1 the
-    next `lengths[1]`, …
+    """Concatenates the tokens of the words `ids`. Word 0 has the first `lengths[0]` of `tokens`,
+    word 1 the next `lengths[1]`, …
     """
     if (lengths == 1).all():
         return tokens[ids]
@@ -223,7 +227,7 @@ def _tokens_of_words(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -
 
 
 def _write_header(file, length):
-    # NumPy pads the header for longer lengths, so the final one takes the room of the first.
+    # NumPy pads headers, so that the final one is as long as the first.
     np.lib.format.write_array_header_1_0(
         file, {"descr": "<i4", "fortran_order": False, "shape": (length,)}
     )
@@ -231,11 +235,11 @@ def _write_header(file, length):
 
 @contextlib.contextmanager
 def _processes() -> Iterator[Callable]:
-    """Yields `submit(do, *arguments)`, which runs in one of several processes. The end of the block
-    waits for all of them.
+    """Yields `submit(do, *arguments)`, which calls `do` in one of several processes. The end of the
+    block waits for all calls.
 
-    Processes are spawned, because a fork of a program that has started JAX may hang. Signals stop
-    this process alone, also where a terminal sends them to all; when the block fails or this
+    Processes are spawned, because a fork of a program that has started JAX may hang. Only this
+    process handles signals, even if a terminal sends them to all; when the block fails or this
     process dies, the others end at once.
     """
     number = min(processors.cores(), PROCESSES)
@@ -264,13 +268,13 @@ def _processes() -> Iterator[Callable]:
             process.kill()
         raise
     finally:
-        # Without waiting: an interruption may come before the thread of the pool starts.
+        # Does not wait: an interruption may come before the thread of the pool starts.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _end_with_parent():
-    """Ends this process when the one that started it dies, and ignores signals, which a terminal
-    sends to both.
+    """Ends this process when its parent dies, and ignores signals, which a terminal sends to
+    both.
     """
     signals.handle(signal.SIG_IGN)
 

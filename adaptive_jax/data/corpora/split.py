@@ -1,4 +1,4 @@
-"""A text in one file or in the files of a folder, split into train, validation and test text."""
+"""Splits a text, one file or the files of a folder, into train, validation and test text."""
 
 import hashlib
 import itertools
@@ -20,12 +20,12 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import TARS, remove_unfinished, replacing
 
 HELD_OUT = 20  # one line in 20 is validation text, and one in 20 is test text
-MAX_LINES = 10_000  # of each
+MAX_LINES = 10_000  # of validation text, and of test text
 
 
 def unsplit_text(path: str) -> Text | None:
-    """The text of the file `path`, or of the files of a directory and its folders, see
-    `text_files`; None for a directory with splits or without files, and for archives but .zip.
+    """The text of the file `path`, or of the files below a directory, see `text_files`; None for a
+    directory with splits or without files, and for a tar archive.
     """
     place = Path(os.path.expanduser(path)).absolute()  # a link may point to another suffix
     files = text_files(place) if place.is_dir() else [place] if place.is_file() else []
@@ -36,17 +36,17 @@ def unsplit_text(path: str) -> Text | None:
 
 
 def split_lines(text: Text, cache: Path) -> tuple[Path, tuple[int, int, int]]:
-    """Copies the lines of a text into a directory below `cache`: the first 90 % to train, then 5 %
-    and 5 % to validate and test.
+    """Copies the lines of a text into a directory below `cache`: the first 90 % to train.txt, then
+    5 % to valid.txt and 5 % to test.txt, at most 10,000 lines each.
 
-    Validation and test have 10,000 lines at most. The order stays, so neighbouring lines are seldom
-    in different splits. An empty line stands between two files, which ends a document for
-    break_mode "complete_doc". The same text is copied once.
+    The order of the lines stays, so that neighbouring lines are seldom in different splits. An
+    empty line, which ends a document for break_mode "complete_doc", separates two files. The same
+    text is copied once.
 
     text: files in UTF-8, as `adaptive_jax.files.unpacked` reads them.
 
     Returns:
-        The directory with train.txt, valid.txt and test.txt, and the lines of each, in this order.
+        The directory, and the numbers of lines of train.txt, valid.txt and test.txt.
 
     Raises:
         InputError: JSON, fewer than three lines, a part without words, a file that cannot be read,
@@ -82,13 +82,13 @@ def split_lines(text: Text, cache: Path) -> tuple[Path, tuple[int, int, int]]:
                     )
 
     if not all(path.exists() for path in paths):
-        paths[-1].unlink(missing_ok=True)  # written last: one of the others was removed
+        paths[-1].unlink(missing_ok=True)  # makes all again if one of the others was removed
     make_once(paths[-1], copy)
     return directory, counts
 
 
 def _documents(text):
-    """The lines of a text, and an empty line between two files."""
+    """Yields the lines of a text, and an empty line between two files."""
     for number, file in enumerate(text.files):
         yield from [b"\n"] * (number > 0)
         yield from Text((file,)).lines()

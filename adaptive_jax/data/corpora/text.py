@@ -26,16 +26,19 @@ NAMES = {"train": ("train",), "validation": ("valid", "validation", "val"), "tes
 SUFFIXES = ("", ".xz", ".gz")
 ARCHIVES = (".zip", *TARS)
 SPLIT = "split"  # the directory of a cache that holds copies of split files
-JSON = re.compile(r"\.jsonl?(\.(gz|xz|bz2|zip))?$", re.IGNORECASE)
+NOT_TEXT = re.compile(r"\.(jsonl?|parquet)(\.(gz|xz|bz2|zip))?$", re.IGNORECASE)
 CHUNK_BYTES = 1 << 20
-# Bytes of a word, and of a line where one is held whole, at most: a small packed file may unpack to
-# an endless one
+# Most bytes of a word, and of a line that must fit in memory: a small packed file may unpack to an
+# endless one
 WORD, LINE = 1 << 23, 1 << 27
 
 
 class Chunk(NamedTuple):
-    """name: of the file or archive member; data: its next bytes; done: the share of the split
-    read so far, 0 to 1.
+    """Bytes of a split.
+
+    name: the file or archive member.
+    data: its next bytes.
+    done: share of the split read so far, 0 to 1.
     """
 
     name: str
@@ -44,20 +47,33 @@ class Chunk(NamedTuple):
 
 
 def check_eos(ends: int, lines: int, place: Path) -> None:
-    """Refuses text at `place` that has more than one `<eos>` in two lines.
+    """Checks that the text of a file does not mark the ends of its lines itself.
 
     Raises:
-        InputError: it has.
+        InputError: more than one `<eos>` in two lines.
     """
     if 2 * ends > lines:
         raise InputError(
-            f"{place}: the text has {EOS} of its own, and every end of a line becomes one: remove"
-            f" them, as by `sed 's/ *{EOS}//gI'`"
+            f"{place}: the text has {EOS} of its own, and one is added to every line: remove them,"
+            f" as by `sed 's/ *{EOS}//gI'`"
+        )
+
+
+def check_is_text(file: str) -> None:
+    """Refuses files whose names say that they hold JSON or parquet.
+
+    Raises:
+        InputError: such a name.
+    """
+    if NOT_TEXT.search(file):
+        raise InputError(
+            f"{file} must be text, not JSON or parquet: write its texts line by line, see"
+            " docs/own_data.md"
         )
 
 
 def line_fault(data: bytes) -> str:
-    """Why a line, or the first `LINE + 1` bytes of one, is not text; "" if it is."""
+    """Returns the reason why a line, or its first `LINE + 1` bytes, is not text; "" if it is."""
     if len(data) > LINE:
         return f"a line of more than {LINE:,} bytes; put a sentence or a paragraph on each"
     if len(data) > WORD and re.search(rb"(?<!\S)\S{%d}" % (WORD + 1), data):
@@ -66,11 +82,13 @@ def line_fault(data: bytes) -> str:
 
 
 def encoding_fault(data: bytes) -> str:
-    """Returns why bytes are not text in UTF-8; "" if they are."""
+    """Returns the reason why bytes are not text in UTF-8; "" if they are."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
-        return "not UTF-8; convert it, Latin-1 as by `iconv -f WINDOWS-1252 -t UTF-8`"
+        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        encoding = "UTF-16" if is_utf16 else "WINDOWS-1252"
+        return f"not UTF-8; convert it, as by `iconv -f {encoding} -t UTF-8`"
     if b"\0" in data:
         return "a NUL byte, which text never has; repair the file, or convert it to UTF-8"
     return ""
@@ -79,9 +97,9 @@ def encoding_fault(data: bytes) -> str:
 class Text(NamedTuple):
     """One split of a corpus.
 
-    files: as `adaptive_jax.files.unpacked` reads them, read as one, where the end of each file ends
-        its last line; or archives.
-    members: the pattern of the members of an archive to read, in the archive's order.
+    files: plain or compressed files, as `adaptive_jax.files.unpacked` reads them, or archives. They
+        are read as one text, in which the end of each file ends its last line.
+    members: pattern of the archive members to read, in the archive's order; empty: no archives.
     """
 
     files: tuple[Path, ...]
@@ -89,27 +107,25 @@ class Text(NamedTuple):
 
     @property
     def identity(self) -> tuple:
-        """Changes with the path, the size and the modification time of a file."""
+        """A value that changes with the path, the size and the modification time of each file."""
         stats = [(str(file), file.stat()) for file in self.files]
         return (self.members, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
 
     @property
     def size(self) -> int:
-        """Bytes of the files on the disk."""
+        """Bytes of the files on disk."""
         return sum(file.stat().st_size for file in self.files)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the text, a MiB at a time. InputError: JSON, or a file that cannot be read to its
-        end.
+        """Yields the text, about a MiB at a time.
+
+        Raises:
+            InputError: JSON or parquet, or a file that cannot be read to its end.
         """
         before, total = 0, max(self.size, 1)
         for file in self.files:
-            if JSON.search(file.name):
-                raise InputError(
-                    f"{file} holds JSON, not text: write its texts line by line, or the ids of a"
-                    " tokenizer as .npy, see docs/own_data.md"
-                )
-            name, read = str(file), 0
+            check_is_text(name := str(file))
+            read = 0
             try:
                 with file.open("rb") as raw:
                     for name, stream in _streams(file, raw, self.members):
@@ -134,7 +150,7 @@ class Text(NamedTuple):
         """Yields the lines, each with its line feed. The end of a file ends its last line.
 
         Raises:
-            InputError: as `chunks`; a line that is not UTF-8, or too long, by file and number.
+            InputError: as `chunks`, or a line that is not text, with its file and number.
         """
         for name, chunks in itertools.groupby(self.chunks(), lambda chunk: chunk.name):
             for number, line in enumerate(_split_lines(chunk.data for chunk in chunks), start=1):
@@ -158,9 +174,9 @@ def _split_lines(parts):
 
 
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Name and text of the file itself, or of each member of an archive."""
+    """Yields the name and the text of a file, or of each member of an archive."""
     if not members:
-        if file.suffix == ".gz" and not file.stat().st_size:  # which gzip takes for an empty text
+        if file.suffix == ".gz" and not file.stat().st_size:  # gzip would read an empty text
             raise OSError("it has no bytes")
         yield str(file), unpacked(raw, str(file))
         return
@@ -181,7 +197,7 @@ def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, Bin
 
 
 def archived_texts(archive: Path, patterns: Sequence[str]) -> dict[str, Text]:
-    """The splits in an archive, whose members match these three patterns below its folder."""
+    """Returns the splits in an archive: the members in its top folder that match three patterns."""
     return {
         split: Text((archive,), f"*/{pattern}")
         for split, pattern in zip(SPLITS, patterns, strict=True)
@@ -194,13 +210,13 @@ def local_texts(
     """Returns the text of each split that a place has.
 
     place: the published archive of the corpus, or a directory that holds, for each split, one of
-        train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; files with the
-        published names. Where one split is needed, a file is that split.
-    splits: those that are needed.
-    patterns: of the published names of train, validation and test, "" for none.
+        train.txt, train.txt.xz, train.txt.gz; a directory train/ of text files; files with the
+        published names. If only one split is required, it may be a file of text.
+    splits: the required splits.
+    patterns: patterns of the published file names of train, validation and test; "": none.
 
     Raises:
-        InputError: a split that is needed is missing, or a split is there twice.
+        InputError: a required split is missing, or a split exists twice.
     """
     place = place.absolute()  # a link may point to another suffix
     if is_archive(place) and all(patterns):
@@ -208,7 +224,13 @@ def local_texts(
     if is_one_split(place) and len(splits) == 1:
         return {split: Text((place,)) for split in splits}
     if not place.is_dir():
-        raise InputError(f"data.path={place} {_fault_of_place(place, splits, all(patterns))}")
+        fault = "is not a directory" if place.exists() else "does not exist"
+        fault = "is an archive: unpack it" if is_archive(place) else fault
+        names = [f"{NAMES[split][0]}.txt" for split in SPLITS if split in splits or not splits]
+        archive = ", or the published archive" if all(patterns) else ""
+        raise InputError(
+            f"data.path={place} {fault}; use a directory with {', '.join(names)}{archive}"
+        )
     texts = {}
     for split, pattern in zip(SPLITS, patterns, strict=True):
         names = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
@@ -230,30 +252,18 @@ def local_texts(
 
 
 def is_archive(place: Path) -> bool:
-    """True for a file that has several files of text in it."""
+    """True for a .zip or tar file."""
     return place.is_file() and place.name.endswith(ARCHIVES)
 
 
 def is_one_split(place: Path) -> bool:
-    """True for a file of text, which is whichever split is read of it."""
+    """True for a file that is no archive, which can be the text of any one split."""
     return place.is_file() and not is_archive(place)
 
 
-def _fault_of_place(place: Path, splits: Collection[str], published: bool) -> str:
-    """The fault of a place that is no directory, and the cure."""
-    names = [f"{NAMES[split][0]}.txt" for split in SPLITS if split in splits or not splits]
-    archive = ", or the published archive" if published else ""
-    cure = f"use a directory with {', '.join(names)}{archive}"
-    if not place.exists():
-        return f"does not exist; {cure}"
-    if is_archive(place):
-        return f"is an archive: unpack it; {cure}"
-    return f"is not a directory; {cure}"
-
-
 def text_files(directory: Path) -> list[Path]:
-    """All files in a directory and its folders in order of name, except hidden ones and an editor's
-    backups, whose names end in ~; [] if there is none.
+    """Returns all files below a directory, sorted by path, without hidden ones and backups of
+    editors, whose names end in ~.
     """
     files = sorted(file for file in directory.rglob("*") if file.is_file())
     parts = [file.relative_to(directory).parts for file in files]
@@ -262,7 +272,7 @@ def text_files(directory: Path) -> list[Path]:
 
 
 def has_splits(directory: Path) -> bool:
-    """True for a directory with a file or a folder of text that is named as a split is."""
+    """True for a directory with a file or a folder that has the name of a split."""
     names = itertools.chain(*NAMES.values())
     suffixes = [f".txt{suffix}" for suffix in SUFFIXES]
     files = (directory / f"{name}{suffix}" for name in names for suffix in ("", *suffixes))

@@ -1,4 +1,4 @@
-"""Corpora as data sets of tensorflow-datasets, for programs of other people.
+"""Corpora as data sets of tensorflow-datasets, for other programs.
 
     import adaptive_jax.data.corpora.tfds_builders
     source = tfds.data_source(
@@ -29,7 +29,7 @@ class _Lines(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     VERSION = tfds.core.Version("1.0.0")
     HOMEPAGE = ""
-    SHUFFLED = False  # whether tensorflow-datasets shuffles the lines, always alike
+    SHUFFLED = False  # whether tensorflow-datasets shuffles the lines, always in the same way
 
     def _info(self):
         return tfds.core.DatasetInfo(
@@ -56,17 +56,15 @@ class _Lines(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 class PennTreebank(_Lines):
-    """Penn Treebank as language models read it: 0.93M words of the Wall Street Journal, 10,000
-    distinct, lower-cased, without punctuation, numbers as N.
+    """Penn Treebank, preprocessed for language models: 0.93M words of the Wall Street Journal,
+    10,000 distinct, lower-cased, without punctuation, numbers as N.
     """
 
     HOMEPAGE = "https://catalog.ldc.upenn.edu/LDC99T42"
 
 
 class Wikitext2(_Lines):
-    """WikiText-2: 2.1M words of Wikipedia's good articles, 33,278 distinct; a blank line is a
-    line.
-    """
+    """WikiText-2: 2.1M words of Wikipedia's good articles, 33,278 distinct, with blank lines."""
 
     HOMEPAGE = "https://arxiv.org/abs/1609.07843"
 
@@ -78,8 +76,8 @@ class Wikitext103(_Lines):
 
 
 class BillionWord(_Lines):
-    """One Billion Word Benchmark, held-out shards 1 (validation) and 0 (test), by which published
-    results are measured. `lm1b` of tensorflow-datasets has other held-out text.
+    """One Billion Word Benchmark with the splits of published results: held-out shards 1
+    (validation) and 0 (test). `lm1b` of tensorflow-datasets has other held-out text.
     """
 
     HOMEPAGE = "http://www.statmt.org/lm-benchmark/"

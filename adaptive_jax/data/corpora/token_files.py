@@ -1,5 +1,4 @@
-"""Ids that any tokenizer made, in a file for each split: .npy, or .bin, which has nothing but the
-ids.
+"""Token ids of any tokenizer, in a file for each split: .npy, or .bin, which holds nothing but ids.
 
 DIR holds train, valid (or validation, or val) and test, each as .npy or .bin. Flat .bin files are
 little-endian. nanoGPT writes them as uint16, which holds the 50,257 ids of GPT-2; larger
@@ -7,7 +6,7 @@ vocabularies need uint32. llm.c writes a header of 1,024 bytes first, which is r
 which of the two follows.
 
 The files are mapped into memory and never copied. Cutoffs need frequent words first, so the ids
-are counted once, and each is read as its rank by frequency: see `TokenIds`.
+are counted once, and each id is read as its rank by frequency: see `TokenIds`.
 """
 
 import hashlib
@@ -28,17 +27,17 @@ from adaptive_jax.files import replacing
 
 DTYPES = ("", "uint8", "uint16", "uint32", "int32", "int64")
 SUFFIXES = (".npy", ".bin")
-HEADER = 1024  # bytes of llm.c's
-LLM_C = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}  # by its first 4 bytes
-SOME = 1000  # ids that are looked at to see whether a file has more bytes an id
-WIDTHS = {8: "int64", 4: "uint32", 2: "uint16"}  # bytes to dtypes
+HEADER = 1024  # bytes of the header of llm.c
+LLM_C = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}  # by the first 4 bytes of the header
+SAMPLE = 1000  # ids that are read to see whether an id has more bytes
+WIDTHS = {8: "int64", 4: "uint32", 2: "uint16"}  # bytes of an id to its dtype
 
 
 class Files(NamedTuple):
-    """Where the ids of the splits are.
+    """A directory of files of ids.
 
-    vocabulary_size: of the tokenizer.
-    dtype: of flat .bin files, one of `DTYPES`.
+    vocabulary_size: size of the tokenizer's vocabulary.
+    dtype: type of flat .bin files, one of `DTYPES`.
     """
 
     directory: Path
@@ -46,18 +45,13 @@ class Files(NamedTuple):
     dtype: str = ""
 
     def present(self, split: str) -> list[str]:
-        """The names of the files of a split that there are."""
+        """Returns the names of the existing files of a split."""
         return [name for name in _names(split) if (self.directory / name).is_file()]
 
     def find(self, split: str) -> Path:
-        """The file of a split. Raises InputError: none, or more than one."""
+        """Returns the file of a split. InputError: there is none, or more than one."""
         if len(present := self.present(split)) == 1:
             return self.directory / present[0]
-        if not self.directory.is_dir():
-            raise InputError(
-                f"data.path={self.directory} is not a directory: use the one that holds the files"
-                " of train, valid and test"
-            )
         fault = f"no {split} split; add one of {', '.join(_names(split))}"
         if present:
             fault = f"both {' and '.join(present[:2])}; keep one of them"
@@ -77,8 +71,6 @@ class Files(NamedTuple):
             raise InputError(
                 f"cannot read {path}: {one_line(error)[:150]}; write the ids again"
             ) from error
-        if not isinstance(ids, np.ndarray):
-            raise InputError(f"{path} is an archive of arrays: write one array by numpy.save")
         if ids.dtype.kind not in "iu" or ids.ndim != 1 or not len(ids):
             raise InputError(
                 f"{path} must be one integer or more in one dimension, got {ids.dtype} of shape"
@@ -104,7 +96,7 @@ class Files(NamedTuple):
         return ids
 
     def counts(self, path: Path, cache: Path) -> np.ndarray:
-        """Counts of the ids of a file, int64 `[vocabulary_size]`; counted once, and cached.
+        """Counts the ids of a file once, and caches the counts, int64 `[vocabulary_size]`.
 
         Raises:
             InputError: as `ids`, and an id that is not below the size of the vocabulary.
@@ -138,10 +130,10 @@ def _names(split):
 
 
 def _true_width(ids):
-    """Bytes of an id, if each is followed by zeros that belong to it; else None."""
+    """Returns the bytes of an id if zeros after every read id show that it has more; else None."""
     for width in WIDTHS:
         share = width // ids.itemsize
-        sample = ids[: SOME * share]
+        sample = ids[: SAMPLE * share]
         if share > 1 and len(sample) >= 2 * share:
             sample = sample[: len(sample) // share * share].reshape(-1, share)
             if sample[:, 0].any() and not sample[:, 1:].any():
@@ -152,13 +144,13 @@ def _true_width(ids):
 def corpus_of(
     files: Files, eos: int, cache: Path, vocabulary: Vocabulary | None, splits: Collection[str]
 ) -> Corpus:
-    """The corpus in some files of ids.
+    """Loads a corpus from files of ids.
 
     eos: the id that ends a document; -1: none does.
     vocabulary: that of a trained model; None: that of the train split.
 
     Raises:
-        InputError: a file that is missing, empty or not of such ids; a vocabulary of other ids.
+        InputError: a file that is missing, empty or holds other ids; a vocabulary of words.
     """
     if vocabulary is None:
         vocabulary = TokenIds.of_counts(files.counts(files.find("train"), cache), eos)

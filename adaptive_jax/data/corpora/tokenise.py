@@ -1,15 +1,22 @@
-"""Tokenisers: they separate the words of a line of running text by spaces."""
+"""Tokenisers: functions that separate the words of a line of running text by spaces."""
 
 import functools
 import re
 from collections.abc import Callable
 
-from adaptive_jax.data.vocabulary.words import BYTE_ORDER_MARK, EOS, UNKNOWN
+from adaptive_jax.data.vocabulary.words import BYTE_ORDER_MARK, EOS, UNKNOWN, combining_marks
 from adaptive_jax.errors import check_known
 
-LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"  # accents may be characters of their own
 SPECIAL = re.compile(rf"(?<!\S)({UNKNOWN}|{EOS})(?!\S)")
-MARKS = rf"{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"  # words, numbers, punctuation marks
+
+
+def marks() -> Callable[[str], str]:
+    """Returns a tokeniser that separates words, numbers and punctuation marks: `"Noah’s ark, he
+    said."` becomes `"Noah’s ark , he said ."`. Words keep inner hyphens and apostrophes.
+    """
+    letters = rf"[^\W\d_]+(?:[{combining_marks()}]+[^\W\d_]*)*"
+    word_number_or_mark = re.compile(rf"{letters}(?:['’-]{letters})*|\d+|[^\w\s]|_")
+    return lambda line: " ".join(word_number_or_mark.findall(line))
 
 
 def moses() -> Callable[[str], str]:
@@ -22,24 +29,19 @@ def moses() -> Callable[[str], str]:
     return lambda line: tokenizer.tokenize(line, return_str=True, escape=False)
 
 
-def separate_marks(line: str) -> str:
-    """Separates words, numbers and punctuation marks: `"Noah’s ark, he said."` becomes
-    `"Noah’s ark , he said ."`. Words keep inner hyphens and apostrophes.
-    """
-    return " ".join(re.findall(MARKS, line))
-
-
-TOKENISERS = {"none": lambda: str, "marks": lambda: separate_marks, "moses": moses}
+TOKENISERS = {"none": lambda: str, "marks": marks, "moses": moses}
 
 
 @functools.cache
 def tokeniser(name: str, lower: bool) -> Callable[[str], str]:
-    """Returns the function of this name from line to line, which lower-cases if asked to.
-    InputError: an unknown name.
+    """Returns the tokeniser of this name, which also lower-cases its line if `lower` is set.
 
-    It lower-cases last: capitals tell a tokeniser where sentences begin. `<unk>` and `<eos>` stay
-    words, and a byte order mark at the start of a line is left out, where files that begin with one
-    were joined; within a line it is a word of WikiText.
+    Lower-casing comes last, because capitals tell a tokeniser where sentences begin. `<unk>` and
+    `<eos>` stay words. A byte order mark at the start of a line is removed, since files that begin
+    with one may have been joined; within a line it is a word of WikiText.
+
+    Raises:
+        InputError: an unknown name.
     """
     check_known(f"data.tokeniser={name!r}", name, TOKENISERS)
     split = TOKENISERS[name]()

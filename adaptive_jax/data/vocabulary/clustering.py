@@ -1,8 +1,8 @@
-"""Methods that cluster words: by frequency, by their vectors, or by how well an autoencoder
-reproduces these.
+"""Methods that cluster words: by frequency, by their vectors, or by the loss of an autoencoder that
+reproduces the vectors.
 
-Apostoae 2019, section 3.3. k-means, weighted k-means (weights: log counts) and Gaussian mixtures,
-of full covariances, are those of scikit-learn, run once: k-means starts from k-means++, a mixture
+Apostoae 2019, section 3.3. k-means, weighted k-means (weights: log counts) and Gaussian mixtures
+(full covariances) are those of scikit-learn, run once: k-means starts from k-means++, a mixture
 from k-means. The autoencoder has one hidden layer of 32, no activation, and the mean squared error
 (section 4.1 and chapter 5). Its minimum is the projection on the first 32 principal components,
 which is computed instead.
@@ -16,17 +16,17 @@ import numpy as np
 from adaptive_jax.errors import InputError
 
 HIDDEN = 32  # units of the autoencoder
-ITERATIONS = 300  # at most, of k-means; a third, of a mixture
+ITERATIONS = 300  # of k-means; a mixture has a third
 
 
 class Method(NamedTuple):
     """Method of clustering words.
 
     function: maps the vectors `[n, width]`, the counts `[n]`, the number of clusters and the seed
-        to the cluster of each word, int `[n]`; or, where the order is cut, to a score `[n]`, the
+        to the cluster of each word, int `[n]`; or, if the order is cut, to a score `[n]`, the
         highest first. None: words stay in order of frequency.
     needs_vectors: whether it reads --embeddings.
-    cuts: whether --cutoffs, or equal words times width, divide its order.
+    cuts: whether its order is divided by --cutoffs, or into equal words times width.
     """
 
     function: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray] | None
@@ -35,14 +35,14 @@ class Method(NamedTuple):
 
 
 def kmeans(vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int) -> np.ndarray:
-    """k-means, all words alike."""
+    """k-means with equal weights."""
     return _kmeans(vectors, None, clusters, seed)
 
 
 def weighted_kmeans(
     vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int
 ) -> np.ndarray:
-    """k-means, where a word weighs the log of its count."""
+    """k-means, with the log of its count as the weight of a word."""
     weights = np.log(np.maximum(counts, 1)) if (counts > 1).any() else None
     return _kmeans(vectors, weights, clusters, seed)
 
@@ -82,15 +82,13 @@ METHODS = {
 def run_method(
     method: str, vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int
 ) -> np.ndarray:
-    """Clusters that a method returns for `vectors [n, width]`.
+    """Runs a method on `vectors [n, width]`, see `Method`.
 
     Raises:
-        InputError: scikit-learn is missing, infinite vectors, fewer than clusters, those that an
+        InputError: scikit-learn is missing, fewer vectors than clusters, vectors that an
             autoencoder reproduces exactly, or an empty cluster.
     """
     chosen = METHODS[method]
-    if not np.isfinite(vectors).all():
-        raise InputError("vectors must be finite, got NaN or infinite numbers")
     if not chosen.cuts and len(vectors) < clusters:
         raise InputError(
             f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: use fewer"
@@ -116,8 +114,8 @@ def run_method(
 
 
 def nearest_with_vector(ids: np.ndarray, words: int) -> np.ndarray:
-    """The index in `ids [n]` of the word nearest in frequency to each word, int `[words]`; of
-    two, the more frequent.
+    """Returns the index in `ids [n]` of the word nearest in frequency to each word, int `[words]`;
+    on ties, of the more frequent one.
     """
     every = np.arange(words)
     right = np.searchsorted(ids, every).clip(0, len(ids) - 1)
@@ -126,8 +124,8 @@ def nearest_with_vector(ids: np.ndarray, words: int) -> np.ndarray:
 
 
 def by_label(labels: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Word ids in the order of clusters, and the clusters' sizes: the cluster of the most
-    tokens first, its words by frequency.
+    """Returns word ids in the order of clusters, and the clusters' sizes. The cluster with the most
+    tokens comes first; its words are sorted by frequency.
     """
     tokens = np.bincount(labels, counts)
     ranks = np.argsort(np.argsort(-tokens, kind="stable"))

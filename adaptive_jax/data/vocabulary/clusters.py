@@ -1,13 +1,13 @@
-"""Clusters of words: a file with an order of the vocabulary's words and where it is cut.
+"""Clusters of words: a file with an order of the vocabulary's words and the sizes of its clusters.
 
     # clusters: method=kmeans seed=0 vocabulary=3f0a9c5d1b7e2468 sizes=3000,4000,3000
     the
     of
     …
 
-The header states the sizes of the clusters and the vocabulary's `digest`. One word a line follows,
-cluster after cluster. A run with `output.clusters` numbers its words in this order: the first one
-has the id 0. Its table is cut where the clusters begin.
+The header has the sizes of the clusters and the vocabulary's `digest`. The words follow, one a
+line, cluster after cluster. A run with `output.clusters` numbers its words in this order, from 0.
+Its table is cut where the clusters begin.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ OTHER_WORDS = f"make it for this vocabulary with {COMMAND}, or use another file"
 
 
 class Header(NamedTuple):
-    """The first line of a file: how it was made, the digest of its vocabulary, and the words in
-    each cluster.
+    """The first line of a file: its method and seed, the digest of its vocabulary, and the number
+    of words in each cluster.
     """
 
     method: str
@@ -40,7 +40,7 @@ class Header(NamedTuple):
     sizes: tuple[int, ...]
 
     def cutoffs(self) -> tuple[int, ...]:
-        """The place of the first word of every cluster but the first."""
+        """The position of the first word of every cluster but the first."""
         return tuple(np.cumsum(self.sizes[:-1]).tolist())
 
 
@@ -51,10 +51,10 @@ def write_clusters(path: Path, header: Header, words: Sequence[str]) -> None:
 
 
 def read_header(path: str | Path) -> Header:
-    """The header of a file.
+    """Reads the header of a file.
 
     Raises:
-        InputError: no file there, or one without a header.
+        InputError: a file that is missing or has no header.
     """
     try:
         with path_of(path).open("rb") as file:
@@ -73,11 +73,11 @@ def read_header(path: str | Path) -> Header:
 
 
 def with_clusters(config: Mapping) -> dict:
-    """The config with the cutoffs and the number of words of its clusters; one without clusters as
-    it is. Reads the first line of the file only.
+    """Returns the config with the cutoffs and the number of words of its clusters, or as it is if
+    it has none. Reads only the first line of the file.
 
-    clusters: file with an order of the words and the sizes of clusters, which take the place of the
-        table's cutoffs; see docs/words.md. Empty: words are in order of frequency.
+    clusters: file with an order of the words and the sizes of clusters, which replace the table's
+        cutoffs; see docs/words.md. Empty: words are in order of frequency.
 
     Raises:
         InputError: as `read_header`; an input or an output that clusters do not fit.
@@ -102,7 +102,7 @@ def with_clusters(config: Mapping) -> dict:
 
 
 def with_cutoffs(config: Mapping, cutoffs: Sequence[int], words: int) -> dict:
-    """The config with these cutoffs of its output's table, and this number of words."""
+    """Returns the config with these cutoffs of its output's table, and this number of words."""
     new = {**config, "data": {**config["data"], "vocabulary_size": words}}
     if _cut_by_input(config):
         return keys.with_words(new, cutoffs=tuple(cutoffs))
@@ -111,15 +111,15 @@ def with_cutoffs(config: Mapping, cutoffs: Sequence[int], words: int) -> dict:
 
 
 def cutoffs_of(config: Mapping) -> tuple[int, ...]:
-    """The cutoffs of a config's output, wherever it has them."""
+    """The cutoffs of a config's output, which may be those of its input."""
     source, table = keys.at(config, keys.word_group(config)), config["output"]["table"]
     group = source if _cut_by_input(config) else table
     return tuple(group["cutoffs"])
 
 
 def in_clusters(config: Mapping, vocabulary: Vocabulary) -> tuple[dict, Vocabulary]:
-    """A config and the words of its corpus as `build` takes them: cut at the clusters, and in their
-    order. Without clusters both stay as they are.
+    """Returns a config and the words of its corpus as `build` takes them: with the cutoffs of the
+    clusters, and in their order. Without clusters both stay as they are.
 
     Raises:
         InputError: as `with_clusters` and `in_order`.
@@ -131,7 +131,7 @@ def in_clusters(config: Mapping, vocabulary: Vocabulary) -> tuple[dict, Vocabula
 
 
 def in_order(vocabulary: Vocabulary, path: str | Path) -> Vocabulary:
-    """The vocabulary with its words, and their counts, in the order of a file of clusters.
+    """Returns the vocabulary with its words and counts in the order of a file of clusters.
 
     Raises:
         InputError: as `read_header`; a file of another vocabulary, or one that lacks words.

@@ -1,12 +1,12 @@
-"""Arrays that layers read about words: a model's collection "lexicon", beside its
-parameters. Related words and definitions come from a lexicon.
+"""Arrays that describe words to layers: a model's collection "lexicon", beside its parameters.
 
-A lexicon is a directory of WordNet, read by NLTK, or a file of JSON lines, for any language:
+Related words and definitions come from a lexicon: a directory of WordNet, read by NLTK, or a file
+of JSON lines, for any language:
 
     {"word": "dog", "relations": ["hound", "cur"], "hyponyms": ["puppy"],
      "definition": "a domesticated animal, kept as a pet"}
 
-Related words are in order of preference, hyponyms after the others. A definition is a text, or a
+Relations are in order of preference, and hyponyms come after them. A definition is a text, or a
 list of texts, one for each sense. Only `word` is required.
 """
 
@@ -16,7 +16,6 @@ import importlib.util
 import itertools
 import json
 import re
-import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ import numpy as np
 from adaptive_jax.config.keys import at, word_group
 from adaptive_jax.data.vocabulary.ngrams import sorted_ngrams
 from adaptive_jax.data.vocabulary.spelling import spelling
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary, combining_marks
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
@@ -38,7 +37,7 @@ NO_NLTK = "NLTK reads WordNet: run `pip install nltk`, or use input.lexicon as a
 class Entry(NamedTuple):
     """Entry of a lexicon for one word.
 
-    synonyms, hyponyms: those that are words of the vocabulary, exactly as they are written there.
+    synonyms, hyponyms: only words that the vocabulary has, in the same spelling.
     definitions: texts, one for each sense.
     """
 
@@ -48,14 +47,14 @@ class Entry(NamedTuple):
 
 
 def lexicon_of(config: Mapping) -> str:
-    """The path of the lexicon that a config's input reads; empty if it reads none."""
+    """Path of the lexicon that a config's input reads; empty if it reads none."""
     group = at(config, word_group(config))
     reads = "lexicon" in group and (group["relations"] or group["definition"])
     return group["lexicon"] if reads else ""
 
 
 def check_lexicon(path: str) -> None:
-    """Checks that a lexicon exists, if a path is given, before a corpus is prepared.
+    """Checks that a lexicon exists, unless its path is empty, before a corpus is prepared.
 
     Raises:
         InputError: as `read_entries`.
@@ -69,7 +68,7 @@ def check_lexicon(path: str) -> None:
 
 @functools.lru_cache(maxsize=2)  # relations and definitions are read one after the other
 def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
-    """The entries of those words of a vocabulary that a lexicon has, in the vocabulary's order.
+    """Reads the entries of the words of a vocabulary, in the vocabulary's order.
 
     path: a directory of WordNet, or a .jsonl file.
 
@@ -81,7 +80,7 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
     if not vocabulary.ends_word.all() or vocabulary.unit == "token":
         raise InputError(
             f"input.lexicon={path!r} describes words, and the vocabulary has sub-words: set"
-            " data.codes=0, or use text instead of data.corpus=ids"
+            " data.codes=0, and use text without data.tokenizer instead of data.corpus=ids"
         )
     source, index, entries = path_of(path), vocabulary.index, {}
     lines = _read_wordnet(source, vocabulary.words) if source.is_dir() else _read_lines(source)
@@ -95,8 +94,8 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
 
 
 def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Writes entries as JSON lines, which `read_entries` reads, and their checksum beside them; of
-    the definitions, that of the first sense.
+    """Writes entries as JSON lines for `read_entries`, with the definition of the first sense only,
+    and a checksum beside them.
     """
     with replacing(path) as file:
         for word, entry in entries.items():
@@ -108,13 +107,13 @@ def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
 
 
 def check_same_entries(vocabulary: Vocabulary, path: str, copy: str) -> None:
-    """Checks that a lexicon says of a run's words what the run's copy of its own says, in whatever
-    order: earlier versions read hyponyms of WordNet in another one at each start.
+    """Checks that a lexicon has the entries of a run's copy for the run's words, in any order:
+    earlier versions read hyponyms of WordNet in another order at each start.
 
-    path, copy: of the lexicon and of the copy, see `write_entries`.
+    path, copy: paths of the lexicon and of the copy, see `write_entries`.
 
     Raises:
-        InputError: it does not, or as `read_entries`.
+        InputError: the entries differ, or as `read_entries`.
     """
     entries, entries_of_run = (
         {
@@ -125,8 +124,8 @@ def check_same_entries(vocabulary: Vocabulary, path: str, copy: str) -> None:
     )
     if entries != entries_of_run:
         raise InputError(
-            f"input.lexicon={path!r} is another lexicon than the one of the run's words: put that"
-            " there, or, if the path is relative, evaluate where the run was started"
+            f"input.lexicon={path!r} is not the lexicon that the run was trained with: restore it,"
+            " or, if the path is relative, evaluate in the directory where the run was started"
         )
 
 
@@ -141,7 +140,7 @@ def _read_lines(path):
             for number, line in enumerate(file, start=1):
                 word, *entry = _parse(line, place := f"{path}, line {number}")
                 if word in words:
-                    raise InputError(f"{place}: {word!r} has a line before: join the two")
+                    raise InputError(f"{place}: {word!r} already has a line: join the two")
                 words.add(word)
                 if of_run and len(entry[-1]) > 1:
                     raise InputError(
@@ -162,7 +161,7 @@ def _parse(line, place):
         if isinstance(parts[2], str):
             parts[2] = [parts[2]]
         if all(isinstance(part, list) for part in parts):
-            # Fails for half a character
+            # Fails for a lone surrogate
             "".join([entry["word"], *itertools.chain(*parts)]).encode()
             return entry["word"], *parts
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
@@ -173,7 +172,7 @@ def _parse(line, place):
 
 
 def _check_wordnet(directory: Path) -> None:
-    """Raises InputError for a directory that is not WordNet's, and where NLTK is missing."""
+    """Raises InputError for a directory that is not WordNet's, and if NLTK is missing."""
     if not (directory / "lexnames").is_file():
         raise InputError(
             f"{directory} has no lexnames: use a directory with the files of WordNet, unpacked,"
@@ -186,12 +185,12 @@ def _check_wordnet(directory: Path) -> None:
 def _read_wordnet(
     directory: Path, words: Iterable[str]
 ) -> Iterator[tuple[str, dict[str, None], dict[str, None], list[str]]]:
-    """Yields (word, synonyms, hyponyms, definitions) for every one of `words` that WordNet has,
-    in its order of senses: nouns, verbs, adjectives, adverbs, frequent ones first among each; the
-    hyponyms of a sense by the names of their synsets, as NLTK keeps them in no order.
+    """Yields (word, synonyms, hyponyms, definitions) for each of `words` that WordNet has, in its
+    order of senses: nouns, verbs, adjectives, adverbs, the most frequent first in each. NLTK keeps
+    the hyponyms of a sense in no order; here they are sorted by the names of their synsets.
 
-    A word is among its own synonyms: the coverage that Pappas et al. 2020 print rests on that. A
-    word is looked up in lower case, as it is and as rules that remove its endings make it.
+    A word is one of its own synonyms, as in the coverage that Pappas et al. 2020 print. Words are
+    looked up in lower case, with and without their endings.
     """
     wordnet = _open_wordnet(directory)
     for word in words:
@@ -207,15 +206,15 @@ def _read_wordnet(
 def _open_wordnet(directory):
     _check_wordnet(directory)
     import nltk
-    from nltk.corpus.reader.wordnet import WordNetCorpusReader, WordNetError
+    from nltk.corpus.reader.wordnet import WordNetCorpusReader
 
     class Reader(WordNetCorpusReader):
         def map_wn(self, version="wordnet"):
-            """No map to other versions, which only other languages need: it reads more files."""
+            """Skips the map to other versions, which only other languages need."""
 
         def _morphy(self, form, pos, check_exceptions=True):
             """The forms of a word that WordNet has, by the rules of NLTK 3.5: later versions
-            apply them only once.
+            apply the rules only once.
             """
 
             def existing(forms):
@@ -238,36 +237,28 @@ def _open_wordnet(directory):
     root = str(directory.resolve())
     if root not in nltk.data.path:
         nltk.data.path.insert(0, root)  # NLTK opens no files outside its own directories
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there are no other languages
-            return Reader(nltk.data.FileSystemPathPointer(root), None)
-    except (WordNetError, ValueError, AssertionError, OSError, LookupError, StopIteration) as error:
-        raise InputError(
-            f"{directory} has files that are not WordNet's ({error}): use another directory"
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about missing other languages
+        return Reader(nltk.data.FileSystemPathPointer(root), None)
 
 
 def counts(vocabulary: Vocabulary) -> np.ndarray:
-    """Counts of the words, float32 `[words]`; 1 for a word that never occurs, so that every word
-    can be drawn.
-    """
+    """Counts of the words, float32 `[words]`, at least 1, so that every word can be drawn."""
     return np.maximum(vocabulary.counts, 1).astype(np.float32)
 
 
 def relations(
     vocabulary: Vocabulary, path: str, most: int, form: str = "paper", share: float = 1.0
 ) -> dict[str, np.ndarray]:
-    """The first `most` words related to each word: `words` int32 `[words, most]`, ids, -1 where
-    there are fewer. Words that are not in the vocabulary are skipped.
+    """The first `most` words related to each word: `words` int32 `[words, most]`, ids, padded with
+    -1. Words that are not in the vocabulary are skipped.
 
-    path: as `read_entries` takes it.
-    form: "paper" (Pappas et al. 2020, section 3.1), synonyms, then hyponyms, in the lexicon's
-        order; or "code", as its public code: synonyms only, in code point order.
-    share: of the vocabulary's words, those that keep their related words, at most (Table 4,
-        "coverage"). The spelling of words decides which ones: the same for the same vocabulary;
-        with more words (`--vocabulary=union`) the share is one of more words, and other words of
-        training may have entries.
+    path: as for `read_entries`.
+    form: "paper" (Pappas et al. 2020, section 3.1): synonyms, then hyponyms, in the lexicon's
+        order; or "code", as in the public code: synonyms only, in code point order.
+    share: maximal share of the vocabulary's words that keep their related words (Table 4,
+        "coverage"). The spelling of words decides which ones, so that the same vocabulary gives the
+        same words; with more words (`--vocabulary=union`) other words may keep theirs.
 
     Raises:
         InputError: as `read_entries`.
@@ -284,27 +275,23 @@ def relations(
 def definitions(
     vocabulary: Vocabulary, path: str, most: int, form: str = "paper", share: float = 1.0
 ) -> dict[str, np.ndarray]:
-    """The first `most` words of each word's definition, as `relations`. Which words lose theirs is
-    decided independently.
+    """The first `most` words of each word's definition, as `relations` returns related words. The
+    words that lose their definitions are chosen independently.
 
-    form: "paper", the definition of the first sense, without punctuation; or "code", as the public
-        code: the same, split at white space, so that a word with a comma after it is another word.
+    form: "paper": the definition of the first sense, without punctuation; or "code", as in the
+        public code: the same, split at white space, so that a word with a comma is another word.
     """
     words_of = {}
     for word, entry in read_entries(vocabulary, path).items():
         text = " ".join(entry.definitions[:1])
-        text = text.split() if form == "code" else _word().findall(text)
+        text = text.split() if form == "code" else _word_pattern().findall(text)
         words_of[word] = [name for name in text if name in vocabulary.index]
     return _first(vocabulary, words_of, "definitions", most, share)
 
 
-@functools.cache
-def _word() -> re.Pattern:
-    """A word without punctuation. Letters of many scripts have combining marks, and joiners between
-    them, of which Python's `\\w` knows none.
-    """
-    marks = (chr(i) for i in range(0x300, 0x20000) if unicodedata.category(chr(i))[0] == "M")
-    letter = rf"[\w{''.join(marks)}\u200c\u200d]"
+def _word_pattern() -> re.Pattern:
+    """A regular expression for words without punctuation."""
+    letter = rf"[\w{combining_marks()}]"
     return re.compile(rf"{letter}+(?:['’-]{letter}+)*")
 
 
@@ -319,13 +306,13 @@ FROM_LEXICON = ("relations", "definitions")  # sources that read a lexicon
 
 
 def lexicon(vocabulary: Vocabulary, spec: Mapping) -> dict:
-    """The arrays that `LanguageModel.lexicon_spec` asks for, in the same tree.
+    """Makes the arrays that `LanguageModel.lexicon_spec` describes, in the same tree.
 
     >>> lexicon(vocabulary, {"input": {"spelling": {"length": 50}}})
     {"input": {"spelling": {"letters": ..., "symbols": ..., "lengths": ..., "row_of_word": ...}}}
 
-    They are arguments of a compiled program, never constants in it, so another vocabulary of the
-    same size needs no new one.
+    They are arguments of a compiled program, not constants in it, so that another vocabulary of the
+    same size does not need another program.
 
     Raises:
         InputError: a lexicon that cannot be read.
@@ -337,8 +324,8 @@ def lexicon(vocabulary: Vocabulary, spec: Mapping) -> dict:
 
 
 def coverage(arrays: Mapping) -> dict[str, float]:
-    """The share of words that have "relations" and "definitions" in what `lexicon` made; of the
-    two, those that it has.
+    """The shares of words with "relations" and with "definitions" in the arrays of `lexicon`, as
+    far as they exist.
     """
     shares = {}
     for name, inner in arrays.items():

@@ -1,4 +1,4 @@
-"""Raw text to the tokens of a run, and back: words are split as the run's corpus was.
+"""Conversion of raw text to the tokens of a run, and back. Words are split as in the run's corpus.
 
 lines = Lines.of(run.config["data"], run.vocabulary)
 lines.words("Noah’s ark, he said.")     # ["noah’s", "ark", ",", "he", "said", "."]
@@ -22,7 +22,7 @@ Split = Callable[[str], str]  # separates the words of a line by spaces
 Join = Callable[[Sequence[str]], str]  # words of a line to running text
 
 NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
-OPEN = 3  # units at the end of a text that what follows may change
+OPEN = 3  # units at the end of a text that may change when text is appended
 OPENING, CLOSING = "([{“‘", ",.;:?!)]}”’"
 
 
@@ -30,9 +30,9 @@ class Lines(NamedTuple):
     """Conversion of a run's text to tokens and back.
 
     Attributes:
-        vocabulary: of the run.
-        split: separates the words of a line as the corpus was prepared.
-        join: puts words together as running text has them where that is known, else with spaces.
+        vocabulary: the vocabulary of the run.
+        split: separates the words of a line, as when the corpus was prepared.
+        join: joins words to running text if the corpus says how, else with spaces.
     """
 
     vocabulary: Vocabulary
@@ -41,22 +41,22 @@ class Lines(NamedTuple):
 
     @classmethod
     def of(cls, data: Mapping, vocabulary: Vocabulary) -> "Lines":
-        """Those of a run. data: the group of its config.
+        """Makes the conversion of a run.
+
+        data: the group of its config.
 
         Raises:
             InputError: a corpus that does not exist.
         """
-        lines = vocabulary.unit == "token" and vocabulary.spells  # its words are whole lines
+        lines = vocabulary.unit == "token" and vocabulary.spells  # words are whole lines
         join = "".join if lines else _joiner(data)
         return cls(vocabulary, tokeniser(data["tokeniser"], data["lower"]), join)
 
     def words(self, text: str) -> list[str]:
-        """The words of text, with an `<eos>` for each line feed; of ids none of which ends a
-        document, with none.
+        """The words of text, with an `<eos>` for each line feed if the vocabulary has one.
 
         Raises:
-            InputError: not a string, or one with characters that text never has: NUL, or bytes that
-                were not UTF-8.
+            InputError: not a string, or a string with NUL or bytes that were not UTF-8.
         """
         if not isinstance(text, str):
             raise InputError(f"text must be a string, got {text!r:.40}")
@@ -70,27 +70,16 @@ class Lines(NamedTuple):
         return words
 
     def tokens(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of words, int32 `[tokens]`, and how many each word has, int32 `[words]`. `<eos>`
-        is a word here.
+        """Tokens of words, int32 `[tokens]`, and the number of each word's tokens, int32
+        `[words]`. `<eos>` is a word here.
 
         Raises:
-            InputError: a word that the run does not know, where it has no `<unk>`.
+            InputError: an unknown word, if the run has no `<unk>`.
         """
-        vocabulary = self.vocabulary
-        if not vocabulary.spells and UNKNOWN not in vocabulary.index:
-            missing = next((word for word in words if word not in vocabulary.index), None)
-            if missing is not None:
-                cure = f"which has no {UNKNOWN}: leave it out, or train with data.threshold=2"
-                if vocabulary.unit == "token":
-                    cure = f"which reads ids: use 0 to {len(vocabulary) - 1}, separated by spaces"
-                raise InputError(
-                    f"{missing[:60]!r} is not one of the {len(vocabulary):,} {vocabulary.unit}s of"
-                    f" this run, {cure}"
-                )
-        return vocabulary.encode_words(words)
+        return self.vocabulary.encode_words(words)
 
     def unseen(self, text: str) -> Iterator[bool]:
-        """True for each word of text that the run does not know; False where units spell it."""
+        """True for each word of text that the run does not know; False if units spell it."""
         index, spells = self.vocabulary.index, self.vocabulary.spells
         return (not spells and word not in index for word in self.words(text))
 
@@ -105,21 +94,21 @@ class Lines(NamedTuple):
 
     def split_open_word(self, text: str) -> tuple[str, str]:
         """Splits text before its last, possibly unfinished word. The second part is empty after
-        white space, and where the vocabulary is of words, which are complete.
+        white space, and for a vocabulary of words, which are always complete.
         """
         border = self.vocabulary.border(text)
         return text[:border], text[border:]
 
     def encode_open(self, text: str) -> tuple[np.ndarray, bytes]:
-        """`encode` without the last `OPEN` units of a word that has no end, and what these spell,
-        UTF-8: together with what follows the text, other units may spell it.
+        """Encodes text without the last `OPEN` units of an unfinished word, and returns the tokens
+        and the letters of these units, UTF-8, which other units may spell when text is appended.
         """
         ids, lengths = self.tokens(self.words(text))
         if not len(ids) or not self.split_open_word(text)[1]:
             return ids, b""
         names, spells, end = self.vocabulary.words, self.vocabulary.utf8, len(ids)
         for i in ids[::-1][: min(OPEN, lengths[-1])]:
-            if names[i] in (EOS, UNKNOWN) or not spells[i]:  # no letters of the text
+            if names[i] in (EOS, UNKNOWN) or not spells[i]:  # not letters of the text
                 break
             end -= 1
         spelling = b"".join(spells[i] for i in ids[end:])
@@ -142,18 +131,13 @@ class Lines(NamedTuple):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, with a line feed for each `<eos>`.
 
-        Words that `encode` does not change come back as they were; an unknown word is `<unk>`.
-        Units of sub-words that end in the middle of a character give U+FFFD.
+        Unknown words become `<unk>`. Sub-word units that end in the middle of a character give
+        U+FFFD.
 
         Raises:
-            InputError: a token that the vocabulary does not have, or one that is no whole number.
+            InputError: a token that the vocabulary does not have.
         """
         tokens = np.asarray(list(ids))
-        if tokens.ndim > 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
-            raise InputError(
-                f"tokens must be whole numbers in one dimension, got {tokens.dtype} of shape"
-                f" {tokens.shape}"
-            )
         invalid = tokens[(tokens < 0) | (tokens >= len(self.vocabulary))]
         if len(invalid):
             raise InputError(
@@ -178,7 +162,7 @@ def _joiner(data) -> Join:
 
 
 def _attached(words):
-    """Undoes `separate_marks`: punctuation marks stand next to the words that they belong to."""
+    """Joins words that the tokeniser `marks` has separated."""
     text = " ".join(words)
     text = re.sub(rf" (?=[{re.escape(CLOSING)}])", "", text)
     return re.sub(rf"(?<=[{re.escape(OPENING)}]) ", "", text)

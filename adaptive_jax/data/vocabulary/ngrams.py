@@ -1,5 +1,5 @@
-"""The most frequent n-grams of a text: counted in one pass over its ids, kept in a file, and as the
-arrays by which a model finds them.
+"""The most frequent n-grams of a text: counts from one pass over its ids, their file, and the
+arrays in which a model looks them up.
 """
 
 import zipfile
@@ -13,21 +13,22 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
-CHUNK_TOKENS = 1 << 26  # sorted at a time
-PADDING = np.iinfo(np.int32).max  # behind the last n-gram; no id is as large
+CHUNK_TOKENS = 1 << 26  # tokens sorted at a time
+PADDING = np.iinfo(np.int32).max  # after the last n-gram; larger than any id
 
 
 def count(ids: np.ndarray, words: int, order: int, limit: int, min_count: int) -> np.ndarray:
-    """The `limit` most frequent n-grams of a text that occur `min_count` times or more; if there
-    are none, the most frequent ones. Equals are in the order of their ids.
+    """Counts the n-grams of a text and returns the `limit` most frequent ones that occur
+    `min_count` times or more; if there are none, those with the highest count. N-grams with equal
+    counts are in the order of their ids.
 
-    Exact: each n-gram is one whole number, the bits of its ids side by side. N-grams that cross
-    segment borders are counted, too.
+    Counts are exact: each n-gram is one integer, the bits of its ids side by side. N-grams that
+    cross segment borders are counted, too.
 
-    ids: int32 `[tokens]`, a split of a corpus. words: of the vocabulary.
+    ids: int32 `[tokens]`, a split of a corpus. words: size of the vocabulary.
 
     Returns:
-        int64 `[n-grams, order + 1]`: the ids of the words of each, and how often it occurs.
+        int64 `[n-grams, order + 1]`: the ids of the words of each n-gram, and its count.
 
     Raises:
         InputError: ids of an n-gram that take more than 64 bits.
@@ -51,7 +52,7 @@ def count(ids: np.ndarray, words: int, order: int, limit: int, min_count: int) -
 
 
 def _packed(ids, order, bits):
-    """The n-grams of a text as whole numbers, in the order of their ids: 32 bits, or 64."""
+    """The n-grams of a text as integers of 32 or 64 bits, which sort as their ids do."""
     kind = np.uint32 if bits * order <= 32 else np.uint64
     keys = np.zeros(len(ids) - order + 1, kind)
     for i in range(order):
@@ -61,7 +62,7 @@ def _packed(ids, order, bits):
 
 
 def _counted(keys, counts=None):
-    """Distinct keys in rising order, and how often each occurs; or the sums of its `counts`."""
+    """Distinct keys in rising order, and the count of each, or the sum of its `counts`."""
     if counts is None:
         keys.sort()
     else:
@@ -74,14 +75,14 @@ def _counted(keys, counts=None):
 
 
 def counted_settings(config: Mapping) -> Mapping:
-    """The group `input` of a config whose model reads counted n-grams; {} of any other."""
+    """The group `input` of a config whose model reads counted n-grams; {} for any other config."""
     group = at(config, "input")
     return group if group.get("kind") in ("counted", "banded") and "counts" in group else {}
 
 
 def count_for(config: Mapping, vocabulary: Vocabulary, ids: np.ndarray) -> dict[int, np.ndarray]:
-    """The n-grams that a config asks for, by order, as `count` returns them: of the file
-    `input.counts`, or of `ids`.
+    """The n-grams of a config by order, as `count` returns them: from the file `input.counts`, or
+    counted in `ids`.
 
     Raises:
         InputError: as `count` and `read`.
@@ -94,7 +95,7 @@ def count_for(config: Mapping, vocabulary: Vocabulary, ids: np.ndarray) -> dict[
 
 
 def write(path: Path, vocabulary: Vocabulary, by_order: Mapping[int, np.ndarray]) -> None:
-    """Writes n-grams of a vocabulary, and their checksum beside them."""
+    """Writes n-grams of a vocabulary, and a checksum beside them."""
     arrays = {str(order): ngrams for order, ngrams in by_order.items()}
     with replacing(path) as file:
         np.savez(file, vocabulary=np.array(vocabulary.digest), **arrays)
@@ -102,14 +103,15 @@ def write(path: Path, vocabulary: Vocabulary, by_order: Mapping[int, np.ndarray]
 
 
 def read(path: str | Path, vocabulary: Vocabulary, orders: Sequence[int]) -> dict[int, np.ndarray]:
-    """Reads what `write` wrote.
+    """Reads a file that `write` wrote.
 
     Raises:
         InputError: a file that is missing, damaged, of another vocabulary, or without an order.
     """
+    cure = "use the ngrams.npz of a run"
     if not path:
-        raise InputError("input.counts is empty: use the ngrams.npz of a run")
-    place, cure = path_of(path), "use the ngrams.npz of a run"
+        raise InputError(f"input.counts is empty: {cure}")
+    place = path_of(path)
     sums = place.with_suffix(".sha256")
     if sums.exists() and changed_file(sums):
         raise InputError(f"{place} is damaged: its checksum differs; restore it, or train anew")
@@ -132,10 +134,10 @@ def read(path: str | Path, vocabulary: Vocabulary, orders: Sequence[int]) -> dic
 def sorted_ngrams(
     vocabulary: Vocabulary, path: str, orders: Sequence[int], rows: int, least: int
 ) -> dict[str, np.ndarray]:
-    """For each order, by its text, int32 `[rows, order + 1]`: n-grams in the order of their ids,
-    and their ranks by frequency; padded by ids that no text has.
+    """Returns for each order, a key such as "2", int32 `[rows, order + 1]`: n-grams in the order of
+    their ids, and their ranks by frequency; padded with `PADDING`.
 
-    path: as `read` takes it. least: occurrences that an n-gram has at least.
+    path: as for `read`. least: minimal count of an n-gram.
 
     Raises:
         InputError: as `read`, or a file without such n-grams.

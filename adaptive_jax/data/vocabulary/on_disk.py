@@ -1,5 +1,5 @@
-"""Vocabularies on the disk with their checksums: vocabulary.txt; for sub-words also
-subwords.model, for a tokenizer tokenizer.json; and vocabulary.sha256.
+"""Vocabularies on disk with their checksums: vocabulary.txt, vocabulary.sha256, and subwords.model
+or the tokenizer.json of a tokenizer.
 """
 
 import os
@@ -15,24 +15,21 @@ from adaptive_jax.files import changed_file, path_of, write_checksums
 
 
 def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
-    """Reads a vocabulary of words, of sub-word units or of token ids, whichever was written.
-    Raises InputError for anything else.
+    """Reads a vocabulary of words, of sub-word units or of token ids. Raises InputError for any
+    other file.
     """
     counts = read_counts(path)
     kind = Vocabulary
     if holds_ids(counts):  # words would have `<eos>` among them
         kind = Tokenizer if path_of(path).with_name(tokenizer.FILE).exists() else TokenIds
-    # Its units decide, not the model beside it: a missing model is an error, a left-over one is
-    # not.
+    # The units decide: a missing model is an error, one left by another vocabulary is not.
     elif all(name in counts for name in (MARK, *BYTES)):
         kind = Subwords
     return kind.from_lines(path, counts)
 
 
 def checksums_of(path: Path) -> Path:
-    """The checksums of a vocabulary's file. Written last, so their presence means that all files
-    are complete.
-    """
+    """Path of the checksums of a vocabulary. They are written last: if they exist, all files do."""
     return path.with_suffix(".sha256")
 
 
@@ -44,12 +41,12 @@ def write_with_checksums(vocabulary: Vocabulary, path: Path) -> None:
 
 
 def read_with_checksums(path: Path, cure: str) -> Vocabulary:
-    """Reads what `write_with_checksums` wrote.
+    """Reads a vocabulary that `write_with_checksums` wrote.
 
-    cure: what to do about a damaged file, the end of the message.
+    cure: the end of the message about a damaged file.
 
     Raises:
-        InputError: it or its checksums are missing, damaged, or other than they were written.
+        InputError: the files or their checksums are missing or have changed.
     """
     sums = checksums_of(path)
     try:

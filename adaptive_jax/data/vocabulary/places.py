@@ -8,18 +8,17 @@ import numpy as np
 from adaptive_jax.data.vocabulary.words import EOS
 
 BLANKS, BLANKS_OF_LINE = re.compile(r"\s*"), re.compile(r"[^\S\n]*")
-DROPPED = 2  # characters that a tokeniser may have dropped before one that it kept
+DROPPED = 2  # characters that a tokeniser may drop before the next one
 
 
 def places(text: str, words: Sequence[str]) -> np.ndarray:
-    """The first character of each word in its text, and the one after its last: int64 `[words, 2]`.
+    """Returns the start and the end of each word in its text, in characters: int64 `[words, 2]`.
 
     A tokeniser may change the case of letters, drop characters or replace one by another. `<eos>`
-    is the line feed, or nothing at the end of the text. A token of blanks or of the first bytes of
-    a character has no letters, "": it stands with the character that follows it in its line, or
-    else with the one before.
+    is the line feed, or nothing at the end of the text. A token of blanks, or of the first bytes of
+    a character, is "" and has the place of the next character in its line, or else of the last one.
     """
-    lowered = [letter.lower() for letter in text]  # of one letter or two
+    lowered = [letter.lower() for letter in text]  # one letter or two
     letters, lengths = "".join(lowered), [*map(len, lowered)]
     spans, place = np.zeros((len(words), 2), np.int64), 0
     for number, word in enumerate(words):
@@ -30,7 +29,7 @@ def places(text: str, words: Sequence[str]) -> np.ndarray:
             continue
         if not word:
             spans[number] = place, place + 1
-            if ends_line:  # with the last character of the line, if it has one
+            if ends_line:  # the last character of the line, if it has one
                 spans[number] = place - (letters[place - 1 : place] not in ("", "\n")), place
             continue
         place, start = BLANKS.match(letters, place).end(), -1
@@ -47,8 +46,8 @@ def places(text: str, words: Sequence[str]) -> np.ndarray:
 
 
 def word_numbers(text: str, spans: np.ndarray) -> np.ndarray:
-    """The number of the white-space word in which each span begins, int64 `[spans]`; -1 of spans
-    without characters, such as `<eos>`.
+    """Returns the number of the white-space word in which each span begins, int64 `[spans]`; -1 for
+    spans without characters, such as `<eos>`.
     """
     starts = np.array([match.start() for match in re.finditer(r"\S+", text)], np.int64)
     numbers = np.searchsorted(starts, spans[:, 0], side="right") - 1

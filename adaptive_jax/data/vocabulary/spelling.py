@@ -7,9 +7,9 @@ import numpy as np
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 
-SYMBOLS = (EOS, UNKNOWN)  # words that have no letters
+SYMBOLS = (EOS, UNKNOWN)  # words without letters
 
-# ids of ELMo's characters (Peters et al. 2018): 1 + byte, and these
+# Character ids of ELMo (Peters et al. 2018): 1 + byte, and these
 START, STOP, BEGIN, END, PADDING = 257, 258, 259, 260, 261
 SENTENCES = {"<S>": START, "</S>": STOP}
 
@@ -18,17 +18,16 @@ SENTENCES = {"<S>": START, "</S>": STOP}
 def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[str, np.ndarray]:
     """The first `length` letters of every word, shortest words first.
 
-    Letters are UTF-8 bytes counted from 1, and 0 after the end of the word. With `marks`, they are
-    ELMo's: a mark begins and ends each word, what follows is 261, `<S>` and `</S>` are one letter
-    each, and `<eos>` and `<unk>` are spelt as other words are.
+    A letter is 1 + a UTF-8 byte, and padding is 0. With `marks`, letters are ELMo's: a mark begins
+    and ends each word, padding is 261, `<S>` and `</S>` are one letter each, and `<eos>` and
+    `<unk>` are spelled like other words.
 
     Returns:
         `letters`: uint8, with marks int16, `[words, length]`.
-        `symbols`: int8 `[words]`, 0 for `<eos>`, 1 for `<unk>`, -1 for a word that is spelt; not
-            with marks.
-        `lengths`: int32 `[words]`, letters that are read.
-        `row_of_word`: int32 `[words]`, for every word id its row in the other three, whose order
-            is by length.
+        `symbols`: int8 `[words]`, 0 for `<eos>`, 1 for `<unk>`, -1 for other words; not with marks.
+        `lengths`: int32 `[words]`, the number of letters of each row.
+        `row_of_word`: int32 `[words]`, the row of each word id in the other arrays, which are
+            sorted by length.
 
     Raises:
         InputError: ids of a tokenizer, which have no letters.
@@ -39,8 +38,9 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
     """
     if vocabulary.unit == "token":
         raise InputError(
-            "this input or table composes words from letters, and data.corpus=ids has none: pass"
-            " --config.input.name=adaptive or lookup, and a table that is own or tied"
+            "this input or table composes words from letters, which ids of a tokenizer"
+            " (data.corpus=ids or data.tokenizer) do not have: pass --config.input.name=adaptive or"
+            " lookup, and a table that is own or tied"
         )
     letters = np.full(
         (len(vocabulary), length), PADDING if marks else 0, np.int16 if marks else np.uint8
@@ -56,7 +56,7 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
             inner = [SENTENCES[word]] if word in SENTENCES else read
             read = np.array([BEGIN, *inner, END])[:length]
         lengths[number] = len(read)
-        # No text in UTF-8 has the byte 255
+        # UTF-8 has no byte 255
         letters[number, : len(read)] = read if marks else np.minimum(read, 255)
     order = np.argsort(lengths, kind="stable")
     row_of_word = np.argsort(order, kind="stable").astype(np.int32)

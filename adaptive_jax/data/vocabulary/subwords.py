@@ -1,5 +1,4 @@
-"""Byte-pair encoding: words written in units learnt from the train split, a vocabulary like any
-other.
+"""Byte-pair encoding: words spelled in units learnt from the train split.
 
 Baevski & Auli 2019, section 4.4, after Sennrich et al. 2016. The unit that ends a word carries a
 mark, so a word's probability is the product of those of its units, and perplexity remains per word
@@ -23,22 +22,21 @@ from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, most_fr
 from adaptive_jax.errors import InputError, of_extra
 from adaptive_jax.files import path_of
 
-# Part of the path of learnt units: increase it when the same text and codes are to give others
+# Part of the path of learnt units: increase it when the same text and codes give other units
 FORMAT = 3
 MARK = "▁"  # U+2581
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FILE = "subwords.model"
-# Three units for one character in ten thousand cost nothing. A unit for each would add thousands
-# that are seen a few times.
+# The other characters are spelled in bytes: three units for one character in ten thousand cost
+# nothing, and a unit for each would add thousands that are seen a few times.
 COVERAGE = 0.9999
-LONGEST = 512  # characters of a unit: the most that sentencepiece takes
-# No learnt unit may read like one of the fixed units, or contain what sentencepiece gives a meaning
-# of its own.
+LONGEST = 512  # characters of a unit: the maximum of sentencepiece
+# Learnt units must not read like fixed units, nor contain special characters of sentencepiece.
 RESERVED = re.compile(f"{EOS}|{UNKNOWN}|<0x[0-9A-F]{{2}}>|[\0{MARK}\u2585]")
 
 
 class TooManyCodes(InputError):
-    """A text gives fewer merges than asked for: `able` of them, its second argument."""
+    """Error for a text that gives only `able` merges, the second argument."""
 
     def __init__(self, message: str, able: int):
         super().__init__(message)
@@ -47,8 +45,8 @@ class TooManyCodes(InputError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subwords(Vocabulary):
-    """Units of words in the order of their ids. `build` puts the most frequent first; units that
-    the train split never uses are last.
+    """Units of words in the order of their ids. `build` puts the most frequent first, and units
+    that the train split never uses last.
 
     >>> counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
     >>> subwords = Subwords.build(counts, codes=10)
@@ -56,9 +54,9 @@ class Subwords(Vocabulary):
     ['low', 'est▁', '<eos>']
 
     words: the units: learnt ones, characters, the mark "▁" alone, the 256 bytes "<0x00>" to
-        "<0xFF>", `<eos>`, and `<unk>` if it is a word of the train split. These two are never
-        split; all other text can be.
-    model: the model of sentencepiece that finds the units of a word.
+        "<0xFF>", `<eos>`, and `<unk>` if it is a word of the train split. The last two are never
+        split.
+    model: the sentencepiece model that finds the units of a word.
     """
 
     model: bytes = dataclasses.field(repr=False)
@@ -66,17 +64,14 @@ class Subwords(Vocabulary):
 
     @classmethod
     def build(cls, counts: Mapping[str, int], codes: int) -> "Subwords":
-        """Learns `codes` merges, each of the neighbouring units that are most frequent at that
-        time.
+        """Learns `codes` merges, each of the most frequent pair of neighbouring units at that time.
 
         counts: occurrences of each word; for `<eos>` the number of lines.
-        Raises InputError for codes < 1, for more than the words give, and if there is no word to
-        learn from.
+        codes: 1 or more.
+
+        Raises:
+            InputError: more merges than the words give.
         """
-        if codes < 1:
-            raise InputError(
-                f"data.codes={codes} must be 1 or more, or 0 for a vocabulary of words"
-            )
         model = _learn(counts, codes)
         names = (*_pieces(model), EOS, *([UNKNOWN] if UNKNOWN in counts else []))
         draft = cls(names, np.zeros(len(names), np.int64), model)
@@ -89,17 +84,12 @@ class Subwords(Vocabulary):
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "Subwords":
-        """See `Vocabulary.from_lines`. Raises InputError if the model is not there, too."""
-        plain, file = Vocabulary.from_lines(path, counts), path_of(path).with_name(FILE)
-        try:
-            return cls(plain.words, plain.counts, file.read_bytes())
-        except OSError as error:
-            raise InputError(
-                f"cannot read {file}, the model of {path}: {error.strerror}; restore it"
-            ) from error
+        """See `Vocabulary.from_lines`."""
+        plain, model = Vocabulary.from_lines(path, counts), path_of(path).with_name(FILE)
+        return cls(plain.words, plain.counts, model.read_bytes())
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the units of words, int32 `[units]`, and how many each word has, int32
+        """Returns the units of words, int32 `[units]`, and the number of each word's units, int32
         `[words]`.
         """
         units = list(map(self._units, words))
@@ -124,7 +114,7 @@ class Subwords(Vocabulary):
             yield spelling.decode(errors="replace")
 
     def border(self, text: str) -> int:
-        """The first character of the last word, unless white space ends it."""
+        """Index of the first character of the last word, unless white space ends it."""
         last = "" if text[-1:].isspace() or not text else text.split()[-1]
         return len(text) - len(last)
 
@@ -142,15 +132,13 @@ class Subwords(Vocabulary):
 
     @functools.cached_property
     def utf8(self) -> tuple[bytes, ...]:
-        """The letters of each unit, UTF-8 with the mark. Those of a word's units give that word
-        and one mark.
-        """
+        """The letters of each unit, UTF-8. The units of a word spell the word and one mark."""
         single = {name: bytes([byte]) for byte, name in enumerate(BYTES)}
         return tuple(single.get(word) or word.encode("utf-8") for word in self.words)
 
     @functools.cached_property
     def _units(self) -> Callable[[str], tuple[int, ...]]:
-        """A function from a word to the ids of its units, computed once a word."""
+        """A function from a word to the ids of its units, which are computed once."""
         processor = _sentencepiece().SentencePieceProcessor(model_proto=self.model)
         pieces = map(processor.id_to_piece, range(processor.vocab_size()))
         ids_of_pieces = list(map(self.index.get, pieces))
@@ -164,7 +152,7 @@ class Subwords(Vocabulary):
             ids = tuple(ids_of_pieces[i] for i in processor.encode(word))
             if MARK not in word and b"".join(self.utf8[i] for i in ids) == text + mark:
                 return ids
-            # For example a mark within the word, which sentencepiece takes for the end of one.
+            # For example, sentencepiece takes a mark within the word for its end.
             return (*(self.index[BYTES[byte]] for byte in text), self.index[MARK])
 
         return split
@@ -178,24 +166,19 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
             continue
         for start in range(0, len(word), LONGEST - 1):
             parts[word[start : start + LONGEST - 1]] += count
-    words = dict(parts)
-    if not words:
-        raise InputError(
-            f"the train split has no words to learn data.codes={codes} from; set data.codes=0"
-        )
     characters: collections.Counter[str] = collections.Counter()
-    for word, count in words.items():
+    for word, count in parts.items():
         for character in word:
             characters[character] += count
     ranked = most_frequent_first(characters)
     reached = np.cumsum([count for _, count in ranked])
     common = {c for c, _ in ranked[: 1 + np.searchsorted(reached, COVERAGE * reached[-1])]}
-    words = {w: n for w, n in words.items() if common.issuperset(w)}
+    words = {word: count for word, count in parts.items() if common.issuperset(word)}
     most = min(codes, sum(map(len, words)))  # each merge takes at least one character
     # Beside merges: sentencepiece's own <unk>, bytes, the mark, characters.
     fixed = 1 + len(BYTES) + 1 + len(set("".join(words)))
     model = _train(words, fixed + most)
-    # When every word is one unit, sentencepiece goes on with pairs that no longer occur.
+    # After every word is one unit, sentencepiece learns pairs that do not occur.
     learnt = _pieces(model)[len(BYTES) : len(BYTES) + most]
     merges = {piece: number for number, piece in enumerate(learnt, start=1)}
     able = min(most, max(merges.get(word + MARK, codes) for word in words))
@@ -209,7 +192,7 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
 
 
 def _sentencepiece():
-    """The package; whole words do without it."""
+    """Imports the package, which vocabularies of words do not need."""
     with of_extra("train"):
         import sentencepiece
     return sentencepiece
@@ -239,6 +222,6 @@ def _train(words: Mapping[str, int], size: int) -> bytes:
 
 
 def _pieces(model: bytes) -> list[str]:
-    """Bytes, merges in order and characters of a model, without sentencepiece's own <unk>."""
+    """Bytes, merges in order, and characters of a model, without sentencepiece's `<unk>`."""
     processor = _sentencepiece().SentencePieceProcessor(model_proto=model)
     return [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]

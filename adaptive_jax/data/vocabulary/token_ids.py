@@ -1,7 +1,7 @@
-"""A vocabulary of somebody else's tokenizer: its entries are ids, in order of frequency.
+"""The vocabulary of any tokenizer: its entries are ids, in order of frequency.
 
-vocabulary.txt has a line `ID COUNT` for each entry, as that of words has `WORD COUNT`; the id that
-ends a document, if one does, is `<eos=ID>` there.
+vocabulary.txt has a line `ID COUNT` for each entry, in place of `WORD COUNT`; the id that ends a
+document, if there is one, is written `<eos=ID>`.
 """
 
 import dataclasses
@@ -19,9 +19,17 @@ from adaptive_jax.errors import InputError
 ENTRY = re.compile(r"0|[1-9][0-9]*|<eos=([0-9]+)>")
 
 
+class _Entries(dict[str, int]):
+    """Entries by id as text."""
+
+    def __missing__(self, word: str) -> int:
+        largest = len(self) - 1 - (EOS in self)
+        raise InputError(f"{word[:60]!r} must be an id of the run, from 0 to {largest}")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenIds(Vocabulary):
-    """The ids of a tokenizer, every one of 0 to V - 1, the most frequent first.
+    """All ids of a tokenizer, 0 to V - 1, the most frequent first.
 
     >>> TokenIds.of_counts(np.array([2, 0, 5]), eos=0).words
     ('2', '<eos>', '1')
@@ -33,7 +41,7 @@ class TokenIds(Vocabulary):
 
     @classmethod
     def of_counts(cls, counts: np.ndarray, eos: int = -1) -> "TokenIds":
-        """The vocabulary of a training text.
+        """Makes the vocabulary of a training text.
 
         counts: int64 `[V]`, occurrences of each id.
         eos: the id that ends a document; -1: none does.
@@ -65,7 +73,7 @@ class TokenIds(Vocabulary):
     def ids(self) -> np.ndarray:
         """int32 `[V]`: the tokenizer's id of each entry."""
         ids = np.array([-1 if word == EOS else int(word) for word in self.words], np.int64)
-        ids[ids < 0] = len(ids) * (len(ids) - 1) // 2 - ids[ids >= 0].sum()  # the one that is left
+        ids[ids < 0] = len(ids) * (len(ids) - 1) // 2 - ids[ids >= 0].sum()  # the remaining id
         return ids.astype(np.int32)
 
     @functools.cached_property
@@ -77,14 +85,18 @@ class TokenIds(Vocabulary):
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
-        """The entry of each id as text; `<eos>` and the id that it stands for have the same."""
-        entries = {word: i for i, word in enumerate(self.words)}
-        return entries | {str(self.ids[i]): i for word, i in entries.items() if word == EOS}
+        """The entry of each id as text; `<eos>` and the id that it stands for have the same entry.
+        Any other text gives InputError.
+        """
+        entries = _Entries((str(i), entry) for entry, i in enumerate(self.ids.tolist()))
+        if EOS in self.words:
+            entries[EOS] = self.words.index(EOS)
+        return entries
 
     @property
     def eos(self) -> int:
-        """The entry that ends a document. Without one, the most frequent: it stands before the
-        first token, and where rows are padded, which nothing reads.
+        """The entry that ends a document. If there is none, the most frequent entry is the input
+        before the first token, and padding.
         """
         return self.index.get(EOS, 0)
 
@@ -98,8 +110,8 @@ class TokenIds(Vocabulary):
 
 
 def holds_ids(names: Mapping[str, int]) -> bool:
-    """True if the entries of a file are every id from 0 on, each once."""
-    if not all(ENTRY.fullmatch(name) for name in names):  # which ends at the second word
+    """True if the entries of a file are the ids 0 to V - 1, each once."""
+    if not all(ENTRY.fullmatch(name) for name in names):  # stops at the first word
         return False
     matches = [ENTRY.fullmatch(name) for name in names]
     if sum(match[1] is not None for match in matches) > 1:
@@ -109,7 +121,7 @@ def holds_ids(names: Mapping[str, int]) -> bool:
 
 
 def check_ends(vocabulary: Vocabulary, break_mode: str, key: str = "break_mode") -> None:
-    """Checks that a vocabulary says where the examples of a break mode end. Raises InputError."""
+    """Checks that a vocabulary has the `<eos>` that a break mode needs. Raises InputError."""
     if break_mode != "none" and EOS not in vocabulary.index:
         raise InputError(
             f"{key}={break_mode} breaks text where documents end: pass --config.data.eos=ID, the id"

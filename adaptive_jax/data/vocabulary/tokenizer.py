@@ -1,7 +1,7 @@
-"""A tokenizer of the `tokenizers` library as a vocabulary: its ids in order of frequency, and text
-to ids and back. A line of text is encoded as a whole, spaces included.
+"""A vocabulary from a tokenizer of the `tokenizers` library: its ids in order of frequency. Lines
+of text are encoded whole, spaces included.
 
-vocabulary.txt is that of `TokenIds`; tokenizer.json stands beside it.
+vocabulary.txt has the form of `TokenIds`, and tokenizer.json is beside it.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from adaptive_jax.errors import InputError, of_extra, one_line
 from adaptive_jax.files import path_of
 
 FILE = "tokenizer.json"
-BATCH = 1024  # lines encoded together: the library holds some 200 bytes for each of their tokens
+BATCH = 1024  # lines encoded together: the library needs some 200 bytes for each token
 BYTE = re.compile("<0x([0-9A-F]{2})>")
-# Characters that stand for bytes in byte-level tokenizers: those that print stand for themselves,
-# as in Latin-1, the others follow from 256 on (Radford et al. 2019).
+# Characters that stand for bytes in byte-level tokenizers: printable ones stand for themselves, as
+# in Latin-1, the others follow from 256 on (Radford et al. 2019).
 PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 CHARACTERS = {chr(byte): byte for byte in PRINTED} | {
     chr(256 + n): byte for n, byte in enumerate(sorted({*range(256)} - {*PRINTED}))
@@ -42,7 +42,7 @@ class Tokenizer(TokenIds):
 
     @classmethod
     def build(cls, counts: Mapping[str, int], model: bytes, eos: int) -> "Tokenizer":
-        """The vocabulary of a training text.
+        """Makes the vocabulary of a training text.
 
         Args:
             counts: occurrences of each line; for `<eos>` the number of lines.
@@ -61,16 +61,21 @@ class Tokenizer(TokenIds):
 
     @classmethod
     def of(cls, ids: TokenIds, model: bytes) -> "Tokenizer":
-        """Ids with their tokenizer. Raises InputError: it has more of them, or is of
-        no kind that keeps spaces.
+        """Joins ids with their tokenizer.
+
+        Raises:
+            InputError: the tokenizer has more ids, or does not keep the spaces of a text.
         """
         if (size := size_of(model)) > len(ids):
             raise InputError(
                 f"data.vocabulary_size={len(ids)} must be {size:,} or more, the ids of"
                 " data.tokenizer"
             )
-        if (kind := type(_loaded(model).model).__name__) == "WordPiece":
-            raise InputError(f"data.tokenizer must keep the spaces of a text, got one of {kind}")
+        if not _keeps_spaces(_loaded(model)):
+            raise InputError(
+                "data.tokenizer must keep the spaces of a text, which this"
+                f" {type(_loaded(model).model).__name__} tokenizer drops"
+            )
         return cls(ids.words, ids.counts, model)
 
     @classmethod
@@ -79,11 +84,13 @@ class Tokenizer(TokenIds):
         return cls.of(TokenIds.from_lines(path, counts), read_model(path_of(path).with_name(FILE)))
 
     def split(self, line: str) -> list[str]:
-        """The line itself, unless it is empty."""
+        """The line as the only word; none if it is empty."""
         return [line] if line else []
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of lines, int32 `[tokens]`, and how many each has; `<eos>` is one."""
+        """Returns the tokens of lines, int32 `[tokens]`, and the number of each line's tokens,
+        int32 `[lines]`. `<eos>` is a line here.
+        """
         encoded = self._program.encode_batch(list(words), add_special_tokens=False)
         units = [
             [self.eos] if word == EOS else self.entry_of_id[encoding.ids]
@@ -93,7 +100,7 @@ class Tokenizer(TokenIds):
         return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
 
     def whole_words(self, ids: Iterable[int]) -> Iterator[str]:
-        """The lines of tokens, and an `<eos>` for each that ends one."""
+        """The lines that tokens spell, and an `<eos>` for each token that ends a line."""
         for ends, line in itertools.groupby(ids, lambda i: self.words[i] == EOS):
             if ends:
                 yield from (EOS for _ in line)
@@ -101,12 +108,14 @@ class Tokenizer(TokenIds):
                 yield self._program.decode(self.ids[list(line)].tolist(), skip_special_tokens=False)
 
     def border(self, text: str) -> int:
-        """The first character of the last line, whose tokens may change with what follows."""
+        """Index of the first character of the last line, whose tokens may change when text is
+        appended.
+        """
         return text.rfind("\n") + 1
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
-        """As that of `TokenIds`, with the tokenizer's unknown token as `<unk>`."""
+        """The index of `TokenIds`, with the tokenizer's unknown token as `<unk>`."""
         index, model = super().index, json.loads(self._program.to_str())["model"]
         unknown = model.get("unk_id")
         if unknown is None:
@@ -116,7 +125,7 @@ class Tokenizer(TokenIds):
 
     @functools.cached_property
     def utf8(self) -> tuple[bytes, ...]:
-        """The bytes of each token; none of special ones and of ids that the tokenizer lacks."""
+        """The bytes of each token; empty for special tokens and ids that the tokenizer lacks."""
         settings = json.loads(self._program.to_str())  # older files lack some keys
         of_bytes = "ByteLevel" in json.dumps(settings["decoder"])
         added = self._program.get_added_tokens_decoder()
@@ -128,7 +137,8 @@ class Tokenizer(TokenIds):
             if i in added:
                 return token.encode()
             if of_bytes:
-                return bytes(map(CHARACTERS.__getitem__, token))
+                is_spelt = CHARACTERS.keys() >= {*token}
+                return bytes(map(CHARACTERS.get, token)) if is_spelt else token.encode()
             byte = BYTE.fullmatch(token)
             return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
 
@@ -136,7 +146,7 @@ class Tokenizer(TokenIds):
 
     @functools.cached_property
     def special(self) -> dict[int, str]:
-        """The entry of each special token but `<eos>`, and its letters, which `utf8` lacks."""
+        """The letters of special tokens but `<eos>`, which `utf8` lacks, by entry."""
         added = self._program.get_added_tokens_decoder().items()
         special = {int(self.entry_of_id[i]): token.content for i, token in added if token.special}
         return {i: text for i, text in special.items() if self.words[i] != EOS}
@@ -147,7 +157,7 @@ class Tokenizer(TokenIds):
 
 
 def read_model(path: str | os.PathLike) -> bytes:
-    """The content of a tokenizer.json. Raises InputError: it cannot be read."""
+    """Reads a tokenizer.json. Raises InputError if it cannot be read."""
     try:
         return path_of(path).read_bytes()
     except OSError as error:
@@ -155,13 +165,23 @@ def read_model(path: str | os.PathLike) -> bytes:
 
 
 def size_of(model: bytes) -> int:
-    """The ids of a tokenizer.json."""
+    """The number of ids of a tokenizer.json."""
     return 1 + max(_loaded(model).get_vocab().values())
+
+
+def _keeps_spaces(program):
+    """False for a tokenizer that splits text at its spaces, or marks where words end or go on
+    instead.
+    """
+    model, splitter = program.model, program.pre_tokenizer
+    if any(getattr(model, f, None) for f in ("continuing_subword_prefix", "end_of_word_suffix")):
+        return False
+    return not splitter or len("".join(part for part, _ in splitter.pre_tokenize_str("a b"))) > 2
 
 
 @functools.lru_cache(maxsize=2)
 def _loaded(model):
-    """The tokenizer of a file's content, which leaves out no token of a line and adds none."""
+    """The tokenizer in a tokenizer.json, without truncation and padding."""
     with of_extra("tokenizer"):
         import tokenizers
     try:

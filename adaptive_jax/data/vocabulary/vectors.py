@@ -1,5 +1,5 @@
-"""Vectors of words from text files as GloVe's: a word and its numbers a line, separated by
-spaces.
+"""Vectors of words from text files such as GloVe's: each line has a word and its numbers, separated
+by spaces.
 """
 
 import contextlib
@@ -14,16 +14,16 @@ from adaptive_jax.files import unpacked
 
 
 def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Vectors of the words that a file has, or that it has in lower case.
+    """Reads the vectors of words, which are looked up as they are, then in lower case.
 
     path: text, plain or packed as .gz, .xz or .bz2, or the only file of a .zip.
 
     Returns:
-        ids int64 `[n]` of the words found, ascending; their vectors float32 `[n, width]`; how many
-        were found in lower case only.
+        ids int64 `[n]` of the words with vectors, ascending; their vectors, float32 `[n, width]`;
+        the number of words that the file has in lower case only.
 
     Raises:
-        InputError: no such file, a line that does not fit, or no word found.
+        InputError: no such file, a line that is not a word and its numbers, or none of the words.
     """
     entries: dict[str, list[tuple[int, bool]]] = {}
     for i, word in enumerate(words):
@@ -38,22 +38,22 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
                 continue
             if number == 1 and len(values) == 1:  # the header of word2vec: words and width
                 continue
-            if not values and not width:
-                raise InputError(
-                    f"{path}, line {number}: {line.strip()[:40]!r} must be a word and its numbers,"
-                    " separated by spaces"
-                )
             width = width or len(values)
             if len(values) > width:  # GloVe 840B has words with spaces in them
                 continue
-            if word in entries or len(values) < width:
-                vector = _vector(values, width, f"{path}, line {number}")
+            if word in entries or len(values) < width or not width:
+                vector = _vector(values, width)
+                if vector is None:
+                    raise InputError(
+                        f"{path}, line {number}: {line.strip()[:40]!r} must be a word and"
+                        f" {width or 'its'} numbers, separated by spaces"
+                    )
                 for i, same_case in entries.get(word, ()):
                     if same_case or i not in vectors_by_id:
                         vectors_by_id[i] = same_case, vector
     if not vectors_by_id:
         raise InputError(
-            f"{path} has none of the {len(words):,} words: use a text file of vectors, a word a"
+            f"{path} has none of the {len(words):,} words: use a text file of vectors, one word a"
             " line"
         )
     ids = np.sort(np.fromiter(vectors_by_id, np.int64))
@@ -64,18 +64,14 @@ def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarr
     )
 
 
-def _vector(values, width, place):
+def _vector(values, width):
+    """The finite numbers that a line has after its word; None if they are not `width`."""
     try:
-        with np.errstate(over="ignore"):  # what is infinite is refused below
+        with np.errstate(over="ignore"):
             vector = np.array(values, np.float32)
     except ValueError:
-        vector = np.zeros(0, np.float32)
-    if len(vector) != width or not np.isfinite(vector).all():
-        raise InputError(
-            f"{place}: {' '.join(values)[:40]!r} must be {width} numbers: restore the file, or use"
-            " another"
-        )
-    return vector
+        return None
+    return vector if len(vector) == width > 0 and np.isfinite(vector).all() else None
 
 
 def _lines(path) -> Iterator[str]:

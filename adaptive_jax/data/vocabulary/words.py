@@ -1,10 +1,11 @@
-"""Words and their counts, in the order that cutoffs rest on: by frequency, or by clusters."""
+"""Words and their counts, in the order that cutoffs divide: by frequency, or by clusters."""
 
 import bisect
 import dataclasses
 import functools
 import hashlib
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -19,22 +20,22 @@ CHUNK_TOKENS = 1 << 20
 
 
 class _Index(dict[str, int]):
-    """Word to id. A missing word becomes <unk>, or an error if there is no <unk>."""
+    """Ids by word. A missing word becomes `<unk>`, or an error if there is no `<unk>`."""
 
     def __missing__(self, word: str) -> int:
         if UNKNOWN not in self:
             raise InputError(
-                f"the word {word!r} is not in the vocabulary of {len(self):,} words, which has no"
-                f" {UNKNOWN}: train with a data.threshold above the count of the rarest word, or a"
-                " data.limit below the number of words; or evaluate with --vocabulary=union"
+                f"{word[:60]!r} is not one of the {len(self):,} words of the vocabulary, which has"
+                f" no {UNKNOWN}: leave it out, evaluate with --vocabulary=union, or train with a"
+                " data.threshold above the count of the rarest word"
             )
         return self[UNKNOWN]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Words in the order of their ids. `build` puts the most frequent first, and words with equal
-    counts in code point order; `adaptive_jax.data.vocabulary.clusters` has other orders.
+    """Words in the order of their ids. `build` sorts them by falling count, and words with equal
+    counts by code point; `adaptive_jax.data.vocabulary.clusters` has other orders.
 
     >>> counts = {"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3}
     >>> vocabulary = Vocabulary.build(counts, threshold=2)
@@ -44,24 +45,24 @@ class Vocabulary:
     [0, 3, 2, 0, 2, 1]
 
     words: all V words, including `<eos>`, and `<unk>` if there is one.
-    counts: int64 `[V]`, how often each occurs; `<unk>` includes the words folded into it.
+    counts: int64 `[V]`, the occurrences of each; `<unk>` includes the words folded into it.
     """
 
     words: tuple[str, ...]
     counts: np.ndarray
-    unit = "word"  # what losses and perplexities are per
+    unit = "word"  # the unit of losses and perplexities
     spells = False  # whether entries are parts of words, which spell any text
-    mark = b""  # ends the spelling of a word that may be several entries
-    file, model = "", b""  # of a program that finds the entries: its name and content
+    mark = b""  # ends the spelling of a word that may consist of several entries
+    file, model = "", b""  # name and content of the file of the program that finds the entries
 
     @classmethod
     def build(cls, counts: Mapping[str, int], threshold: int = 1, limit: int = 0) -> "Vocabulary":
-        """Keeps words seen at least `threshold` times, `limit` words at most, and folds the others
+        """Keeps words seen at least `threshold` times, `limit` words at most, and folds the rest
         into `<unk>`.
 
         counts: occurrences of each word; for `<eos>` the number of lines.
-        limit: the size of the whole vocabulary, including `<eos>` and `<unk>`, which are never
-            folded; 0 for no limit.
+        limit: maximal size of the vocabulary, including `<eos>` and `<unk>`, which are never
+            folded; 0: no limit.
         """
         words, numbers = zip(*most_frequent_first(counts), strict=True)
         return Vocabulary(words, np.array(numbers, np.int64)).cut(threshold, limit)
@@ -81,8 +82,8 @@ class Vocabulary:
         return Vocabulary.build(counts)
 
     def only(self, words: Iterable[str]) -> "Vocabulary":
-        """Restricts the vocabulary to these words, `<eos>` and `<unk>`; all others are counted as
-        `<unk>`. Words that it lacks have count 0.
+        """Returns the vocabulary of these words, `<eos>` and `<unk>`, as which all other words are
+        counted. New words have count 0.
         """
         counts = dict.fromkeys([*words, EOS, UNKNOWN], 0)
         for word, count in zip(self.words, self.counts.tolist(), strict=True):
@@ -90,10 +91,9 @@ class Vocabulary:
         return Vocabulary.build(counts, threshold=0)
 
     def with_words(self, words: Iterable[str], counts: Mapping[str, int] = {}) -> "Vocabulary":
-        """Returns this vocabulary with those of `words` that it lacks behind its own, in their
-        order.
+        """Returns this vocabulary with the new ones of `words` appended.
 
-        counts: occurrences of words, which `<unk>` includes for those that are new; 0 of others.
+        counts: occurrences of new words, which are subtracted from those of `<unk>`; 0 if missing.
         """
         new = {word: counts.get(word, 0) for word in words if word not in self.index}
         numbers = np.append(self.counts, np.fromiter(new.values(), np.int64))
@@ -103,8 +103,12 @@ class Vocabulary:
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike, counts: Mapping[str, int]) -> "Vocabulary":
-        """Reads what `write` wrote, of whose lines `read_counts` has made `counts`. Raises
-        InputError for anything else.
+        """Makes the vocabulary of a file that `write` wrote.
+
+        counts: its lines, as `read_counts` reads them.
+
+        Raises:
+            InputError: there is no `<eos>`.
         """
         if EOS not in counts:
             raise InputError(
@@ -113,16 +117,18 @@ class Vocabulary:
         return cls(tuple(counts), np.fromiter(counts.values(), np.int64))
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes a `word count` line for each word, UTF-8, in the order of ids, in one step; the
-        model before it, as `file` beside it, so that it exists wherever the words do.
+        """Writes a line `WORD COUNT` for each word, UTF-8, in the order of ids, in one step. The
+        model is written first, as `file` beside it, so that it exists if the words do.
         """
         if self.file:
             write_bytes(path_of(path).with_name(self.file), self.model)
         write_bytes(path_of(path), self._text.encode("utf-8"))
 
     def encode(self, line: str) -> list[int]:
-        """Returns the ids of the words of a line and `<eos>`. InputError: an unknown word, if
-        there is no `<unk>`.
+        """Returns the ids of the words of a line and `<eos>`.
+
+        Raises:
+            InputError: an unknown word, if there is no `<unk>`.
         """
         return self.encode_lines([line]).tolist()
 
@@ -131,7 +137,7 @@ class Vocabulary:
         return line.split()
 
     def whole_words(self, ids: Iterable[int]) -> Iterator[str]:
-        """The words of tokens, as text; the last may lack its end."""
+        """The words that tokens spell; the last may be incomplete."""
         return map(self.words.__getitem__, ids)
 
     def border(self, text: str) -> int:
@@ -142,49 +148,43 @@ class Vocabulary:
 
     @property
     def names(self) -> Sequence[str | int]:
-        """Names of the entries, by which two vocabularies of one kind compare: `[V]`."""
+        """Names of the entries `[V]`, by which vocabularies of the same kind are compared."""
         return self.words
 
     def encode_lines(self, lines: Iterable[str]) -> np.ndarray:
-        """Returns the ids of many lines, each followed by `<eos>`: int32 `[tokens]`. Raises
-        InputError as `encode`.
+        """Returns the ids of lines, each followed by `<eos>`: int32 `[tokens]`. Raises InputError
+        as `encode`.
         """
         return self.encode_words([word for line in lines for word in (*self.split(line), EOS)])[0]
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of words, int32 `[tokens]`, and how many each word has, int32
-        `[words]`: here always one.
+        """Returns the tokens of words, int32 `[tokens]`, and the number of each word's tokens,
+        int32 `[words]`: here always 1.
         """
         tokens = np.fromiter(map(self.index.__getitem__, words), np.int32, len(words))
         return tokens, np.ones(len(words), np.int32)
 
     def unigram_nll(self, ids: np.ndarray) -> float:
-        """Returns the mean nats per word of ids `[tokens]` if every token has the probability
-        in `unigram_probs`.
-        """
+        """Returns the mean nats per word of ids `[tokens]` under `unigram_probs`."""
         times = np.bincount(ids, minlength=len(self.words))
         seen = times > 0
-        with np.errstate(divide="ignore"):  # a word with count 0 rightly costs infinitely much
+        with np.errstate(divide="ignore"):  # a word with count 0 costs infinitely much
             nll = -np.log(self.unigram_probs[seen])
         return float(times[seen] @ nll / times[self.ends_word].sum())
 
     @property
     def unigram_probs(self) -> np.ndarray:
-        """float64 `[V]`: the probability of each token by its count alone."""
+        """float64 `[V]`: the relative frequency of each token."""
         return self.counts / self.counts.sum()
 
     def count_words(self, ids: np.ndarray) -> int:
-        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`. Reads all
-        of them where some tokens end no word.
-        """
+        """Counts the words of the text that end in ids `[tokens]`, including `<eos>`."""
         if self.ends_word.all():
             return len(ids)
         return sum(int(self.ends_word[piece].sum()) for piece in pieces(ids))
 
     def unk_rate(self, ids: np.ndarray) -> float:
-        """Returns the share of the words in ids `[tokens]` that are `<unk>`, which ends a word in
-        every vocabulary. Reads all of them.
-        """
+        """Returns the share of `<unk>` among the words in ids `[tokens]`."""
         if UNKNOWN not in self.index or not len(ids):
             return 0.0
         unk = self.index[UNKNOWN]
@@ -201,8 +201,8 @@ class Vocabulary:
 
     @functools.cached_property
     def ranks(self) -> np.ndarray:
-        """int64 `[V]`: how many words come before each in order of frequency: its id, if words are
-        in such an order; otherwise words with equal counts are in code point order, as in `build`.
+        """int64 `[V]`: the rank of each word by frequency, from 0: its id, if words are in such an
+        order; otherwise words with equal counts are in code point order, as in `build`.
         """
         ranks = np.arange(len(self))
         if (np.diff(self.counts) > 0).any():
@@ -213,7 +213,7 @@ class Vocabulary:
 
     @functools.cached_property
     def has_counts(self) -> bool:
-        """True if counts are of a text: False of a list of words, each of which has the count 1."""
+        """False for a list of words that all have the same count, which no text has."""
         return len(np.unique(self.counts[self.counts > 0])) > 1
 
     @property
@@ -222,14 +222,12 @@ class Vocabulary:
         return dict(zip(self.words, self.counts.tolist(), strict=True))
 
     def same_words(self, other: "Vocabulary") -> bool:
-        """True if both have the same words with the same counts, in any order, and one model."""
+        """True if both have the same words and counts, in any order, and the same model."""
         return self.counts_by_word == other.counts_by_word and self.model == other.model
 
     @functools.cached_property
     def ends_word(self) -> np.ndarray:
-        """bool `[V]`: whether a token ends a word of the text. Here all do; some sub-word units
-        do not.
-        """
+        """bool `[V]`: whether a token ends a word of the text. Some sub-word units do not."""
         return np.ones(len(self), bool)
 
     @functools.cached_property
@@ -244,8 +242,8 @@ class Vocabulary:
         return sorted((text, i) for i, (word, text) in units if word not in (EOS, UNKNOWN))
 
     def beginning(self, text: bytes) -> tuple[list[int], list[int]]:
-        """Ids of the units that begin with `text`, UTF-8, and of the shorter ones that it begins
-        with.
+        """Ids of the units that begin with `text`, UTF-8, and of shorter ones that are prefixes of
+        it.
         """
         order = self._by_spelling
 
@@ -259,7 +257,9 @@ class Vocabulary:
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
-        """Id of each word. Any other word gives that of `<unk>`, or InputError if there is none."""
+        """Id of each word. Any other word gives that of `<unk>`, or InputError if there is no
+        `<unk>`.
+        """
         return _Index(zip(self.words, range(len(self.words)), strict=True))
 
     @functools.cached_property
@@ -274,10 +274,10 @@ class Vocabulary:
 
 
 def read_counts(path: str | os.PathLike) -> dict[str, int]:
-    """The names and counts of a file with a line `NAME COUNT` for each entry, in its order.
+    """Reads a file with a line `NAME COUNT` for each entry, in the order of the file.
 
     Raises:
-        InputError: anything else, with the number of the line.
+        InputError: any other file, with the number of the line.
     """
     counts: dict[str, int] = {}
     for number, line in enumerate(_lines(path), start=1):
@@ -294,9 +294,9 @@ def read_counts(path: str | os.PathLike) -> dict[str, int]:
 
 
 def read_words(path: str | os.PathLike) -> list[str]:
-    """The words of a file, one a line. Raises InputError: anything else, with the line's number."""
-    if not path_of(path).is_file():
-        raise InputError(f"data.words={path} must be a file with a word a line: there is none")
+    """Reads a file of words, one a line. Raises InputError for any other file, with the number of
+    the line.
+    """
     words = []
     for number, line in enumerate(_lines(path), start=1):
         line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
@@ -312,7 +312,7 @@ def _lines(path):
         return path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise InputError(
-            f"cannot read the vocabulary {path}: {error.strerror}; use the path of one"
+            f"cannot read the vocabulary {path}: {error.strerror}; use a file of words, one a line"
         ) from error
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1
@@ -322,7 +322,7 @@ def _lines(path):
 
 
 def pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields ids `[tokens]` a piece at a time, because a split may be larger than memory."""
+    """Yields pieces of ids `[tokens]`, because a split may be larger than memory."""
     for begin in range(0, len(ids), CHUNK_TOKENS):
         yield ids[begin : begin + CHUNK_TOKENS]
 
@@ -331,3 +331,14 @@ def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Returns the items sorted by count, and in code point order where counts are equal."""
     words = sorted(sorted(counts), key=counts.__getitem__, reverse=True)
     return [(word, counts[word]) for word in words]
+
+
+@functools.cache
+def combining_marks() -> str:
+    """Characters, for a class of a regular expression, that belong to the letter before them and
+    that `\\w` does not match: accents, vowel signs, vowel points and joiners, up to U+FFFF, since
+    a class with characters beyond is several times as slow.
+    """
+    characters = map(chr, range(0x300, 0x10000))
+    marks = (character for character in characters if unicodedata.category(character)[0] == "M")
+    return "".join(marks) + "\u200c\u200d"
