@@ -3,9 +3,8 @@
     python examples/minimal.py                        # the Bible of the package pythonbible
     python examples/minimal.py train.txt valid.txt    # your text, a sentence a line
 
-It counts words, trains a small transformer, and prints its perplexity for text that it has not
-seen. Copy it and change what you like: it needs jax, flax, optax, adaptive_jax and, for
-the Bible, pythonbible.
+It counts words, trains a small transformer, and prints its perplexity on unseen text. Copy it and
+change what you like: it needs jax, flax, optax, adaptive_jax and, for the Bible, pythonbible.
 """
 
 import argparse
@@ -37,8 +36,8 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Frequent words have vectors of WIDTH; those from each cutoff on, of a quarter of the one
-    before. Input and softmax share them.
+    """Vectors of frequent words have WIDTH; after each cutoff they are a quarter as wide. The input
+    and the softmax share them.
     """
 
     vocabulary_size: int
@@ -52,7 +51,7 @@ class LanguageModel(nn.Module):
         self.softmax = AdaptiveSoftmax(TiedTable(self.embed), tail_dropout=0.1)
 
     def __call__(self, tokens, targets, train=False):
-        """Mean nats a word of `targets [rows, time]`, each given the `tokens` up to its place."""
+        """Mean nats a word of `targets [rows, time]`, each after the `tokens` up to its place."""
         x = self.embed(tokens) + self.positions(jnp.arange(TIME)[None])
         for block in self.blocks:
             x = block(x)
@@ -73,13 +72,13 @@ def read_bible() -> tuple[list[str], list[str]]:
 
 
 def encode(lines: list[str], ids: dict[str, int]) -> np.ndarray:
-    """Every word and the end of every line as an id; words without one are <unk>."""
+    """Ids of all words and ends of lines; a word without an id becomes <unk>."""
     words = (word for line in lines for word in [*line.split(), "<eos>"])
     return np.array([ids.get(word, ids["<unk>"]) for word in words], np.int32)
 
 
 def windows(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All windows `[n, TIME]`, and the word after each word of them; the end is left out."""
+    """All full windows `[n, TIME]`, and the word after each of their words."""
     n = (len(ids) - 1) // TIME
     return ids[: n * TIME].reshape(n, TIME), ids[1 : n * TIME + 1].reshape(n, TIME)
 
@@ -99,7 +98,7 @@ def main():
     else:
         train_text, valid_text = read_bible()
 
-    # The most frequent word is 0: bands of words rest on that order.
+    # The most frequent word is 0: bands need words in order of frequency.
     counts = collections.Counter(word for line in train_text for word in line.split())
     counts.update({"<eos>": len(train_text), "<unk>": 1})
     ids = {word: i for i, (word, _) in enumerate(counts.most_common())}
@@ -127,7 +126,7 @@ def main():
         return optax.apply_updates(params, changes), state, value
 
     def perplexity():
-        """Of the validation text, in batches of ROWS windows."""
+        """Perplexity on the validation text, in batches of ROWS windows."""
         batches = [slice(i, i + ROWS) for i in range(0, len(valid_tokens) - ROWS + 1, ROWS)]
         nats = [float(evaluate(params, valid_tokens[b], valid_targets[b])) for b in batches]
         return math.exp(np.mean(nats))

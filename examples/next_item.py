@@ -7,9 +7,9 @@ table.
 Sessions are made up: items fall into groups, a group is followed by one of three, and within a
 group some items are popular and most are rare (Zipf's law). A GRU reads a session, and a sampled
 softmax learns the item that comes next. Input and output share one table, of which an update
-changes those rows alone that are items of the sessions or candidates of the sample. At the end it
-prints the exact nats an item, and how often the next item is among the ten most probable, beside
-those of counting which items are popular.
+changes only the rows of items in the sessions and candidates in the sample. At the end it prints
+the exact nats an item, and how often the next item is among the ten most probable, for the model
+and for a count of popular items.
 """
 
 import argparse
@@ -33,8 +33,8 @@ SAMPLES = 1_024  # candidates of an update, shared by all its items
 
 
 class Source:
-    """Sessions of a random chain of groups; an item's number is `rank * GROUPS + group`, so that
-    rising numbers are falling popularity, as the sample's distribution expects.
+    """Sessions of a random chain of groups; an item's id is `rank * GROUPS + group`, so popularity
+    falls with the id, as the distribution of the sample expects.
     """
 
     def __init__(self, items: int):
@@ -55,7 +55,7 @@ class Source:
         return (ranks * GROUPS + np.stack(groups, axis=1)).astype(np.int32)
 
     def best(self) -> tuple[float, float]:
-        """Nats and recall of who knows the chain, but for groups that follow twice."""
+        """Nats and recall of a model that knows the chain, except groups that follow twice."""
         nats = math.log(3) - np.sum(self.shares * np.log(self.shares))
         return nats, np.sort(np.repeat(self.shares, 3) / 3)[-10:].sum()
 
@@ -87,20 +87,20 @@ def main():
         return table, of_table.init(table), params, of_model.init(params)
 
     def loss_of(looked_up, params, targets, candidates):
-        """Nats of all targets; rows were looked up for the sessions, targets and candidates."""
+        """Nats of all targets, from the rows of the sessions, targets and candidates."""
         parts = jax.tree.map(lambda a: jnp.split(a, (targets.size, 2 * targets.size)), looked_up)
         inputs, of_targets, of_candidates = parts["vectors"]
         _, target_bias, bias = parts["bias"]
         hidden = model.apply(params, inputs.reshape(*targets.shape, WIDTH)).reshape(-1, WIDTH)
         scores = jnp.sum(hidden * of_targets, axis=1) + target_bias
-        # The sampled softmax: each candidate is divided by how often it is expected.
+        # Sampled softmax: divide each candidate by its expected number of occurrences.
         expected = math.log(SAMPLES) + log_uniform_chance(candidates, items)
         logits = hidden @ of_candidates.T + (bias - expected)[None]
         hit = targets.reshape(-1, 1) == candidates[None]
         normaliser = jax.nn.logsumexp(jnp.where(hit, -1e30, logits), axis=1)
         return jnp.sum(jax.nn.softplus(normaliser - scores))
 
-    # Donated, so that the table is changed where it lies.
+    # Donated arguments let the update change the table in place.
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2, 3))
     def update(table, table_state, params, state, sessions, key):
         inputs, targets = sessions[:, :-1], sessions[:, 1:]
@@ -117,7 +117,7 @@ def main():
 
     @jax.jit
     def score(table, params, sessions):
-        """Nats an item among all items, and the share of items among the ten most probable."""
+        """Nats an item in the softmax over all items, and recall among the ten most probable."""
         hidden, targets = model.apply(params, table["vectors"][sessions[:, :-1]]), sessions[:, 1:]
         bias, reports = table["bias"], ("top_k",)
         nats, report = linear_cross_entropy(
@@ -126,7 +126,7 @@ def main():
         return nats, (report.top_k.words == targets[..., None]).any(axis=-1).mean()
 
     state, begin = start(), time.perf_counter()
-    counts = np.ones(items)  # one more than seen, so that no item is impossible
+    counts = np.ones(items)  # one more than seen, so that no item has probability 0
     for step in range(1, arguments.updates + 1):
         sessions = source.sessions(ROWS, seed=step)
         np.add.at(counts, sessions[:, 1:], 1)

@@ -1,12 +1,12 @@
-"""Random search for the learning rate and the tokens of an update, under a limit of time.
+"""Random search for the learning rate and the tokens of an update, within a time limit.
 
     pip install optuna
     python examples/tune.py --workdir=runs/tune --hours=1 --trial_hours=0.1 -- \
         --config=configs/quickstart.py
 
-Every trial is a run of train.py of `trial_hours`, with what stands after `--` and two settings that
-are drawn; the best one has the lowest validation loss, in nats. The same command resumes the
-search. Apostoae 2019, section 4, tunes the same two settings so.
+Every trial runs train.py for `trial_hours`, with the arguments after `--` and random values of the
+two settings; the best trial has the lowest validation loss, in nats. The same command resumes the
+search. Apostoae 2019, section 4, tunes these two settings in the same way.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main():
         ).returncode:
             if trial.number >= 2 and not finished(trial.study):
                 raise SystemExit(f"all {trial.number + 1} trials failed, the last one as above")
-            raise optuna.TrialPruned  # it diverged, or did not fit
+            raise optuna.TrialPruned  # it diverged, or ran out of memory
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return min(x["validation/nll"] for x in lines if x.get("validation/nll") is not None)
 
