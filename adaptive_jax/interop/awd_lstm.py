@@ -59,16 +59,14 @@ def detect(content: object) -> Checkpoint | None:
     model, *parts = content if isinstance(content, list | tuple) and content else [content]
     options, state = {}, model
     if hasattr(model, "_modules"):
-        options, state = vars(model), _state_of(model)
+        options, state = dict(vars(model)), _state_of(model)
         layers = getattr(model._modules.get("rnns"), "_modules", {})
-        drops = [layer.dropout for layer in layers.values() if hasattr(layer, "dropout")]
-        if drops:
-            options = options | {"wdrop": drops[0]}
+        if rates := [layer.dropout for layer in layers.values() if hasattr(layer, "dropout")]:
+            options["wdrop"] = rates[0]
         # The probabilities also depend on the parameters of a loss that splits words into classes.
-        for loss in parts[:1]:
-            if hasattr(loss, "_modules"):
-                options |= {"splits": getattr(loss, "splits", ())}
-                state |= _state_of(loss)
+        if parts and hasattr(parts[0], "_modules"):
+            options["splits"] = getattr(parts[0], "splits", ())
+            state |= _state_of(parts[0])
     if not isinstance(state, Mapping) or "encoder.weight" not in state:
         return None
     if not any(name.startswith("rnns.") for name in state):

@@ -67,9 +67,7 @@ def _write(run: Run, output: Path, params: Mapping, shape: Shape | None) -> None
         write_json(output / "config.json", run.saved_config)
         write_tensors(output / EXPORTED, traverse_util.flatten_dict(params, sep="."), metadata)
         return
-    scorer = make_scorer(run, params, shape)
-    write_bytes(output / "scorer.stablehlo", scorer.program)
-    write_json(
-        output / "scorer.json", scorer.about | {"step": run.step, "config": run.saved_config}
-    )
-    write_tensors(output / "scorer.safetensors", scorer.arrays, metadata)
+    program, arrays, about = make_scorer(run, params, shape)
+    write_bytes(output / "scorer.stablehlo", program)
+    write_json(output / "scorer.json", about | {"step": run.step, "config": run.saved_config})
+    write_tensors(output / "scorer.safetensors", arrays, metadata)

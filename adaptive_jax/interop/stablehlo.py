@@ -31,23 +31,9 @@ class Shape(NamedTuple):
     window: int | None = None
 
 
-class Scorer(NamedTuple):
-    """A program and its arguments.
-
-    Attributes:
-        program: bytes for `jax.export.deserialize`.
-        arrays: the arrays that the program reads, by name such as "params.input.table_0":
-            parameters, vectors composed from them, and the lexicon. Arrays of bfloat16 are stored
-            as float32, because NumPy has no bfloat16.
-        about: its `rows` and `window`, and the `shape` and `dtype` of each array of its `carry`.
-    """
-
-    program: bytes
-    arrays: dict[str, np.ndarray]
-    about: dict
-
-
-def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
+def make_scorer(
+    run: Run, params: Mapping, shape: Shape
+) -> tuple[bytes, dict[str, np.ndarray], dict]:
     """Exports `program(arrays, carry, inputs, targets) -> (nll, carry)`.
 
     `inputs` and `targets` are token ids, int32 `[rows, window]`. `nll`, float32 `[rows, window]`,
@@ -58,6 +44,12 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
 
     Args:
         params: of `run`, unsharded arrays on this host.
+
+    Returns:
+        The program, as bytes for `jax.export.deserialize`; the arrays that it reads, by name such
+        as "params.input.table_0": parameters, vectors composed from them, and the lexicon, with
+        bfloat16 as float32, because NumPy has no bfloat16; and its description: `rows`, `window`,
+        and the `shape` and `dtype` of each array of the `carry`.
 
     Raises:
         InputError: a shape without rows or tokens.
@@ -112,7 +104,7 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
         "window": window,
         "carry": [{"shape": a.shape, "dtype": a.dtype.name} for a in carry],
     }
-    return Scorer(bytes(export(arguments).serialize()), arguments, about)
+    return bytes(export(arguments).serialize()), arguments, about
 
 
 def _tables(model, params, lexicon):
