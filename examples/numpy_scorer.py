@@ -19,24 +19,24 @@ LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
 MARKS = rf"(?<!\S)<(?:unk|eos)>(?!\S)|{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
 
 
-def words_of(line, data):  # the words of a line, as training with the settings `data` reads them
+def words_of(line, data):
+    """The words of a line, as training with the settings `data` separates them."""
     line = line.removeprefix("\ufeff")  # a byte order mark
     if data["tokeniser"] == "none":
         return line.split()
     return [word.lower() for word in re.findall(MARKS, line)]
 
 
-def load(folder):  # the parameters by name, the config, and the id of each word
-    p, config = (
-        load_file(folder / "model.safetensors"),
-        json.loads((folder / "config.json").read_text()),
-    )
+def load(folder):
+    """The parameters by name, the config, and the id of each word."""
+    p = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
     body, input, table = config["body"], config["input"], config["output"]["table"]
     data, bands = config["data"], range(len(input.get("cutoffs", ())) + 1)
     marks = data["tokeniser"] == "marks"
-    names = [f"{kind}_{i}" for kind in ("table", "projection") for i in bands]
-    names = {f"{group}.{name}" for group in ("input", "output.table") for name in names}
-    names = (names | {"output.clusters"}) - {"output.table.projection_0"}
+    arrays = [f"{kind}_{i}" for kind in ("table", "projection") for i in bands]
+    parameters = {f"{group}.{name}" for group in ("input", "output.table") for name in arrays}
+    parameters = (parameters | {"output.clusters"}) - {"output.table.projection_0"}
     differences = {
         "body.name": body["name"] != "transformer",
         "input.name": input["name"] != "adaptive",
@@ -51,13 +51,12 @@ def load(folder):  # the parameters by name, the config, and the id of each word
         "data.corpus": data["corpus"] == "ids",
         "data.lower": data["lower"] != marks,
         "one band of words": not {"output.clusters", "input.table_0"} <= set(p),
-        "parameters": not all(name.startswith("body.") or name in names for name in p),
+        "parameters": not all(name.startswith("body.") or name in parameters for name in p),
     }
-    if any(differences.values()):
+    if names := [name for name, differs in differences.items() if differs]:
         sys.exit(
-            "this example reads models like the quickstart's, whose words are in several bands. It"
-            " does not read this one: it differs in "
-            + ", ".join(name for name in differences if differences[name])
+            "this example reads only models like the quickstart's, with several bands of words;"
+            f" this one differs in {', '.join(names)}"
         )
     vectors = [p[f"input.table_{i}"] @ p[f"input.projection_{i}"] for i in bands]
     p["vectors"] = np.concatenate(vectors)
@@ -65,7 +64,9 @@ def load(folder):  # the parameters by name, the config, and the id of each word
     return p, config, {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
 
 
-def log_probs(p, config, ids):  # token ids [time] -> [time, words], for the word after each
+def log_probs(p, config, ids):
+    """Log-probabilities of all words after each of the token ids [time]: [time, words]."""
+
     def log_softmax(x):
         return x - np.logaddexp.reduce(x, axis=-1, keepdims=True)
 
@@ -113,6 +114,6 @@ if __name__ == "__main__":
         words = [*words_of(line, config["data"]), "<eos>"]
         words = [ids.get(word, ids.get("<unk>")) for word in words]
         if None in words:
-            sys.exit(f"the model has no <unk>, and a word of this line is not its own: {line}")
+            sys.exit(f"a word of this line is not in the vocabulary, which has no <unk>: {line}")
         scores = log_probs(p, config, [ids["<eos>"], *words[:-1]])[range(len(words)), words]
         print(f"{scores.sum():.4f}\t{line}", end="")

@@ -1,4 +1,4 @@
-"""Models of other libraries: read fairseq's and AWD-LSTM's, write safetensors and StableHLO."""
+"""Reads models of fairseq and AWD-LSTM, and writes safetensors and StableHLO."""
 
 from adaptive_jax.errors import of_extra
 

@@ -21,7 +21,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.interop.converter import Checkpoint, Converter, assign, completed, scalar_options
 from adaptive_jax.interop.words import awd_lstm_words
 
-MAX_WORDS = 75_000  # words of a model with one softmax, by the public main.py
+MAX_WORDS = 75_000  # with more words, the public main.py splits the softmax
 _LAYER = re.compile(
     r"rnns\.(\d+)\.(?:module\.)?(weight_ih_l0|weight_hh_l0|weight_hh_l0_raw|bias_ih_l0|bias_hh_l0)"
 )
@@ -31,7 +31,7 @@ _NAMES = {
     "bias_ih_l0": "bias",
     "bias_hh_l0": "recurrent_bias",
 }
-# Dropout rates that a model which was saved as a module has as attributes, by their names here.
+# Dropout rates, by attribute of a model that was saved as a module
 RATES = {
     "dropout": "body.dropout",
     "dropouti": "body.input_dropout",
@@ -39,7 +39,7 @@ RATES = {
     "dropoute": "input.word_dropout",
     "wdrop": "body.weight_drop",
 }
-# Parameters of the split softmax: a row and a bias for each class of words, "tombstones".
+# Parameters of the split softmax, "tombstones": a row and a bias for each class of words
 TOMBSTONES = {"tail_vectors": "output/clusters", "tail_bias": "output/cluster_bias"}
 _PATHS = {
     "encoder.weight": "input/table",
@@ -49,26 +49,24 @@ _PATHS = {
 
 
 def detect(content: object) -> Checkpoint | None:
-    """The state dict of a model, the model as a module, or a model.pt: a list of model, loss and
-    optimizer. Its options are the attributes of the model, and `splits` of the loss.
+    """The checkpoint in a state dict, a model saved as a module, or a model.pt, which is a list of
+    model, loss and optimizer; None for other content. Options are the attributes of the model, and
+    `splits` of the loss.
 
     Raises:
-        InputError: the loss of a model with many words is not there, or no module.
+        InputError: the model has many words, and no loss was saved as a module.
     """
     model, *parts = content if isinstance(content, list | tuple) and content else [content]
     options, state = {}, model
     if hasattr(model, "_modules"):
-        options, state = vars(model), _state_of(model)
+        options, state = dict(vars(model)), _state_of(model)
         layers = getattr(model._modules.get("rnns"), "_modules", {})
-        drops = [layer.dropout for layer in layers.values() if hasattr(layer, "dropout")]
-        if drops:
-            options = options | {"wdrop": drops[0]}
-        # A loss that splits the words into classes has parameters, on which the probabilities
-        # depend too.
-        for loss in parts[:1]:
-            if hasattr(loss, "_modules"):
-                options |= {"splits": getattr(loss, "splits", ())}
-                state |= _state_of(loss)
+        if rates := [layer.dropout for layer in layers.values() if hasattr(layer, "dropout")]:
+            options["wdrop"] = rates[0]
+        # The probabilities also depend on the parameters of a loss that splits words into classes.
+        if parts and hasattr(parts[0], "_modules"):
+            options["splits"] = getattr(parts[0], "splits", ())
+            state |= _state_of(parts[0])
     if not isinstance(state, Mapping) or "encoder.weight" not in state:
         return None
     if not any(name.startswith("rnns.") for name in state):
@@ -116,11 +114,11 @@ def settings_of(state: Mapping[str, np.ndarray]) -> dict[str, object]:
 
 
 def parameters_of(state: Mapping[str, np.ndarray]) -> dict:
-    """The tensors of a model as the parameters of the bodies `lstm` or `awd_lstm`, input `lookup`
+    """The tensors of a model as parameters of the bodies `lstm` or `awd_lstm`, the input `lookup`
     and a full softmax with bias.
 
-    state: tensors by name. A matrix that WeightDrop made in training is left out; the raw one
-        counts.
+    state: tensors by name. Of each recurrent matrix under WeightDrop, the raw one is used, and the
+        one with dropped weights is left out.
     """
     return traverse_util.unflatten_dict(_by_path(state), sep="/")
 
@@ -136,14 +134,14 @@ def converted_parameters(state: dict[str, np.ndarray], config: dict) -> dict:
         for i, rows in enumerate(np.split(table, cutoffs)):
             tensors[f"output/table/table_{i}"] = rows
     for i in range(len(cutoffs)):
-        # The AWD-LSTM's tails have no projections.
+        # Tails of AWD-LSTM have no projections.
         width = config["body"]["widths"][-1]
         tensors[f"output/table/projection_{i + 1}"] = np.eye(width, dtype=np.float32)
     return assign(tensors, None, config)
 
 
 def _by_path(state):
-    """The tensors by the paths of the parameters that they are; others keep their names."""
+    """The tensors by the paths of their parameters; unknown tensors keep their names."""
     dropped_names = {name.removesuffix("_raw") for name in state if name.endswith("_raw")}
     tensors = {}
     for name, tensor in state.items():
@@ -154,13 +152,13 @@ def _by_path(state):
         if match := _LAYER.fullmatch(name):
             tensors[f"body/{_NAMES[match[2].removesuffix('_raw')]}_{match[1]}"] = tensor.T
         else:
-            # Split k of a softmax has the k-th tombstone from the end.
+            # The last tombstone belongs to the first split.
             tensors[_PATHS.get(name, name)] = tensor[::-1] if name in TOMBSTONES else tensor
     return tensors
 
 
 def _state_of(module, prefix=""):
-    """State dict of a module that was saved whole."""
+    """The state dict of a saved module."""
     tensors = {**module._parameters, **getattr(module, "_buffers", {})}
     state = {f"{prefix}{name}": tensor for name, tensor in tensors.items() if tensor is not None}
     for name, inner in module._modules.items():

@@ -1,4 +1,4 @@
-"""Converts a checkpoint of other code into a workdir; `convert_command` is its command."""
+"""Converts a checkpoint of other code into a workdir; `convert_command` is the command."""
 
 import shlex
 from pathlib import Path
@@ -13,14 +13,14 @@ from adaptive_jax.interop.fairseq import TRANSFORMER_LM
 from adaptive_jax.interop.fconv import FCONV_LM
 from adaptive_jax.interop.save_run import new_workdir, write_run
 
-CONVERTERS = [AWD_LSTM, FCONV_LM, TRANSFORMER_LM]  # the first that knows a file converts it
+CONVERTERS = [AWD_LSTM, FCONV_LM, TRANSFORMER_LM]  # the first that detects a file converts it
 
 
 def read_checkpoint(path: Path) -> tuple[Converter, Checkpoint]:
     """Reads a checkpoint, and finds its converter by its content.
 
     Raises:
-        InputError: the file is damaged, or no converter knows it.
+        InputError: the file is damaged, or no converter detects it.
     """
     content = torch_files.read(path)
     for converter in CONVERTERS:
@@ -31,8 +31,8 @@ def read_checkpoint(path: Path) -> tuple[Converter, Checkpoint]:
 
 
 def convert(checkpoint: str, words: str, workdir: str) -> None:
-    """Writes a checkpoint of other code as a workdir: config.json, vocabulary.txt, the options that
-    the checkpoint states as trained.json, and one checkpoint with the parameters.
+    """Writes a workdir from a checkpoint of other code: config.json, vocabulary.txt, trained.json
+    with the options in the checkpoint, and one checkpoint with the parameters.
 
     Raises:
         InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.

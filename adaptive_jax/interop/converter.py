@@ -1,4 +1,4 @@
-"""Interface of the converters of checkpoints: each has one `Converter`, listed in `convert`.
+"""Interface of checkpoint converters, which `convert` lists.
 
 A weight of torch is `[outputs, inputs]`; a kernel here is `[inputs, outputs]`.
 """
@@ -22,7 +22,7 @@ class Checkpoint(NamedTuple):
     Attributes:
         options: settings of the model and its training by name: numbers, text, or lists of them.
         state: tensors of the model by name.
-        updates: number of updates done, 0 if the checkpoint does not say.
+        updates: number of updates, 0 if the checkpoint does not state it.
         nll: validation loss in nats a word, None if the checkpoint has none.
     """
 
@@ -36,12 +36,12 @@ class Converter(NamedTuple):
     """Functions that convert checkpoints of one kind. Each raises InputError for bad input.
 
     Attributes:
-        name: what the checkpoints are, as a user would say it.
-        detect: `detect(content)` gives the Checkpoint, None if the file holds something else.
-        words: `words(WORDS, state)` gives the vocabulary, and the tensors with their rows in its
+        name: description of the checkpoints, for messages.
+        detect: `detect(content)` returns the Checkpoint, None for other content.
+        words: `words(WORDS, state)` returns the vocabulary, and the tensors with their rows in its
             order.
-        config: `config(options, state, vocabulary_size)` gives the complete config.
-        parameters: `parameters(state, config)` gives the parameters, float32.
+        config: `config(options, state, vocabulary_size)` returns the complete config.
+        parameters: `parameters(state, config)` returns the parameters, float32.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Converter(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a tensor goes: the path of the parameter, the part of it, and whether the tensor
-    must be transposed.
+    """Destination of a tensor: the path of the parameter, the index of the part that it fills,
+    and True if the tensor must be transposed.
     """
 
     path: str
@@ -66,9 +66,9 @@ def assign(
 ) -> dict:
     """The parameters, float32, of `build(config, ...)`; each tensor is used exactly once.
 
-    targets: of every tensor that such a model may have; those of parameters that this one lacks are
-        ignored. Names with one target are tied: the checkpoint has one of them, or equal tensors.
-        None: the names of the tensors are the paths of the parameters.
+    targets: the target of every tensor that such a model can have; targets of parameters that this
+        one lacks are ignored. Names with the same target are tied: the checkpoint has one of them,
+        or equal tensors. None: tensors are named by the paths of the parameters.
 
     Raises:
         InputError: tensors are left over, missing, of another shape or tied and different, all in
@@ -127,8 +127,8 @@ def completed(settings: Mapping[str, object]) -> dict:
 
 
 def scalar_options(options: Mapping) -> dict:
-    """Options as numbers, text, or lists of them; anything else, which can refer to itself or have
-    no end, becomes the name of its type.
+    """Options that are numbers, text, or lists of them; any other value, which could contain
+    itself, is replaced by the name of its type.
     """
     scalar = str | int | float | None
 
@@ -143,14 +143,14 @@ def scalar_options(options: Mapping) -> dict:
 
 
 def parse_list(value: object) -> tuple:
-    """The list that an option spells out: "200,500" or "[(1, 64), (2, 128)]"."""
+    """Parses a list in an option, such as "200,500" or "[(1, 64), (2, 128)]"."""
     if isinstance(value, str):
         value = ast.literal_eval(value if value.startswith(("[", "(")) else f"[{value}]")
     return tuple(value)
 
 
 def unsupported(options: Mapping, names: list[str]) -> InputError:
-    """The error about options whose values no layer here computes."""
+    """An error that names options with values that no layer here supports."""
     values = ", ".join(f"{name}={reprlib.repr(options.get(name))}" for name in names)
     return InputError(
         f"cannot convert the checkpoint's {values}: no layer of this project computes that"

@@ -18,23 +18,22 @@ from adaptive_jax.runs.parameters import write_tensors
 from adaptive_jax.runs.run import Run
 from adaptive_jax.runs.settings import EXPORTED, write_json
 
-# What a run keeps of its words
+# Other files of a run about its words
 WORD_FILES = "lexicon.jsonl", "lexicon.sha256", "ngrams.npz", "ngrams.sha256"
 
 
 def export(
     workdir: Path, output: str | os.PathLike, checkpoint: str = "best", shape: Shape | None = None
 ) -> None:
-    """Writes the model of a run into a new directory and prints what it holds.
+    """Writes the model of a run into a new directory and prints its size.
 
     Args:
         output: a new directory.
         checkpoint: "best" by validation, "latest", or a step.
-        shape: of what a program of StableHLO scores at once; None: safetensors are written.
+        shape: batch shape of a program of StableHLO; None: write safetensors.
 
     Raises:
-        InputError: no run or checkpoint, a directory that is there already, or a package is
-            missing.
+        InputError: no run or checkpoint, an existing directory, or a missing package.
     """
     output = new_workdir(output, "output")
     run = Run.open(workdir, checkpoint)
@@ -58,7 +57,7 @@ def export(
 
 
 def _write(run: Run, output: Path, params: Mapping, shape: Shape | None) -> None:
-    """Writes the words, what is known of them, the config and the arrays."""
+    """Writes the words and the files about them, the config and the arrays."""
     write_with_checksums(run.vocabulary, output / "vocabulary.txt")
     metadata = {"step": str(run.step), "vocabulary": run.vocabulary.digest}
     if shape is None:
@@ -68,9 +67,7 @@ def _write(run: Run, output: Path, params: Mapping, shape: Shape | None) -> None
         write_json(output / "config.json", run.saved_config)
         write_tensors(output / EXPORTED, traverse_util.flatten_dict(params, sep="."), metadata)
         return
-    scorer = make_scorer(run, params, shape)
-    write_bytes(output / "scorer.stablehlo", scorer.program)
-    write_json(
-        output / "scorer.json", scorer.about | {"step": run.step, "config": run.saved_config}
-    )
-    write_tensors(output / "scorer.safetensors", scorer.arrays, metadata)
+    program, arrays, about = make_scorer(run, params, shape)
+    write_bytes(output / "scorer.stablehlo", program)
+    write_json(output / "scorer.json", about | {"step": run.step, "config": run.saved_config})
+    write_tensors(output / "scorer.safetensors", arrays, metadata)

@@ -9,8 +9,7 @@ safetensors: the parameters with the config and the words, for programs that com
 stablehlo: a program that scores tokens, for anything that runs StableHLO, such as
 jax.export.deserialize; its arrays; the words.
 
---output is a new directory. docs/interop.md describes the
-files.
+--output is a new directory. docs/interop.md describes the files.
 """
 
 from typing import Annotated, NamedTuple
@@ -48,7 +47,7 @@ def define_flags() -> None:
 
 
 def main():
-    """Exports what the flags say."""
+    """Runs the command."""
     # After the flags: --help and their errors should not wait for jax.
     from adaptive_jax.interop.export import export
     from adaptive_jax.interop.stablehlo import Shape

@@ -1,7 +1,7 @@
-"""Models of fairseq's `transformer_lm`, and what `fconv_lm` shares with it.
+"""Models of fairseq's `transformer_lm`, and functions that `fconv_lm` shares with it.
 
-Both sides number the bands alike, and both order the columns of the head alike: words first, then
-one column for each cluster.
+fairseq and this package number bands in the same order, and have the same columns in the head:
+words first, then one column for each cluster.
 """
 
 import math
@@ -27,8 +27,8 @@ from adaptive_jax.interop.words import fairseq_words
 
 INPUT, SOFTMAX = "decoder.embed_tokens", "decoder.adaptive_softmax"
 POSITIONS = "decoder.embed_positions.weight"  # of learned positions
-# Its row of the first token: fairseq counts from the id after that of <pad>, 1, and reads no row
-# before it
+# Row of the first token in it: fairseq counts from the id after <pad>, which is 1, and never reads
+# the rows before
 FIRST_POSITION = 2
 # Entries of a state that are not parameters: versions, markers of the device, and sinusoids, which
 # are computed here.
@@ -55,8 +55,7 @@ RUN = {
     "distributed_world_size": 1,
 }
 
-# fairseq's defaults, for options that a checkpoint lacks: fairseq added them one by one over the
-# years.
+# fairseq's defaults, for options that did not exist yet when a checkpoint was saved.
 DEFAULTS = {
     "dropout": 0.1,
     "attention_dropout": 0.0,
@@ -105,8 +104,8 @@ FIXED = {
 
 
 def read_content(content: object) -> Checkpoint | None:
-    """A checkpoint of fairseq, of any model. The groups of a `cfg` are merged into one dict, like
-    `args`; None for other content.
+    """A checkpoint of any model of fairseq, None for other content. The groups of a `cfg` are
+    merged into one dict, like `args`.
     """
     parts = content if isinstance(content, dict) else {}
     if parts.get("cfg"):
@@ -137,7 +136,7 @@ def with_defaults(defaults: dict, options: dict) -> dict:
 
 
 def run_settings(options: dict, vocabulary_size: int) -> dict[str, object]:
-    """The settings outside of the model by dotted key, of a run with these options."""
+    """The settings of a run with these options by dotted key, without those of the model."""
     length = options["tokens_per_sample"]
     tokens = max(1, (options["max_tokens"] or length) // length) * length
     return {
@@ -153,7 +152,7 @@ def run_settings(options: dict, vocabulary_size: int) -> dict[str, object]:
 
 
 def cutoffs_of(options: dict, name: str, vocabulary_size: int) -> tuple[int, ...]:
-    """Cutoffs that an option spells out. fairseq accepts the vocabulary size as a last one."""
+    """The cutoffs in an option, without the vocabulary size, which fairseq accepts at the end."""
     cutoffs = parse_list(options[name]) if options[name] else ()
     return tuple(cutoff for cutoff in cutoffs if cutoff != vocabulary_size)
 
@@ -178,8 +177,8 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
             " read"
         )
     before = bool(options["decoder_normalize_before"])
-    # fairseq normalises after the last block since version 3 of its decoder, unless each block ends
-    # with a norm.
+    # Since version 3 of its decoder, fairseq normalises after the last block, unless each block
+    # ends with a norm.
     version = state.get("decoder.version", np.ones(1)).item()
     model = {
         "body.name": "transformer" if before else "transformer_post_norm",
@@ -205,8 +204,8 @@ def _fields(group):
 
 
 def _renamed(options):
-    """The options in today's terms."""
-    # Until 2019: the opposite of today's option, and no model had a final norm.
+    """The options under fairseq's current names."""
+    # Until 2019: the opposite of the current option, and no model had a final norm.
     if "no_tie_adaptive_proj" in options:
         options["no_decoder_final_norm"] = True
         options["tie_adaptive_proj"] |= options["no_tie_adaptive_proj"] is False
@@ -245,14 +244,14 @@ def _width(options, side):
 
 
 def _positions_of(options, state):
-    """Kind of positions, and their number; learned ones are the rows of the table but
-    for the first two, which fairseq never reads.
+    """Kind and number of positions; the first two rows of a learned table, which fairseq never
+    reads, do not count.
     """
     if options["no_token_positional_embeddings"]:
         return {"body.positions": "none"}
     if not options["decoder_learned_pos"]:
         return {"body.positions": "sinusoidal"}
-    # A table that is missing is reported with all other tensors.
+    # A missing table is reported with all other tensors.
     rows = np.atleast_1d(state.get(POSITIONS, ()))
     return {
         "body.positions": "learned",
@@ -282,7 +281,7 @@ def _input_of(options, vocabulary_size):
 def output_of(options: dict, vocabulary_size: int) -> dict[str, object]:
     """The settings of the softmax by dotted key."""
     adaptive = bool(options["adaptive_softmax_cutoff"])
-    # The released code applies the rate of the tails to the whole input of the softmax too.
+    # fairseq also applies the rate of the tails to the whole input of the softmax.
     rate = options["adaptive_softmax_dropout"] if adaptive else 0.0
     output = {
         "output.name": "adaptive" if adaptive else "softmax",
@@ -313,8 +312,8 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
 
 
 def _newest_names(state, config):
-    """The parameters of a state under fairseq's present names; tensors that are several
-    parameters here are split, those of queries, keys and values joined.
+    """The parameters of a state under fairseq's current names: queries, keys and values are joined,
+    and the head of an adaptive softmax is split.
     """
     tensors, joint = {}, {}
     for name, tensor in state.items():
@@ -335,7 +334,7 @@ def _newest_names(state, config):
 
 
 def split_head(tensors: dict[str, np.ndarray], config: dict) -> dict[str, np.ndarray]:
-    """The tensors with the head of an adaptive softmax, in place, as its words and its clusters."""
+    """Splits the head of an adaptive softmax into words and clusters, in place."""
     head, cutoffs = f"{SOFTMAX}.head.weight", config["output"]["table"].get("cutoffs")
     if head in tensors and cutoffs:
         rows = tensors.pop(head)
@@ -344,12 +343,12 @@ def split_head(tensors: dict[str, np.ndarray], config: dict) -> dict[str, np.nda
 
 
 def _without_empty_character(tensors):
-    """The tensors of a character CNN whose vector for "no character", beyond the end of a word, is
-    zero, as it is here.
+    """The tensors of a character CNN without the vector for "no character", which stands beyond the
+    end of a word and is zero here.
 
-    fairseq's is row 0, which starts as zero and is not trained. If it is not zero, it is subtracted
-    from all characters, and its response in each filter, which is the same everywhere, is added to
-    the filter's bias: the outputs stay the same.
+    In fairseq it is row 0, which starts as zero and is not trained. If it is not zero, it is
+    subtracted from all characters, and its response in each filter, a constant, is added to the
+    filter's bias: the outputs stay the same.
     """
     characters = tensors.pop(f"{INPUT}.char_embeddings.weight", None)
     if characters is None:

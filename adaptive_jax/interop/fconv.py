@@ -1,7 +1,7 @@
 """Models of fairseq's `fconv_lm`, a gated convolutional network.
 
-fairseq writes layers as (units, kernel, residual): residual r adds the state r layers back, 0 adds
-none. Here r layers that end so are one block. A weight that is normed is g v / |v| in both.
+fairseq lists layers as (units, kernel, residual): residual r adds the state before the last r
+layers, 0 adds none. Here these r layers are one block. A normalised weight is g v / |v| in both.
 """
 
 import ast
@@ -47,7 +47,7 @@ DEFAULTS = {
     "add_bos_token": False,
 } | RUN
 
-# Options of a softmax that fconv_lm always has, whatever else a checkpoint says.
+# Options of the softmax in every fconv_lm, whatever a checkpoint states.
 OWN_SOFTMAX = {
     "adaptive_softmax_factor": 4,
     "tie_adaptive_weights": False,
@@ -58,8 +58,8 @@ OWN_SOFTMAX = {
 def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
     """The complete config of the model in a checkpoint, as evaluate.py reads it.
 
-    The softmax is the one that the tensors belong to: fairseq ignores cutoffs where the model was
-    trained without them.
+    The tensors decide which softmax the model has: fairseq ignores cutoffs if the model was trained
+    without them.
 
     Args:
         options, state: see `Checkpoint`.
@@ -101,8 +101,8 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
 
 
 def layers_of(text: str) -> list[tuple[int, int, int]]:
-    """The option `decoder_layers`, `[(850, 6)] * 3 + [(128, 1, 0)]`, as (units, kernel, residual);
-    residual is 1 if not given.
+    """The layers of an option `decoder_layers`, such as `[(850, 6)] * 3 + [(128, 1, 0)]`, each as
+    (units, kernel, residual); the residual defaults to 1.
 
     Raises:
         InputError: anything but sums and multiples of lists of such tuples.
@@ -127,7 +127,7 @@ def _literal(node):
 
 
 def _times(layers, number):
-    if len(layers) * number > MAX_LAYERS:  # a short text can ask for any amount of memory
+    if len(layers) * number > MAX_LAYERS:  # a short text could fill the memory
         raise ValueError("too many layers")
     return layers * number
 
@@ -139,15 +139,15 @@ def blocks_of(layers: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], 
     512),).
 
     Raises:
-        InputError: residuals that do not lead back to the end of the block before.
+        InputError: residuals that do not start at the end of the previous block.
     """
     blocks, block = [], ()
     for units, kernel, residual in layers:
         block += (kernel, units)
         if residual not in (0, len(block) // 2):
             raise InputError(
-                f"decoder_layers must have residuals that lead back to the block before, got"
-                f" {residual} after {len(block) // 2} layers"
+                "decoder_layers must have residuals that start at the end of the previous block,"
+                f" got {residual} after {len(block) // 2} layers"
             )
         if residual:
             blocks, block = [*blocks, block], ()

@@ -1,4 +1,4 @@
-"""A run made of parameters from elsewhere: a workdir that every command opens."""
+"""Writes a run from parameters of other programs: a workdir that every command opens."""
 
 import collections
 import contextlib
@@ -41,9 +41,9 @@ def save_run(
         counts: occurrences of each word in the training text.
 
     Raises:
-        InputError: an unknown key, arrays that do not fit the model of the config, all in one line,
-            or are not finite, words that occur twice, have white space or are not whole words, or a
-            workdir that is not empty. Nothing is written then.
+        InputError: an unknown key; arrays that do not fit the model of the config or are not
+            finite; words that are repeated, have white space or are not whole words; or a workdir
+            that is not empty. Nothing is written then.
     """
     workdir, words, counts = new_workdir(workdir, "workdir"), tuple(words), np.asarray(counts)
     counted = collections.Counter(words).items()
@@ -70,12 +70,12 @@ def save_run(
 
 
 def new_workdir(place: str | os.PathLike, key: str) -> Path:
-    """The absolute path of a workdir, or of an exported model, to be made.
+    """The absolute path of a new workdir or exported model.
 
-    key: its name in messages.
+    key: the name of the setting, for messages.
 
     Raises:
-        InputError: it is not empty, or a name that Orbax cannot write.
+        InputError: the directory is not empty, or Orbax cannot write its name.
     """
     workdir = local_directory(str(place), key).absolute()
     check_name(workdir)
@@ -89,7 +89,7 @@ def write_run(
 ) -> None:
     """Writes config.json, the words, options as trained.json, and one checkpoint.
 
-    checkpoint: its `state` has the parameters. source: where they are from, for messages.
+    checkpoint: its `state` is the parameters. source: name of their file, for messages.
 
     Raises:
         InputError: parameters that are not finite; nothing is written then.

@@ -1,7 +1,6 @@
-"""A program of StableHLO that scores tokens, with the arrays that it takes: it runs without this
-package.
+"""Exports a program of StableHLO that scores tokens, and its arrays. It runs without this package.
 
-The program has the shapes that it was made for, and runs on CPUs, NVIDIA and AMD GPUs and TPUs.
+The program has fixed shapes, and runs on CPUs, NVIDIA and AMD GPUs and TPUs.
 """
 
 import contextlib
@@ -26,38 +25,31 @@ PLATFORMS = "cpu", "cuda", "rocm", "tpu"
 
 
 class Shape(NamedTuple):
-    """Batch shape of a program: `rows` of `window` tokens; None: as in training."""
+    """Batch shape of a program: `rows` of `window` tokens; a window of None is that of training."""
 
     rows: int = 1
     window: int | None = None
 
 
-class Scorer(NamedTuple):
-    """A program and what it takes.
-
-    Attributes:
-        program: as `jax.export.deserialize` reads it.
-        arrays: by name, such as "params.input.table_0": the parameters, the vectors composed from
-            them, and what the model knows about words, of these what the program reads. Those of
-            bfloat16 are float32, because NumPy has no such type.
-        about: its `rows` and `window`, and the `shape` and `dtype` of each array of its `carry`.
-    """
-
-    program: bytes
-    arrays: dict[str, np.ndarray]
-    about: dict
-
-
-def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
+def make_scorer(
+    run: Run, params: Mapping, shape: Shape
+) -> tuple[bytes, dict[str, np.ndarray], dict]:
     """Exports `program(arrays, carry, inputs, targets) -> (nll, carry)`.
 
     `inputs` and `targets` are token ids, int32 `[rows, window]`. `nll`, float32 `[rows, window]`,
-    is the negative log-likelihood of each target in nats after the inputs up to its column; NaN
-    where an id does not exist. `carry` is a list of arrays: zeros where rows start, and what the
-    program returned where they go on. A body whose rows always stand alone has an empty list.
+    is the negative log-likelihood of each target in nats after the inputs up to its column. It is
+    NaN for a target that does not exist, and may be NaN in a whole row with such an input. `carry`
+    is a list of arrays: zeros where rows start, and the returned carry where they continue. It is
+    empty for a body that keeps no state between rows.
 
     Args:
-        params: of `run`, whole arrays on this host.
+        params: of `run`, unsharded arrays on this host.
+
+    Returns:
+        The program, as bytes for `jax.export.deserialize`; the arrays that it reads, by name such
+        as "params.input.table_0": parameters, vectors composed from them, and the lexicon, with
+        bfloat16 as float32, because NumPy has no bfloat16; and its description: `rows`, `window`,
+        and the `shape` and `dtype` of each array of the `carry`.
 
     Raises:
         InputError: a shape without rows or tokens.
@@ -78,17 +70,17 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
     def score(arguments, carry, inputs, targets):
         def array(name):
             like = arrays[name]
-            # The program does not read those that are no arguments.
+            # Arrays that are no arguments are never read.
             if name not in arguments:
                 return jnp.zeros_like(like)
             return arguments[name].astype(like.dtype)
 
-        # The products of a TPU or an NVIDIA GPU would have fewer digits by default.
+        # By default, products on a TPU or an NVIDIA GPU have fewer digits.
         with contextlib.nullcontext() if narrow else jax.default_matmul_precision("highest"):
             variables = jax.tree.unflatten(structure, map(array, arrays))
             row_ids = jnp.arange(shape.rows, dtype=jnp.int32)
             batch = Batch(inputs, targets, jnp.ones(inputs.shape), row_ids)
-            # Carries are stored minus the initial carry, so that zeros start a row.
+            # The carry is stored as the difference from the initial carry, so zeros start a row.
             initial = model.initial_carry(shape.rows)
             carry = jax.tree.map(jnp.add, jax.tree.unflatten(carried, carry), initial)
             hidden, carry = model.apply(variables, batch, carry, method="hidden")
@@ -98,12 +90,12 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
     def export(arguments):
         tokens = jax.ShapeDtypeStruct((shape.rows, window), jnp.int32)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (arguments, carry))
-        with tracing_for("cpu", "cpu"):  # kernels of one platform would run on no other
+        with tracing_for("cpu", "cpu"):  # a kernel for one platform would not run on others
             return jax.export.export(jax.jit(score), platforms=PLATFORMS)(*shapes, tokens, tokens)
 
     arguments = {
         name: a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
-        for name, a in sorted(arrays.items())  # in the order of the program's arguments
+        for name, a in sorted(arrays.items())  # the order of the program's arguments
     }
     arguments_read = {*export(arguments).module_kept_var_idx}
     arguments = {name: a for i, (name, a) in enumerate(arguments.items()) if i in arguments_read}
@@ -112,11 +104,11 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
         "window": window,
         "carry": [{"shape": a.shape, "dtype": a.dtype.name} for a in carry],
     }
-    return Scorer(bytes(export(arguments).serialize()), arguments, about)
+    return bytes(export(arguments).serialize()), arguments, about
 
 
 def _tables(model, params, lexicon):
-    """The vectors of all words, where they are composed from other parameters."""
+    """The vectors of all words, if they are composed from other parameters."""
     if model.composed_words() == "none":
         return {}
     compose = jax.jit(Compose(model, lambda params: params).__call__)

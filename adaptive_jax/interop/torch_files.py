@@ -1,9 +1,9 @@
-"""Reads files written by torch.save, without torch and without running anything in them.
+"""Reads files written by torch.save, without torch and without running any code in them.
 
 Such a file is a pickle, and a pickle can name any function of any module and have it called. This
-reader accepts only the names in a short list, which covers what checkpoints contain, and replaces
-each by something inert of this module or of the standard library; any other name is an error. It
-imports no module, and it checks that every tensor lies within its storage.
+reader accepts only a short list of names, which covers what checkpoints contain, and replaces each
+by a harmless function or class; any other name is an error. It imports no module, and it checks
+that every tensor lies within its storage.
 
 It reads both formats: the zip archive (torch 1.6 and later), with one member `data/N` for each
 storage, and the older stream, which is several pickles followed by the storages.
@@ -19,7 +19,7 @@ import numpy as np
 
 from adaptive_jax.errors import InputError, one_line
 
-# The unpickler passes types of storages on as these names: a str cannot be called or changed.
+# The unpickler represents a type of storage by its name: a str cannot be called or changed.
 DTYPES = {
     "DoubleStorage": np.dtype("float64"),
     "FloatStorage": np.dtype("float32"),
@@ -35,8 +35,8 @@ DTYPES = {
 
 
 def _check_key(key):
-    """Returns a key of a dict or an entry of a set if it is a scalar: hashing a tuple may never
-    end if it is nested deeply or repeats itself.
+    """Returns a key of a dict or an entry of a set if it is a scalar: hashing a deeply nested tuple
+    may never end.
     """
     if not isinstance(key, str | int | float | bytes | None):
         raise ValueError(f"a {type(key).__name__} as a key")
@@ -52,7 +52,7 @@ def _set(entries=()):
 
 
 def _tensor(storage, offset, shape, strides, *_):
-    # A file may give anything as a storage, and NumPy's integers, which overflow.
+    # A file can pass any object as the storage, and NumPy integers, which overflow.
     if not isinstance(storage, np.ndarray):
         raise ValueError("a tensor without a storage")
     offset, shape, strides = int(offset), tuple(map(int, shape)), tuple(map(int, strides))
@@ -62,7 +62,7 @@ def _tensor(storage, offset, shape, strides, *_):
     content = storage.view(np.uint8)
     # NumPy checks that the tensor lies within its storage.
     tensor = np.ndarray(shape, storage.dtype, content, offset * storage.itemsize, steps)
-    if tensor.size > storage.size:  # a few bytes as any number of them
+    if tensor.size > storage.size:  # strides of 0 repeat a few bytes any number of times
         raise InputError(
             f"a tensor of shape {shape} repeats its {storage.size} numbers: save it by"
             " .contiguous()"
@@ -70,21 +70,22 @@ def _tensor(storage, offset, shape, strides, *_):
     return tensor
 
 
-def _return_tensor(tensor, *_):
-    return tensor
+def _return_first(argument, *_):
+    return argument
 
 
 def _return_none(*_):
-    """Stands for a function whose result is not needed."""
+    """Replaces a function whose result is not needed."""
 
 
-# The names that a file may contain, besides storages.
+# Functions and small classes that a file may name, and what replaces them.
 NAMES = {
-    "torch.Size": tuple,
+    "torch.Size": _return_first,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_parameter": _return_tensor,
-    "torch.nn.parameter.Parameter": _return_tensor,  # until 2018
+    "torch._utils._rebuild_parameter": _return_first,
+    "torch.nn.parameter.Parameter": _return_first,  # until 2018
+    "torch.autograd.variable.Variable": _return_first,  # until 2018
     "collections.OrderedDict": _dict,
     "collections.defaultdict": lambda *_: {},
     "builtins.set": _set,
@@ -97,14 +98,15 @@ NAMES = {
         for name in ("dict", "list", "getattr")
     },
 }
-# Names that begin so become a `types.SimpleNamespace`, whatever they are: modules and optimizers of
-# torch, options and counters of fairseq, and the classes of AWD-LSTM.
+# Names with these prefixes become a `types.SimpleNamespace`: modules and optimizers of torch,
+# options and counters of fairseq, and the classes of AWD-LSTM.
 CLASSES = (
     "argparse.Namespace",
     "fairseq.meters.",
     "locked_dropout.LockedDropout",
     "model.RNNModel",
     "splitcross.SplitCrossEntropyLoss",
+    "torch.backends.cudnn.rnn.Unserializable",  # in an LSTM trained on a GPU, until 2018
     "torch.nn.modules.",
     "torch.optim.",
     "weight_drop.WeightDrop",
@@ -131,8 +133,8 @@ STREAM_PROTOCOL = 1001
 
 
 def read(path: Path):
-    """The object that was given to `torch.save`, with tensors as NumPy arrays of the same dtype,
-    shape and strides.
+    """The object that `torch.save` wrote, with tensors as NumPy arrays of the same dtype, shape and
+    strides.
 
     Tensors that shared a storage share memory. An `argparse.Namespace`, a module and an optimizer
     become a `types.SimpleNamespace` with the same attributes.
@@ -146,22 +148,21 @@ def read(path: Path):
             zipped, size = file.read(4) == b"PK\x03\x04", path.stat().st_size
             file.seek(0)
             return (_read_zip if zipped else _read_stream)(file, size)
-    except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
+    except Exception as error:  # damaged files raise errors of many types
         reason = getattr(error, "strerror", None) or one_line(error)[:300]
         reason = "damaged" if isinstance(error, LookupError) else reason
-        wish = "" if isinstance(error, InputError) else "; it must be a whole file of torch.save"
-        raise InputError(f"cannot read {path}: {reason}{wish}") from error
+        cure = "" if isinstance(error, InputError) else "; it must be a whole file of torch.save"
+        raise InputError(f"cannot read {path}: {reason}{cure}") from error
 
 
 class _Unpickler(pickle._Unpickler):
     """Builds containers, numbers, strings and arrays, and nothing else.
 
-    It extends the unpickler that the standard library has in Python. With the one in C, a few bytes
-    can ask for any amount of memory, and a file can set attributes of everything it names.
+    It extends the standard library's unpickler in Python. With the one in C, a few bytes can ask
+    for any amount of memory, and a file can set attributes of everything it names.
 
     Args:
-        size: bytes of the file, and so the most that a value in it, or all storages together, can
-            have.
+        size: bytes of the file, the limit for each value in it and for all its storages together.
         fill: `fill(key, array)` reads a storage; called once for each key.
     """
 
@@ -172,7 +173,7 @@ class _Unpickler(pickle._Unpickler):
     }
 
     def __init__(self, file, size, fill=None):
-        def read(count):  # the room is made before the file turns out to be shorter
+        def read(count):  # `file.read` allocates all `count` bytes, even if the file is shorter
             return file.read(min(count, size))
 
         super().__init__(types.SimpleNamespace(read=read, readline=file.readline), encoding="utf-8")
@@ -187,21 +188,19 @@ class _Unpickler(pickle._Unpickler):
         if path not in NAMES:
             raise InputError(
                 f"it names {path[:100]!r}, which is not part of a checkpoint's weights and options:"
-                " get it from a source you trust, or save model.state_dict()"
+                " if you trust it, load it with torch and save its weights and options alone"
             )
         return NAMES[path]
 
     def persistent_load(self, pid):
         if pid[0] == "module" and pid[1] is types.SimpleNamespace:
-            return pid[1]  # until 2020, classes came with their source
+            return pid[1]  # until 2020, a class was stored with its source code
         tag, kind, key, _, length, *view = pid
         if tag != "storage" or not isinstance(kind, str) or not isinstance(key, str | int):
             raise ValueError("a reference to something that is not a storage")
         key, dtype, length = str(key), DTYPES[kind], int(length)
         if key not in self.storages:
-            if not 0 <= length * dtype.itemsize <= self.bytes_left:
-                raise ValueError("its storages are longer than the file")
-            self.bytes_left -= length * dtype.itemsize
+            self._reserve(length * dtype.itemsize)
             self.storages[key] = np.empty(length, dtype)
             self.fill(key, self.storages[key])
         array = self.storages[key]
@@ -211,6 +210,12 @@ class _Unpickler(pickle._Unpickler):
             _, start, count = view[0]
             return array[start : start + count]
         return array
+
+    def _reserve(self, size):
+        """Limits storages and copies to the bytes of the file."""
+        if not 0 <= size <= self.bytes_left:
+            raise ValueError("its contents are longer than the file")
+        self.bytes_left -= size
 
     def load_dict(self):
         items = self.pop_mark()
@@ -229,22 +234,32 @@ class _Unpickler(pickle._Unpickler):
         if not isinstance(self.stack[-1], dict):  # a set would hash the value, an array copy it
             raise ValueError(f"entries of a {type(self.stack[-1]).__name__}")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # An optimizer's memory of a parameter, which is not needed.
+            # A parameter is the key of its optimizer state, which is not needed.
             if not isinstance(key, np.ndarray):
                 self.stack[-1][_check_key(key)] = value
 
+    def load_reduce(self):
+        arguments, function = self.stack.pop(), self.stack[-1]
+        # A few bytes can copy a container that is in the file once.
+        if function in (_dict, _set, types.SimpleNamespace):
+            self._reserve(sum(map(len, arguments)))
+        self.stack[-1] = function(*arguments)
+
     def load_build(self):
         state, instance = self.stack.pop(), self.stack[-1]
-        if isinstance(instance, types.SimpleNamespace) and isinstance(state, dict):
-            vars(instance).update(state)
-        # A dict's attributes are the versions of torch's modules, which are not needed here.
-        elif not isinstance(instance, dict):
+        if not isinstance(instance, types.SimpleNamespace | dict | np.ndarray):
             raise ValueError(f"attributes of a {type(instance).__name__}")
+        # Not needed: the versions of a state dict's modules, the flags of a parameter until 2018,
+        # and a text where torch could not save the state.
+        if isinstance(instance, types.SimpleNamespace) and isinstance(state, dict):
+            self._reserve(len(state))
+            vars(instance).update(state)
 
     dispatch |= {
         pickle.DICT[0]: load_dict,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
+        pickle.REDUCE[0]: load_reduce,
         pickle.BUILD[0]: load_build,
     }
 
@@ -299,4 +314,4 @@ def _fill(source, array):
 
 def _check_byte_order(little):
     if not little:
-        raise InputError("it is of a big-endian machine: load it with torch, and save it here")
+        raise InputError("it is from a big-endian machine: load it with torch, and save it here")

@@ -23,8 +23,8 @@ from adaptive_jax.outputs.softmax import AdaptiveSoftmax
 def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax, dict]:
     """A layer and its parameters, float32, from the `state_dict()` of torch's module.
 
-    Sizes and cutoffs are read off the shapes. With head_bias, the layer has a bias for every word,
-    0 for those of the tails: the same probabilities, and further training learns them too.
+    Shapes give the sizes and cutoffs. With head_bias, the layer has a bias for every word, 0 in the
+    tails: the probabilities are the same, and further training also learns these.
 
     Args:
         state: tensors or numpy arrays under torch's names.
@@ -32,7 +32,7 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
 
     Raises:
         InputError: tensors that are missing, left over, not finite or do not fit together, or tails
-            of widths that are not those of a whole div_value.
+            whose widths need a fractional div_value.
     """
     arrays = {name: _float32(name, tensor) for name, tensor in state.items()}
     tails = range(sum(name.endswith(".1.weight") for name in arrays))
@@ -79,7 +79,7 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
 
 
 def _div_value(widths, features):
-    """The whole number by whose powers the widths of tails divide the features."""
+    """The integer div_value that gives tails of these widths."""
     for value in range(1, features + 1):
         if 0 not in widths and widths == [features // value**i for i in range(1, len(widths) + 1)]:
             return value
@@ -94,7 +94,7 @@ def to_torch(softmax) -> dict[str, np.ndarray]:
 
     Args:
         softmax: a layer with its parameters: `layer.bind({"params": params})`, or one of
-            `adaptive_jax.nnx`; that of a model in `model.apply(variables, method=lambda m:
+            `adaptive_jax.nnx`. For a layer of a model: `model.apply(variables, method=lambda m:
             to_torch(m.softmax))`.
 
     Raises:
@@ -120,7 +120,7 @@ def to_torch(softmax) -> dict[str, np.ndarray]:
 
 
 def _float32(name, array):
-    """A tensor of torch, or what numpy reads, as an array of float32."""
+    """A tensor or an array as a NumPy array of float32."""
     if hasattr(array, "detach"):
         array = array.detach().cpu()
         array = (array if array.is_complex() else array.float()).numpy()

@@ -1,4 +1,4 @@
-"""The words that the ids of a checkpoint stand for."""
+"""Reads the vocabularies of checkpoints."""
 
 import collections
 import io
@@ -21,13 +21,13 @@ def read_dictionary(path: Path) -> Vocabulary:
     """The vocabulary of a dict.txt with the same ids: fairseq's own `<s> <pad> </s> <unk>`, then
     the words of the file.
 
-    `</s>` is called `<eos>` here. The file has no counts for fairseq's four words; they get the
-    largest count in it, and a count above the one before it is lowered to that, so the unigram
-    perplexity of a converted model is only a rough number. A word that a later line overwrites
+    `</s>` is called `<eos>` here. fairseq's four words have no counts in the file and get that of
+    its first word; a count above that of the line before is lowered to it. So the unigram
+    perplexity of a converted model is only approximate. A word that a later line overwrites
     (`#fairseq:overwrite`) keeps its id under a name that cannot occur in a text.
 
     Raises:
-        InputError: gives the number of the wrong line.
+        InputError: a wrong line, with its number.
     """
     words, counts = ["<s>", "<pad>", "</s>", "<unk>"], []
     ids = {word: i for i, word in enumerate(words)}
@@ -63,8 +63,8 @@ def read_corpus(path: Path) -> dict[str, int]:
         a line, which has no counts: each is 1.
 
     Raises:
-        InputError: a file is missing or not UTF-8, a line of the list is no word or one of a line
-            before, or there is no `<eos>`.
+        InputError: a file is missing or not UTF-8, a line of the list is not one new word, or there
+            is no `<eos>`.
     """
     counts = collections.Counter()
     if path.is_dir():
@@ -86,19 +86,17 @@ def read_corpus(path: Path) -> dict[str, int]:
 def fairseq_words(
     path: Path, state: dict[str, np.ndarray]
 ) -> tuple[Vocabulary, dict[str, np.ndarray]]:
-    """The vocabulary of a dict.txt, see `read_dictionary`, and the tensors of the model as they
-    are.
-    """
+    """The vocabulary of a dict.txt, see `read_dictionary`, and the tensors, unchanged."""
     return read_dictionary(path), state
 
 
 def awd_lstm_words(
     path: Path, state: dict[str, np.ndarray]
 ) -> tuple[Vocabulary, dict[str, np.ndarray]]:
-    """The vocabulary of an AWD-LSTM, most frequent words first, and the tensors of the model with
-    their rows in this order.
+    """The vocabulary of an AWD-LSTM, most frequent words first, and its tensors with their rows in
+    this order.
 
-    Classes of words are ranges of ids, so a model with a split softmax keeps its ids.
+    A model with a split softmax keeps its ids, because classes are ranges of ids.
 
     Raises:
         InputError: see `read_corpus`; or the model has another number of words.

@@ -1,4 +1,4 @@
-"""Checks of losses and layers, this library's and others': each raises AssertionError."""
+"""Checks of losses and layers of any package, which raise AssertionError."""
 
 from adaptive_jax.testing.cross_entropy import CASES, Case, Result, check_cross_entropy
 from adaptive_jax.testing.layers import check_body, check_input, check_output

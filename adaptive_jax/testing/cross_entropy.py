@@ -1,4 +1,4 @@
-"""A check of cross-entropy losses in JAX against float64; it needs jax and numpy alone."""
+"""Checks cross-entropy losses in JAX against float64; needs only jax and numpy."""
 
 import inspect
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from jax import P
 
 from adaptive_jax.errors import one_line
 
-# Relative errors of the loss and, in norm, of a gradient. In half precision the logits and their
-# gradient may be rounded once, sums may not.
+# Bounds of the relative error of the loss and of the norm of a gradient's relative error. In half
+# precision, the logits and their gradient may be rounded once, sums may not.
 BOUNDS = {"float32": (1e-5, 1e-5), "bfloat16": (2e-3, 1e-2), "float16": (3e-4, 2e-3)}
 SETTINGS = {"ignore_index": -100, "soft_cap": 1.5}
 
 
 class Case(NamedTuple):
-    """Arrays, and how the loss is called with them."""
+    """Arrays and options of one call of the loss."""
 
     sizes: tuple[int, int, int] = (61, 13, 1_009)  # tokens, width, words
     dtype: str = "float32"
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     ignored: float = 0.0  # share of the tokens
     differentiated: tuple[str, ...] = ("hidden", "table")  # arrays that get a gradient
     jit: bool = True
-    specs: dict[str, P] = {}  # of arrays on a mesh of all devices, for which sizes are rounded up
+    specs: dict[str, P] = {}  # for a mesh of all devices; sizes are rounded up to divide by them
 
 
 CASES = {
@@ -54,7 +54,7 @@ CASES = {
 
 
 class Result(NamedTuple):
-    """A case's outcome: passed is None where it was not run; errors are those of BOUNDS."""
+    """Outcome of a case; `passed` is None if it was not run, `errors` are compared with BOUNDS."""
 
     case: str
     passed: bool | None
@@ -63,33 +63,33 @@ class Result(NamedTuple):
 
 
 def check_cross_entropy(function: Callable, *, raises: bool = True) -> list[Result]:
-    """Compares a loss and its gradients with float64 in every case of `CASES` that it offers.
+    """Compares a loss and its gradients with float64 in every case of `CASES` that it supports.
 
     Args:
         function: `function(hidden [tokens, width], table [words, width], targets [tokens])`, the
-            mean loss in nats. Its signature may have bias `[words]`; weights `[tokens]`, the mean
-            then over their sum; ignore_index; soft_cap, as `soft_cap · tanh(logits / soft_cap)`.
-        raises: False returns failed results, too.
+            mean loss in nats. Its signature may have bias `[words]`; weights `[tokens]`, whose sum
+            then divides the loss; ignore_index; soft_cap, as `soft_cap · tanh(logits / soft_cap)`.
+        raises: if False, failed results are returned without an error.
 
     Raises:
-        AssertionError: a line for every case that failed.
+        AssertionError: has a line for every failed case.
     """
 
     def mean(differentiated, rest, **settings):
         named = differentiated | rest | settings
         return function(named.pop("hidden"), named.pop("table"), named.pop("targets"), **named)
 
-    eager, offered = jax.value_and_grad(mean), {"", *inspect.signature(function).parameters}
+    eager, options = jax.value_and_grad(mean), {"", *inspect.signature(function).parameters}
     steps = {False: eager, True: jax.jit(eager, static_argnames=tuple(SETTINGS))}
-    results = [_result(steps[case.jit], offered, name, case) for name, case in CASES.items()]
+    results = [_result(steps[case.jit], options, name, case) for name, case in CASES.items()]
     failed = [f"\n  {result.case}: {result.note}" for result in results if result.passed is False]
     if failed and raises:
         raise AssertionError(f"{len(failed)} of {len(CASES)} cases failed:{''.join(failed)}")
     return results
 
 
-def _result(step, offered, name, case):
-    if case.option not in offered:
+def _result(step, options, name, case):
+    if case.option not in options:
         return Result(name, None, f"no argument {case.option}")
     devices = jax.device_count() if case.specs else 1
     if case.specs and devices == 1:
@@ -101,24 +101,25 @@ def _result(step, offered, name, case):
     layout = {k: jax.NamedSharding(mesh, case.specs.get(k, P())) for k in arrays}
     arrays = jax.device_put(arrays, layout if case.specs else None)
     try:
-        loss, slopes = step({k: arrays.pop(k) for k in case.differentiated}, arrays, **settings)
-        errors = {k: np.float64(a) - exact[k] for k, a in {"loss": loss, **slopes}.items()}
-    except Exception as error:  # of any kind, from another's package
+        loss, gradients = step({k: arrays.pop(k) for k in case.differentiated}, arrays, **settings)
+        errors = {k: np.float64(a) - exact[k] for k, a in {"loss": loss, **gradients}.items()}
+    except Exception as error:  # another package may raise any type
         return Result(name, False, f"{type(error).__name__}: {one_line(error)}")
     norm = np.linalg.norm
-    loss, *slopes = (float(norm(array) / (norm(exact[k]) or 1)) for k, array in errors.items())
-    (loss_bound, bound), slope = BOUNDS[case.dtype], float(np.max(slopes))  # NaN if one is
+    loss, *gradients = (float(norm(array) / (norm(exact[k]) or 1)) for k, array in errors.items())
+    gradient = float(np.max(gradients))  # NaN if one of them is
+    loss_bound, bound = BOUNDS[case.dtype]
     bound *= max(1, case.scale)
     note = f"loss off by {loss:.0e} (at most {loss_bound:.0e})"
-    note += f", gradient by {slope:.0e} ({bound:.0e})"
-    return Result(name, loss <= loss_bound and slope <= bound, note, (loss, slope))
+    note += f", gradient by {gradient:.0e} ({bound:.0e})"
+    return Result(name, loss <= loss_bound and gradient <= bound, note, (loss, gradient))
 
 
 def _arrays(case, devices):
     tokens, width, words = (-(-size // devices) * devices for size in case.sizes)
     rng = np.random.default_rng(0)
     targets = rng.integers(0, words, tokens).astype(np.int32)
-    targets[:3] = (words - 1, 0, 0)[:tokens]  # both ends of the table, one of them twice
+    targets[:3] = (words - 1, 0, 0)[:tokens]  # the last word, and the first word twice
     targets[rng.random(tokens) < case.ignored] = SETTINGS["ignore_index"]
     hidden = (case.scale * rng.standard_normal((tokens, width))).astype(jnp.dtype(case.dtype))
     table = (rng.standard_normal((words, width)) * width**-0.5).astype(hidden.dtype)

@@ -1,4 +1,4 @@
-"""Checks that every input, body and output must pass, whatever package it is from."""
+"""Checks that inputs, bodies and outputs of any package must pass."""
 
 import functools
 from collections.abc import Callable
@@ -16,19 +16,19 @@ RTOL, ATOL = 1e-4, 2e-5
 
 
 def check_input(layer: Any, variables: Any = None, *, own_rows: bool = True) -> None:
-    """Checks that an input reads the rows of its own table and as many earlier tokens as it says,
-    and that words it reads learn.
+    """Checks that an input returns the rows of its table, reads at most `reach` earlier tokens, and
+    has gradients for the words it reads.
 
     Args:
         layer: a linen module with `vocabulary_size`, `features`, `bands()`, and, if it remembers
             tokens, their number `reach`; see docs/adding_a_layer.md.
-        variables: of the layer; None: fresh ones.
-        own_rows: False for words that share parameters, such as those of their letters.
+        variables: of the layer; None: the layer is initialised.
+        own_rows: False if words share parameters, such as those of their letters.
 
     Raises:
-        AssertionError: a vector that is not the row of `bands()`, or not of `features`, where no
-            token comes before; a word read that has no gradient, or with `own_rows` another word
-            that has one; a vector that depends on another segment, on later tokens, or on tokens
+        AssertionError: the vector of a token without earlier ones is not its row of `bands()`, or
+            its width is not `features`; a word that was read has no gradient, or with `own_rows`
+            another word has one; a vector depends on another segment, on later tokens, or on tokens
             further back than `reach`.
     """
     words = jnp.arange(layer.vocabulary_size)
@@ -36,7 +36,7 @@ def check_input(layer: Any, variables: Any = None, *, own_rows: bool = True) -> 
     variables = _variables(layer, variables, words[:, None])
     _check_reach(layer, variables, reach)
     tokens = jnp.stack([words[::2], words[::2][::-1]])
-    tokens = tokens.reshape(-1, 1) if reach else tokens  # each stands alone
+    tokens = tokens.reshape(-1, 1) if reach else tokens  # one token a row
 
     @jax.jit
     def results(variables):
@@ -44,20 +44,20 @@ def check_input(layer: Any, variables: Any = None, *, own_rows: bool = True) -> 
             return layer.apply(variables | {"params": params}, tokens)
 
         values, pull = jax.vjp(vectors, variables["params"])
-        [gradient] = pull(jax.random.normal(jax.random.key(3), values.shape))
+        [gradient] = pull(jax.random.normal(jax.random.key(3), values.shape, values.dtype))
         bands = layer.apply(variables, method="bands")
         return values, bands, _row_norms(layer.apply, variables, gradient, method="bands")
 
-    vectors, bands, slopes = results(variables)
+    vectors, bands, gradients = results(variables)
     table = np.concatenate([band.vectors() for band in bands])
     _equal(table.shape, (len(words), layer.features), "the shape of bands()'s vectors")
     _close(vectors, table[np.asarray(tokens)], "vectors are not the rows of bands()")
-    learns = np.flatnonzero(slopes).tolist() if own_rows else words[::2].tolist()
-    _equal(learns, words[::2].tolist(), "words with a gradient")
+    if own_rows:
+        _equal(np.flatnonzero(gradients).tolist(), words[::2].tolist(), "words with a gradient")
 
 
 def _check_reach(layer, variables, reach):
-    """Checks which tokens a vector depends on."""
+    """Checks the tokens on which a vector depends."""
     tokens = jax.random.randint(jax.random.key(4), (ROWS, TIME), 0, layer.vocabulary_size)
     numbers, segments = jnp.zeros_like(tokens), jnp.tile(jnp.array([SEGMENTS]), (ROWS, 1))
     batch = Batch(tokens, numbers, numbers, jnp.arange(ROWS), segments)
@@ -86,18 +86,19 @@ def _check_reach(layer, variables, reach):
 
 
 def check_body(layer: Any, variables: Any = None) -> None:
-    """Checks that a body reads what came before in a segment and nothing else, and that a row read
-    in parts has the hidden states of the whole row.
+    """Checks that a hidden state depends on its own and all earlier tokens of its segment and on no
+    others, and that reading a row in two parts gives the same hidden states.
 
     Args:
         layer: a linen module with `features`, `initial_carry(rows)` and `cache(rows, length)`,
             which maps vectors `[rows, time, features]`, a carry and a `Batch` to hidden states and
             the next carry.
-        variables: of the layer; None: fresh ones.
+        variables: of the layer; None: the layer is initialised.
 
     Raises:
-        AssertionError: a hidden state that depends on a later token, on another segment, or not on
-            its own token; a carry that changes hidden states; a carry where none was given.
+        AssertionError: a hidden state depends on a later token or another segment, or not on its
+            own or an earlier token; a carry changes hidden states; the carry after `()` is not
+            `()`.
     """
     vectors = jax.random.normal(jax.random.key(0), (ROWS, TIME, layer.features))
     variables = _variables(layer, variables, vectors[:1])
@@ -108,15 +109,15 @@ def check_body(layer: Any, variables: Any = None) -> None:
 
     @jax.jit
     def reached(*arguments):
-        """Sizes of the gradients of hidden states by vectors, `[time, time]`."""
+        """Sizes of the gradients of hidden states with respect to vectors, `[time, time]`."""
 
         def state(position, vectors):
             hidden, _ = layer.apply(variables, vectors, *arguments)
             pull = jax.random.normal(jax.random.key(2), hidden.shape[-1:])
             return jnp.vdot(hidden[0, position], pull)
 
-        slopes = jax.vmap(jax.grad(state, argnums=1), (0, None))(jnp.arange(TIME), vectors[:1])
-        return jnp.abs(slopes[:, 0]).sum(axis=-1)
+        gradients = jax.vmap(jax.grad(state, argnums=1), (0, None))(jnp.arange(TIME), vectors[:1])
+        return jnp.abs(gradients[:, 0]).sum(axis=-1)
 
     causal = np.tril(np.ones((TIME, TIME), bool))
     _equal((np.asarray(reached()) > 0).tolist(), causal.tolist(), "tokens that a state reads")
@@ -142,18 +143,20 @@ def check_output(
     own_rows: bool = True,
     part: Callable = lambda module: module,
 ) -> None:
-    """Checks that an output is normalised, agrees with itself, and lets every word learn.
+    """Checks that an output is normalised, that its loss, nll and log_probs agree, and that every
+    word gets a gradient.
 
     Args:
         module: a linen module such as an `adaptive_jax.Output`, whose table has `features`.
-        variables: of the module; None: fresh ones.
-        own_rows: False for words that share parameters, whose gradients are not looked at.
-        part: the output in the module: `lambda model: model.output` for a language model.
+        variables: of the module; None: the module is initialised.
+        own_rows: False if words share parameters; their gradients are not checked.
+        part: function from the module to the output, such as `lambda model: model.output` for a
+            language model.
 
     Raises:
-        AssertionError: probabilities that do not sum to 1; an nll that is not minus the
-            log-probability of the target, in another order of tokens, too; a loss that is not the
-            weighted sum of the nll, or sees tokens of weight 0; a word without a gradient.
+        AssertionError: probabilities do not sum to 1; the nll is not minus the log-probability of
+            the target, for any order of the tokens; the loss is not the weighted sum of the nll, or
+            depends on tokens of weight 0; a word has no gradient.
     """
 
     def call(name, variables, *arrays):
@@ -173,7 +176,7 @@ def check_output(
         def loss(params, *arrays):
             return call("loss", variables | {"params": params}, *arrays)
 
-        def slope(word):
+        def gradient_of(word):
             token = hidden[:1], word[None], jnp.ones(1)
             gradient = jax.grad(lambda params: loss(params, *token).total)(variables["params"])
             bands = lambda module: part(module).table.bands()
@@ -183,16 +186,16 @@ def check_output(
         nll = jax.lax.map(lambda order: call("nll", variables, hidden[order], order), orders)
         damaged = hidden.at[0].set(jnp.nan)  # of weight 0
         total = loss(variables["params"], damaged, targets, weights)
-        slopes = jax.vmap(slope)(targets) if own_rows else jnp.ones(words)
-        return log_probs, nll, total, slopes
+        gradients = jax.vmap(gradient_of)(targets) if own_rows else jnp.ones(words)
+        return log_probs, nll, total, gradients
 
-    log_probs, nll, loss, slopes = jax.tree.map(np.asarray, results(variables))
+    log_probs, nll, loss, gradients = jax.tree.map(np.asarray, results(variables))
     _close(np.logaddexp.reduce(log_probs, axis=1), 0, "probabilities do not sum to 1")
     expected = -np.diag(log_probs)
     _close(nll, expected[np.asarray(orders)], "nll is not minus log_probs")
     _close(loss.nll, np.where(weights == 0, 0, expected), "the loss's nll is not minus log_probs")
     _close(loss.total, np.sum(weights * expected), "the loss is not the weighted sum of the nll")
-    assert (slopes > 1e-4).all(), f"word {np.argmin(slopes)} has no gradient"
+    assert (gradients > 1e-4).all(), f"word {np.argmin(gradients)} has no gradient"
 
 
 def _row_norms(apply, variables, gradient, method):

@@ -2,6 +2,7 @@
 time.
 """
 
+import functools
 import pickle
 import struct
 import time
@@ -270,10 +271,30 @@ def many_storages(path):
     as_stream(b"\x80\x02](" + MANY + b"e.", path, padding=bytes(400_000))
 
 
-@pytest.mark.parametrize("make", [huge_member, many_members, many_storages])
+COPIES = {
+    "set": (b"cbuiltins\nset\nq\x00]", b"e", b"h\x00h\x01\x85R"),
+    "dict": (b"ccollections\nOrderedDict\nq\x00]", b"e", b"h\x00h\x01\x85R"),
+    "attributes": (b"cargparse\nNamespace\nq\x00}", b"u", b"h\x00)\x81h\x01b"),
+}
+
+
+def many_copies(kind, path):
+    """An archive with one container of 3,000 entries, which its opcodes copy 2,000 times."""
+    begin, end, copy = COPIES[kind]
+    entry = b"M%sN\x86" if kind == "dict" else b"M%sN" if kind == "attributes" else b"M%s"
+    entries = b"".join(entry % struct.pack("<H", number) for number in range(3_000))
+    content = begin + b"(" + entries + end + b"q\x010](" + copy * 2_000 + b"e."
+    as_zip(b"\x80\x02" + content, path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [huge_member, many_members, many_storages]
+    + [functools.partial(many_copies, kind) for kind in COPIES],
+)
 def test_no_file_asks_for_more_memory_than_it_has(make, tmp_path):
     """Storages that are larger than the file, alone or together, are refused before there is
-    room for them.
+    room for them; so are copies, of which a file of 120 kB made 5 GB.
     """
     make(tmp_path / "lm.pt")
-    assert "storages are longer than the file" in bounded(torch_files.read, tmp_path / "lm.pt")
+    assert "contents are longer than the file" in bounded(torch_files.read, tmp_path / "lm.pt")

@@ -183,10 +183,16 @@ def test_nothing_in_a_file_is_run(make, name, protocol, write, tmp_path):
 
 def test_a_tensor_within_its_storage(tmp_path):
     """The archives with tensors in the next test are refused for these alone. A parameter of
-    2018 is its tensor.
+    2018 is its tensor, and so are those of 2017, which had flags: their files were refused.
     """
     of = tensor(1, (3,), (1,))
-    for pickled in of, b"ctorch.nn.parameter\nParameter\n(" + of[:-1] + b"\x88tR.":
+    flags = b"\x85R(\x88\x89Ntb."
+    for pickled in (
+        of,
+        b"ctorch.nn.parameter\nParameter\n(" + of[:-1] + b"\x88tR.",
+        b"ctorch.nn.parameter\nParameter\n" + of[:-1] + flags,
+        b"ctorch.autograd.variable\nVariable\n" + of[:-1] + flags,
+    ):
         as_zip(pickled, tmp_path / "good.pt")
         np.testing.assert_array_equal(torch_files.read(tmp_path / "good.pt"), [1.0, 2.0, 3.0])
 
@@ -202,20 +208,22 @@ def module(name, inner):
 @pytest.mark.parametrize("kind", [0, 1], ids=["new", "old"])
 @pytest.mark.parametrize("write", [as_zip, as_stream])
 def test_a_module(kind, write, tmp_path):
-    """Its attributes, of whatever class of torch's; methods among them are None, and memories
-    of parameters are left out.
+    """Its attributes, of whatever class of torch's; methods among them are None, optimizer states
+    of parameters are left out, and cuDNN's dropout state, which torch could not save, is empty.
     """
     method = b"cbuiltins\ngetattr\n(" + value({}) + value("flatten_parameters") + b"tR"
     memory = b"ccollections\ndefaultdict\n(cbuiltins\ndict\ntR"
     if write is as_zip:
         memory += tensor(0, (4,), (1,))[:-1] + value(1) + b"s"  # whose key is a parameter
     backend = b"ctorch.nn.backends.thnn\n_get_thnn_function_backend\n)R"
-    pair = b"(" + method + memory + value("x") + value(2) + b"s" + backend + b"t"
+    cudnn = b"ctorch.backends.cudnn.rnn\nUnserializable\n)\x81" + value("<unserializable>") + b"b"
+    pair = b"(" + method + memory + value("x") + value(2) + b"s" + backend + cudnn + b"t"
     write(
         pickle.PROTO + b"\x02" + module(b"ctorch.nn.modules.rnn\nLSTM\n", pair)[kind],
         tmp_path / "model.pt",
     )
-    assert torch_files.read(tmp_path / "model.pt") == SimpleNamespace(inner=(None, {"x": 2}, None))
+    inner = None, {"x": 2}, None, SimpleNamespace()
+    assert torch_files.read(tmp_path / "model.pt") == SimpleNamespace(inner=inner)
 
 
 DEEP = b")" + b"\x85" * 300_000  # a tuple in a tuple in a tuple: its hash overflows the stack
@@ -239,22 +247,19 @@ HOSTILE = {
     ],
     # A file sets attributes of a namespace that it makes, never of a class, a function or a type of
     # storages.
-    "attributes of a": (
-        [
-            b"c" + name + b"\n" + state + b"b."
-            for name in (
-                b"collections\nOrderedDict",
-                b"torch._utils\n_rebuild_tensor_v2",
-                b"torch\nFloatStorage",
-                b"argparse\nNamespace",
-            )
-            for state in (
-                pickle.EMPTY_DICT,
-                pickle.NONE + pickle.EMPTY_DICT + pickle.TUPLE2,
-            )  # attributes, and slots
-        ]
-        + [b"cargparse\nNamespace\n)\x81](" + DEEP + b"K\x01\x86eb."]
-    ),
+    "attributes of a": [
+        b"c" + name + b"\n" + state + b"b."
+        for name in (
+            b"collections\nOrderedDict",
+            b"torch._utils\n_rebuild_tensor_v2",
+            b"torch\nFloatStorage",
+            b"argparse\nNamespace",
+        )
+        for state in (
+            pickle.EMPTY_DICT,
+            pickle.NONE + pickle.EMPTY_DICT + pickle.TUPLE2,
+        )  # attributes, and slots
+    ],
     # It reaches no memory outside its storages and no storage that it lacks, and cannot repeat one
     # without end, see the next entry.
     "must be a whole file of torch.save": [
@@ -295,6 +300,13 @@ def test_a_hostile_file(says, number, tmp_path):
     with refuses("bad.pt", says):
         torch_files.read(tmp_path / "bad.pt")
     assert set(sys.modules) - before <= {"encodings.cp437"}  # zipfile's, for names
+
+
+def test_attributes_that_are_no_dict_are_left_out(tmp_path):
+    """The pairs in their place could have a key whose hash never ends."""
+    pairs = b"cargparse\nNamespace\n)\x81](" + DEEP + b"K\x01\x86eb."
+    as_zip(pickle.PROTO + b"\x04" + pairs, tmp_path / "lm.pt")
+    assert torch_files.read(tmp_path / "lm.pt") == SimpleNamespace()
 
 
 def test_a_compressed_archive(tmp_path):
