@@ -18,7 +18,7 @@ from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
-from adaptive_jax.runs.settings import read_words
+from adaptive_jax.runs.settings import read_config, read_words
 
 # The keys that the text decides where they have these values, beside those of `_open_cutoffs`.
 OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0}
@@ -72,13 +72,18 @@ def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
         total = len(vocabulary.with_words(read_words(path_of(config["init_from"])).words))
     data["vocabulary_size"] = data["vocabulary_size"] or total
     if open_cutoffs:
-        bands = "none: a full softmax over so few words is cheap"
-        if size > FULL_SOFTMAX:
-            cutoffs, _ = propose(vocabulary.counts, BANDS, workload(config, model))
+        count, bands = 1, "none: a full softmax over so few words is cheap"
+        if config["init_from"]:  # parameters fit another vocabulary, not another number of bands
+            origin = read_config(path_of(config["init_from"]))
+            count, bands = 1 + len(at(origin, open_cutoffs[0])), "none, as the run of init_from"
+        elif size > FULL_SOFTMAX:
+            count = BANDS
+        if count > 1:
+            cutoffs, _ = propose(vocabulary.counts, count, workload(config, model))
             for key in open_cutoffs:
                 rows.put(config, key, cutoffs)
             bands = (
-                f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {BANDS} bands"
+                f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {count} bands"
             )
         lines.append(f"bands        {bands}")
     for line in lines:

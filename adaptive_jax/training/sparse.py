@@ -77,15 +77,14 @@ def sparse(
         extra |= {"frozen": encoder} if stored else {}
         changes, after = optimizer.update(gradients, inner, params, **extra)
         if stored:
-            changes = jax.tree.map(lambda e, c: jnp.zeros_like(c) if e else c, encoder, changes)
-            moments = _moments(optimizer, inner, encoder)
-            after = jax.tree.map(lambda m, old, new: old if m else new, moments, inner, after)
-            return changes, SparseState(after, encoded)
-        # The same but for the encoder's own count; the compiler merges what both compute.
-        inner = _with_count(inner, encoded)
-        encoder_changes, _ = optimizer.update(gradients, inner, params, **extra)
-        changes = jax.tree.map(lambda e, a, b: a if e else b, encoder, encoder_changes, changes)
-        return changes, SparseState(after, encoded + 1)
+            of_encoder = jax.tree.map(jnp.zeros_like, changes), inner
+        else:  # the same by the encoder's count; the compiler merges what both compute
+            of_encoder = optimizer.update(gradients, _with_count(inner, encoded), params, **extra)
+        masks = encoder, _moments(optimizer, inner, encoder)
+        changes, after = jax.tree.map(
+            lambda mask, a, b: a if mask else b, masks, of_encoder, (changes, after)
+        )
+        return changes, SparseState(after, encoded + (not stored))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -100,7 +99,8 @@ def _moments(optimizer, state, encoder):
         state,
         encoder,
         transform_non_params=lambda _: False,
-        is_leaf=lambda a: isinstance(a, optax.MaskedNode),  # another part of the optimizer has it
+        # Another part of the optimizer has the parameter; sm3 keeps a list for each.
+        is_leaf=lambda a: isinstance(a, optax.MaskedNode | list),
     )
     if tree_utils.tree_get(state, "average", filtering=optim.is_field) is None:
         return moments
