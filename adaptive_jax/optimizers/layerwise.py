@@ -84,7 +84,7 @@ def is_layerwise(name: str) -> bool:
 def on_each_layer(
     optimizer: optax.GradientTransformation, stacks: Sequence[str]
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that is given layers in place of stacks of them.
+    """An optimizer that gets single layers in place of stacks of them.
 
     stacks: names of the body's parameters whose first axis counts layers.
     """

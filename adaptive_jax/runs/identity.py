@@ -67,8 +67,8 @@ def free_keys(config: Mapping) -> set[str]:
 
 
 def of_config(config: Mapping) -> dict[str, object]:
-    """The settings of a run, without those that may change; of a file of clusters that there is
-    one, as cutoffs and vocabulary say whether its clusters are the same.
+    """The settings of a run, without those that may change. Of a file of clusters only that there
+    is one: cutoffs and vocabulary tell whether its clusters are the same.
     """
     free = free_keys(config)
     settings = {key: value for key, value in as_json(config).items() if key not in free}

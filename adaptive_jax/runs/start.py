@@ -69,8 +69,8 @@ def check_name(workdir: Path) -> None:
 
 
 def check_place(workdir: Path) -> None:
-    """Finds before a long preparation that a run cannot begin or resume in `workdir`. Warns of
-    files there that are no run's.
+    """Checks, before a long preparation, that a run can begin or resume in `workdir`. Warns of
+    other files there.
 
     Raises:
         InputError: see `check_name`; or it holds an exported model, or checkpoints without a

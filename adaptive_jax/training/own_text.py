@@ -1,4 +1,4 @@
-"""Settings of a config with `own_text` that its text gives: splits, vocabulary, cutoffs.
+"""Settings that the text decides in a config with `own_text`: splits, vocabulary, cutoffs.
 configs/own_text.py has such configs.
 """
 
@@ -131,9 +131,9 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
 
 
 def _open_cutoffs(config: Mapping) -> list[str]:
-    """The keys of cutoffs that the text decides where they are empty: those of the input, unless
-    clusters cut its words, or the output that reads its table needs it in one band; and those of
-    an adaptive softmax of a table of its own.
+    """The keys of empty cutoffs that the text decides: those of the input, unless clusters cut its
+    words or an output tied to its table needs one band; and those of an adaptive softmax with a
+    table of its own.
     """
     output, table = config["output"], config["output"]["table"]["name"]
     many_bands = getattr(maker("output", output["name"]), "many_bands", True)

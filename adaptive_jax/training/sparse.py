@@ -91,7 +91,7 @@ def sparse(
 
 def _moments(optimizer, state, encoder):
     """Mask of the arrays of a state that are moments of the encoder: all that it keeps for a
-    parameter, except averages, which take in the encoder as it stands.
+    parameter, except averages, which also count updates that leave the encoder as it is.
     """
     moments = tree_utils.tree_map_params(
         optimizer,
@@ -99,7 +99,7 @@ def _moments(optimizer, state, encoder):
         state,
         encoder,
         transform_non_params=lambda _: False,
-        # Another part of the optimizer has the parameter; sm3 keeps a list for each.
+        # A parameter of another part of the optimizer; a list for each parameter, as sm3 has it.
         is_leaf=lambda a: isinstance(a, optax.MaskedNode | list),
     )
     if tree_utils.tree_get(state, "average", filtering=optim.is_field) is None:
@@ -110,5 +110,7 @@ def _moments(optimizer, state, encoder):
 
 def _with_count(state, count):
     """The state of an optimizer with another count of updates, if it has one."""
-    counts = tree_utils.tree_get_all_with_path(state, "count", optim.is_field)
-    return tree_utils.tree_set(state, optim.is_field, count=count) if counts else state
+    for name in "count", "t":  # the field's name in Adam, and in Adan
+        if tree_utils.tree_get_all_with_path(state, name, optim.is_field):
+            state = tree_utils.tree_set(state, optim.is_field, **{name: count})
+    return state

@@ -186,7 +186,7 @@ def test_adam_counts_for_the_encoder_the_updates_that_it_had():
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["amsgrad", "adafactor", "sm3"])
+@pytest.mark.parametrize("name", ["amsgrad", "adafactor", "adan", "sm3"])
 def test_an_encoder_is_trained_as_if_alone(name):
     """By optimizers whose state depends on the count of updates, or is a list for each parameter:
     they kept the encoder's moments by the count of all updates, and sm3 ended in a traceback.
