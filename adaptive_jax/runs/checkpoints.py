@@ -121,9 +121,9 @@ def _beside_training(read: Callable[[], T]) -> T:
 class Checkpoints:
     """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
-    Items are those of `ITEMS` that have arrays in them. A run that resumes leaves damaged
-    checkpoints that are newer than the last intact one, and older ones whose loss is damaged, where
-    they are, with a warning, and does not see them.
+    Items are those of `ITEMS` that have arrays in them. A resumed run warns of damaged checkpoints
+    that are newer than the last intact one, and of older ones whose loss is damaged; it leaves them
+    where they are and ignores them.
 
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
