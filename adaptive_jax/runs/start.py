@@ -111,7 +111,8 @@ def _check_writable(workdir):
 
 
 def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
-    """Writes what the run is; the first host does, and the others wait until they see it.
+    """Writes the files that say what the run is. The first host does; the others wait until they
+    see them.
 
     Raises:
         InputError: another run is there, the hosts do not share a disk, or their settings or texts

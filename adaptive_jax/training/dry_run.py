@@ -96,7 +96,7 @@ class Checked(NamedTuple):
     parts: Parts
 
     def parts_for(self, vocabulary_size: int) -> Parts:
-        """Layers and optimizer for so many words."""
+        """Layers and optimizer for this many words."""
         if self.parts.model.input.vocabulary_size == vocabulary_size:
             return self.parts
         return sparse.parts_of(self.config, vocabulary_size)

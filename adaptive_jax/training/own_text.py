@@ -32,8 +32,8 @@ LEAST_MERGES, MOST_MERGES = 200, 32_000  # the most: Baevski & Auli 2019
 def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
     """The config, of `own_text`, with a value for each key that its text decides.
 
-    A new run reads the text and prints what is chosen; one that has begun takes what it began with.
-    All hosts call this.
+    A new run reads the text and prints the choices; one that has begun keeps those that it began
+    with. All hosts call this.
 
     begun: the config of the run that has begun; None if none has.
     model: of the config, with a vocabulary of any size.
