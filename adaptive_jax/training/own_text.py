@@ -75,7 +75,7 @@ def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
         count, bands = 1, "none: a full softmax over so few words is cheap"
         if config["init_from"]:  # parameters fit another vocabulary, not another number of bands
             origin = read_config(path_of(config["init_from"]))
-            count, bands = 1 + len(at(origin, open_cutoffs[0])), "none, as the run of init_from"
+            count, bands = 1 + len(at(origin, open_cutoffs[0])), "none, as in the run of init_from"
         elif size > FULL_SOFTMAX:
             count = BANDS
         if count > 1:
