@@ -9,13 +9,16 @@ It prints the nats of each line with its <eos>, and the line.
 import json
 import re
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
 # Words, numbers and punctuation marks, as data.tokeniser=marks separates them
-LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
+CHARACTERS = map(chr, range(0x300, 0x10000))
+COMBINING = "".join(c for c in CHARACTERS if unicodedata.category(c)[0] == "M") + "\u200c\u200d"
+LETTERS = rf"[^\W\d_]+(?:[{COMBINING}]+[^\W\d_]*)*"
 MARKS = rf"(?<!\S)<(?:unk|eos)>(?!\S)|{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
 
 

@@ -9,6 +9,7 @@ It prints the nats of each line with its <eos>, and the line.
 import json
 import re
 import sys
+import unicodedata
 from pathlib import Path
 
 import torch
@@ -16,7 +17,9 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 # Words, numbers and punctuation marks, as data.tokeniser=marks separates them
-LETTERS = r"(?:[^\W\d_][\u0300-\u036f]*)+"
+CHARACTERS = map(chr, range(0x300, 0x10000))
+COMBINING = "".join(c for c in CHARACTERS if unicodedata.category(c)[0] == "M") + "\u200c\u200d"
+LETTERS = rf"[^\W\d_]+(?:[{COMBINING}]+[^\W\d_]*)*"
 MARKS = rf"(?<!\S)<(?:unk|eos)>(?!\S)|{LETTERS}(?:['’-]{LETTERS})*|\d+|[^\w\s]|_"
 
 

@@ -36,9 +36,18 @@ def optimizer_of(
             layers with sparse updates; one whose state no checkpoint can hold; one of tables beside
             averages, or of a model that has no tables.
     """
-    name = config["optimizer"]["name"]
+    name, tables = config["optimizer"]["name"], config["optimizer"]["tables"]
     optimizer = optim.from_config(config, model.word_tables())
-    _check_tables(config, model, jax.eval_shape(optimizer.init, shapes))
+    averages = optim.params_to_evaluate(jax.eval_shape(optimizer.init, shapes), None)
+    if tables and averages:
+        raise InputError(
+            f"optimizer.tables must be empty with optimizer.name={name!r}, which averages, got"
+            f" {tables!r}"
+        )
+    if tables and not model.word_tables():
+        raise InputError(
+            f"optimizer.tables must be empty with a model that composes its words, got {tables!r}"
+        )
     if name in optim.OPTIMIZERS:
         return optimizer
     groups = getattr(model.body, "parameter_groups", ())
@@ -49,7 +58,7 @@ def optimizer_of(
                 f"compose_share={share:g} must be 1 with optimizer.name={name!r} and stacked layers"
             )
         optimizer = on_each_layer(optimizer, stacks)
-        if optim.params_to_evaluate(jax.eval_shape(optimizer.init, shapes), None):
+        if averages:
             raise InputError(f"optimizer.name={name!r} must not average and treat arrays as layers")
     state = jax.eval_shape(optimizer.init, shapes)
     if any(a.size == 0 for a in jax.tree.leaves(state)):
@@ -57,19 +66,6 @@ def optimizer_of(
             f"optimizer.name={name!r} keeps empty arrays, which no checkpoint can hold"
         )
     return optimizer
-
-
-def _check_tables(config, model, state):
-    """Raises InputError for `optimizer.tables` beside averages, or of a model without tables."""
-    name, tables = config["optimizer"]["name"], config["optimizer"]["tables"]
-    averages = optim.params_to_evaluate(state, None)
-    if tables and (averages or not model.word_tables()):
-        reason = (
-            f"optimizer.name={name!r}, which averages"
-            if averages
-            else "a model that composes its words"
-        )
-        raise InputError(f"optimizer.tables must be empty with {reason}, got {tables!r}")
 
 
 def is_layerwise(name: str) -> bool:
@@ -84,7 +80,7 @@ def is_layerwise(name: str) -> bool:
 def on_each_layer(
     optimizer: optax.GradientTransformation, stacks: Sequence[str]
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that is given layers in place of stacks of them.
+    """An optimizer that gets single layers in place of stacks of them.
 
     stacks: names of the body's parameters whose first axis counts layers.
     """

@@ -39,7 +39,7 @@ class AveragedState(NamedTuple):
 def descend_and_average(
     learning_rate, nonmono: int, form: str
 ) -> optax.GradientTransformationExtraArgs:
-    """The last part of `nt_asgd`: changes against the given directions, and the averages.
+    """The last part of `nt_asgd`: steps against the directions, and the averages.
 
     `update(..., frozen=TREE)`: parameters that TREE, of booleans, names stay as they are.
     """

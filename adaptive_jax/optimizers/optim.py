@@ -6,9 +6,9 @@
     state = after_evaluation(state, nll)
 
 An optimizer is a function from a learning rate and settings to a `GradientTransformation`; the
-schedule calls it with the rate of each update. A part of the state that goes by validation losses
-has a method `after_evaluation(nll)`, one that can end a run a method `ended()`; averages that are
-evaluated in place of the parameters are a field `average`.
+schedule calls it with the rate of each update. A part of the state that depends on validation
+losses has a method `after_evaluation(nll)`; one that can end a run has a method `ended()`. A field
+`average` holds averages that are evaluated in place of the parameters.
 """
 
 import inspect
@@ -295,7 +295,7 @@ def _is_equal(a, b):
 
 
 def after_evaluation(state: Any, nll: float) -> Any:
-    """The next state, given the validation loss in nats a word, for the parts that wait for one.
+    """The next state, given the validation loss in nats a word, of the parts that depend on it.
 
     Training calls it once for each evaluation that is due by `evaluate_every`. It computes where
     the state lies, which several hosts may share.
@@ -333,7 +333,7 @@ def ended(state: Any) -> bool:
 
 
 def waits(config: Mapping) -> str | None:
-    """The group of the config whose choice makes updates go by validation losses, if any."""
+    """The group of the config whose choice makes updates depend on validation losses, if any."""
     state = jax.eval_shape(from_config(config).init, {"a": jnp.zeros((2, 2))})
     parts = {"optimizer": state.inner, "schedule": state.schedule}
     return next((group for group, part in parts.items() if _waiting(part)), None)

@@ -1,9 +1,9 @@
-"""Row-sparse updates: of a table of millions of rows, an update reads and writes those alone that a
+"""Row-sparse updates: an update of a table of millions of rows reads and writes only those that a
 batch looks up.
 
-A gradient of a whole table is as large as the table, and so is what an optimizer does with it. The
-gradient of the looked-up rows is as large as the batch: look the rows up first, differentiate by
-them, and give that gradient to `update_rows`.
+The gradient of a whole table is as large as the table, and an optimizer reads and writes all of it.
+The gradient of the looked-up rows is as large as the batch: look the rows up first, differentiate
+with respect to them, and pass that gradient to `update_rows`.
 """
 
 from typing import Any
@@ -35,10 +35,9 @@ def update_rows(
             loss, gradient = jax.value_and_grad(loss_of)(table[ids])
             return *update_rows(optimizer, table, state, ids, gradient), loss
 
-    Time and memory go by the ids, not by the rows of the table, where the table and the state are
-    donated, as here; otherwise XLA copies both. The gradients of an id that occurs several times
-    are summed first. Then the optimizer sees these rows and their part of its state, as if there
-    were no others.
+    Time and memory grow with the ids, not with the rows of the table, where the table and the state
+    are donated, as here; otherwise XLA copies both. The gradients of an id that occurs several
+    times are summed first. Then the optimizer sees only these rows and their part of its state.
 
     Gradient descent and Adagrad (Duchi et al. 2011), of a fixed rate or a schedule, give what they
     give with the gradient of the whole table. Momentum, decayed averages and weight decay, which
@@ -60,7 +59,7 @@ def update_rows(
 
     Raises:
         InputError: shapes that do not fit; ids that do not exist (inside `jax.jit`, where ids are
-            not known, those change nothing); the state of another optimizer, or one with an array
+            not known, these change nothing); the state of another optimizer, or one with an array
             whose first axis is not the rows.
     """
     tables = jax.tree.map(jnp.asarray, table)

@@ -85,7 +85,7 @@ def row_wise_adam(
 
 
 def _numbers(**values):
-    """Those that are no arrays, as `optax.inject_hyperparams` makes them."""
+    """The values that are not arrays; `optax.inject_hyperparams` passes arrays."""
     return {name: value for name, value in values.items() if not isinstance(value, jax.Array)}
 
 

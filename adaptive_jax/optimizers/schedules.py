@@ -149,7 +149,7 @@ class Plateau:
         patience: evaluations in a row without a fall after which the rate is divided; PyTorch and
             fairseq count one less.
         threshold: share of that loss by which a loss must be lower to count as a fall.
-        divisions: after so many the run ends, which has as many rates; 0: no end.
+        divisions: the run ends after this many, so that it has as many rates; 0: no limit.
     """
 
     learning_rate: float
@@ -161,7 +161,7 @@ class Plateau:
     divisions: NonNegativeInt = 0
 
     def __call__(self, count):
-        """The rate after `count` updates, divisions left out."""
+        """The rate after `count` updates, without divisions."""
         rate, start, steps = self.learning_rate, self.warmup_from, self.warmup_steps
         return constant(rate, warmup_from=start, warmup_steps=steps)(count)
 
@@ -214,7 +214,7 @@ class ScheduledState(NamedTuple):
 def scheduled(
     optimizer: Callable[..., optax.GradientTransformation], schedule: optax.Schedule | Plateau
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer whose every update has the learning rate of a schedule.
+    """An optimizer that takes the learning rate of each update from a schedule.
 
     `update(gradients, state, params, scale=0.5)` multiplies the rate of this update: streams scale
     it by the length of the window. Other extra arguments go to the optimizer.

@@ -61,7 +61,7 @@ def recorded(directory: Path, key: str) -> object:
 
 
 class _WithChecksums:
-    """A directory that Orbax is about to finish; STEP with checksums of its items.
+    """A directory that Orbax is about to finish; that of a step gets checksums of its items.
 
     damaged: names of steps hidden from Orbax, so that it neither counts nor deletes them.
     """
@@ -87,12 +87,12 @@ class _OnDisk(_WithChecksums, ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 
 class _InBucket(_WithChecksums, ocp.path.atomicity.CommitFileTemporaryPath):
-    """Given an object that says so once it holds everything."""
+    """Marked by an object once it holds everything."""
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Silences Orbax, which warns about ordinary events, in a program of somebody else's."""
+    """Silences Orbax, which warns about ordinary events, in programs that import this package."""
     verbosity = absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.ERROR)
     try:
@@ -111,7 +111,7 @@ class _Manager(ocp.CheckpointManager):
 
 
 def _beside_training(read: Callable[[], T]) -> T:
-    """Reads again where a training deleted a checkpoint between Orbax's list and its look at it."""
+    """Reads again if a training deletes a checkpoint between Orbax's list and its look at it."""
     for _ in range(DELETIONS):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return read()
@@ -121,9 +121,9 @@ def _beside_training(read: Callable[[], T]) -> T:
 class Checkpoints:
     """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
-    Items are those of `ITEMS` that have arrays in them. A run that resumes leaves damaged
-    checkpoints that are newer than the last intact one, and older ones whose loss is damaged, where
-    they are, with a warning, and does not see them.
+    Items are those of `ITEMS` that have arrays in them. A resumed run warns of damaged checkpoints
+    that are newer than the last intact one, and of older ones whose loss is damaged; it leaves them
+    where they are and ignores them.
 
     read_only: leaves the directory as it is, to read beside a run that is still training.
 

@@ -67,8 +67,8 @@ def free_keys(config: Mapping) -> set[str]:
 
 
 def of_config(config: Mapping) -> dict[str, object]:
-    """The settings of a run, without those that may change; of a file of clusters that there is
-    one, as cutoffs and vocabulary say whether its clusters are the same.
+    """The settings of a run, without those that may change. Of a file of clusters only that there
+    is one: cutoffs and vocabulary tell whether its clusters are the same.
     """
     free = free_keys(config)
     settings = {key: value for key, value in as_json(config).items() if key not in free}
@@ -155,8 +155,8 @@ def check_resumes(workdir: Path, identity: Mapping) -> None:
 
 
 def check_hosts(settings: Mapping, corpus: Corpus | None = None) -> None:
-    """Raises InputError if hosts differ in a setting, their number of devices, words or texts. They
-    would update, evaluate or end at different steps, and wait for each other for ever.
+    """Raises InputError if hosts differ in a setting, their number of devices, words or texts. Such
+    hosts would update, evaluate or end at different steps, and wait for each other for ever.
     """
     values = {key: value for key, value in as_json(settings).items() if key not in OF_A_HOST}
     values |= {"devices": jax.local_device_count()} | (of_corpus(corpus) if corpus else {})

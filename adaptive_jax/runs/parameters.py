@@ -1,4 +1,4 @@
-"""The parameters of a run, or of an exported model, for those that read nothing else of it.
+"""Reads the parameters of a run or of an exported model, and nothing else of it.
 
 An exported model is a workdir whose parameters are one file instead of checkpoints:
 

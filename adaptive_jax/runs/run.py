@@ -43,8 +43,7 @@ class Run:
             `open_words`; by default those of training. A model whose parameters fit any vocabulary
             composes the vectors of new words from what the lexicon says of them; any other model
             has none.
-        share: of the words, those that keep their entries in the lexicon; None: as the run was
-            trained.
+        share: of the words that keep their entries in the lexicon; None: as the run was trained.
     """
 
     workdir: Path | None
@@ -81,7 +80,7 @@ class Run:
         return self
 
     def with_parts(self, **parts) -> "Run":
-        """A copy of which these attributes are set; what was read stays."""
+        """A copy with these attributes; what was read stays."""
         run = copy.copy(self)
         vars(run).update(parts)
         return run
@@ -183,8 +182,8 @@ class Run:
 
 
 def fits_any_vocabulary(config: dict, words: int) -> bool:
-    """True if a config's model of so many words has the parameters of a model of more words, and
-    all bands but the last have the same words: not so where an output cuts all words evenly.
+    """True if a config's model of this many words has the parameters of a model of more words, and
+    the same words in all bands but the last: not so where an output cuts all words evenly.
     """
 
     def shared(words):

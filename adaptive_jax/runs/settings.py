@@ -114,14 +114,12 @@ def at_clusters(config: dict, begun: dict | None) -> dict:
 
 
 def with_own_files(config: dict, workdir: Path | None, other_words: bool = False) -> dict:
-    """The config of a run as `build` takes it: without its clusters, whose cutoffs are already in
-    it, and, once the run has begun, with the lexicon that was copied into its workdir; with the
-    counts of n-grams there.
+    """The config of a run as `build` takes it: without clusters, whose cutoffs are already in it;
+    with the counts of n-grams of its workdir and, once the run has begun, the lexicon there.
 
     config: see `at_clusters`, or as `read_config` returns it.
-    other_words: words that the run does not know are asked for, and its copy of the lexicon lacks
-        them: keep the path of the lexicon if there still is one on a disk. A bucket is not asked:
-        anybody may have written the config.
+    other_words: keep the path of the lexicon if that file still exists on a disk, for words that
+        the copy in the workdir lacks. A path in a bucket is never read: the config is not trusted.
 
     Raises:
         InputError: the copy is missing.

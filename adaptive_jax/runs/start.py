@@ -69,8 +69,8 @@ def check_name(workdir: Path) -> None:
 
 
 def check_place(workdir: Path) -> None:
-    """Finds before a long preparation that a run cannot begin or resume in `workdir`. Warns of
-    files there that are no run's.
+    """Checks, before a long preparation, that a run can begin or resume in `workdir`. Warns of
+    other files there.
 
     Raises:
         InputError: see `check_name`; or it holds an exported model, or checkpoints without a
@@ -111,7 +111,8 @@ def _check_writable(workdir):
 
 
 def begin(workdir: Path, config: dict, plan: dict, corpus: Corpus) -> None:
-    """Writes what the run is; the first host does, and the others wait until they see it.
+    """Writes the files that say what the run is. The first host does; the others wait until they
+    see them.
 
     Raises:
         InputError: another run is there, the hosts do not share a disk, or their settings or texts

@@ -7,8 +7,8 @@
 The word after the colon picks a row of the paper's table; --config.KEY=VALUE changes any setting.
 The same command on the same workdir resumes the run.
 
-Several hosts run the same command. TPU pods, SLURM and, with mpi4py, mpirun tell them of each
-other; elsewhere each adds --coordinator=HOST:PORT --hosts=N --host=I.
+Several hosts run the same command. TPU pods, SLURM and mpirun (with mpi4py) connect them;
+elsewhere each host adds --coordinator=HOST:PORT --hosts=N --host=I.
 """
 
 import functools
@@ -30,11 +30,11 @@ class Train(NamedTuple):
 
     Attributes:
         dry_run: Print the plan, write it to workdir/plan.json, and stop.
-        target: With --dry_run: a device that need not be here, such as h100 or v5e:2x2, whose
+        target: With --dry_run: a device that need not be present, such as h100 or v5e:2x2, whose
             compiler counts memory.
         hours: How long training may take; short for --config.hours.
-        init_from: Workdir of a run from whose parameters this one starts, with its own corpus, and
-            without --config with that run's config; short for --config.init_from.
+        init_from: Workdir of a run whose parameters this one starts from, with a corpus of its own.
+            Without --config, it has the config of that run. Short for --config.init_from.
         init_checkpoint: With --init_from: best, latest or the number of updates; short for
             --config.init_checkpoint.
         tune_cpu: On a CPU, train with large pages of memory and two devices, which is faster.
@@ -60,7 +60,7 @@ def define_flags() -> None:
 def main():
     """Trains as the flags say, or prints the plan or the keys."""
     options = config_flags.options(Train)
-    keys = "hours", "init_from", "init_checkpoint"  # of the config, for which these flags are short
+    keys = "hours", "init_from", "init_checkpoint"  # of the config, which have short flags
     short = {key: value for key in keys if (value := getattr(options, key)) is not None}
     if options.explain:
         from adaptive_jax.config import explain
@@ -79,7 +79,7 @@ def main():
                 f"--target={options.target} compiles for a device that need not be here: add"
                 " --dry_run"
             )
-        # Nothing runs, and plugins of devices that are not here would complain.
+        # Nothing runs, and plugins of absent devices would complain.
         os.environ["JAX_PLATFORMS"] = "cpu"
     tune_cpu = options.tune_cpu and options.target is None
     # After the flags: --help and their errors should not wait for jax.

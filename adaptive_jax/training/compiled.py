@@ -1,5 +1,5 @@
-"""The update of a config, compiled before any array exists: for the devices that are here, or for
-others, whose names `adaptive_jax.planning.targets` has.
+"""Compiles the update of a config before any array exists, for present devices or for those that
+`adaptive_jax.planning.targets` names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,14 @@ USABLE_MEMORY = 0.9
 
 
 class Memory(NamedTuple):
-    """Bytes of one device that a program needs: its arguments, and all else while it runs."""
+    """Bytes that a program needs on one device: its arguments, and all else while it runs."""
 
     state: int
     temporary: int
 
 
 def memory_of(compiled: jax.stages.Compiled) -> Memory:
-    """The memory of a program; results in the place of arguments count once."""
+    """The memory of a program; results that reuse the memory of arguments count once."""
     analysis = compiled.memory_analysis()
     results = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
     return Memory(analysis.argument_size_in_bytes, analysis.temp_size_in_bytes + results)
@@ -46,7 +46,7 @@ def compile_update(
 ) -> jax.stages.Compiled:
     """Compiles the first update of a config.
 
-    devices: that are present in the plan; None: those that are here. options: of the compiler.
+    devices: those of the plan; None: those of this machine. options: of the compiler.
     """
     mesh = sharding.device_mesh(plan.fsdp, devices, plan.devices)
     (model, optimizer), rows = parts, plan.rows_per_device * plan.devices
@@ -80,11 +80,13 @@ def plan_update(
     memory: int | None,
     options: Mapping | None = None,
 ) -> tuple[Plan, jax.stages.Compiled | None]:
-    """`make_plan`; and if the config leaves `tokens_per_device` open (0), with about the largest
-    microbatches whose compiled update fits `memory`, the bytes of a device, that update.
+    """Makes a plan. If `tokens_per_device` is 0, its microbatches are about the largest whose
+    compiled update fits in memory, and that update is returned, too.
+
+    memory: bytes of a device; None: not known.
 
     Raises:
-        InputError: as `make_plan`, or one row a device is too much.
+        InputError: as `make_plan`, or a device cannot hold one row.
     """
     hosts = len({device.process_index for device in devices})
     plan = make_plan(config, parts, len(devices), memory, hosts)
@@ -156,7 +158,7 @@ def counts(target: Target, compiled: jax.stages.Compiled) -> dict:
 
 
 def describe(target: Target, counted: Mapping) -> str:
-    """`counts` in lines."""
+    """Lines of text for `counts`."""
     state, temporary = counted["state_bytes"], counted["temp_bytes"]
     full = ": too little memory" if state + temporary > target.memory else ""
     return (

@@ -1,4 +1,4 @@
-"""Updates that diverge: how training notices them, and what it does then (the key `divergence`).
+"""Detects updates that diverge. The key `divergence` says what follows:
 
 stop    the run ends with an error
 skip    the update is left out: parameters and momentum stay as they were, and the schedule goes on
@@ -44,10 +44,10 @@ class DivergenceMonitor:
         self.names, self.skipped_in_a_row = names, 0
 
     def check(self, step: int, metrics: Mapping) -> None:
-        """Warns of an update that was skipped; `metrics` as `make_update` gives them.
+        """Checks the metrics of an update, as `make_update` returns them; warns if it was skipped.
 
         Raises:
-            Diverged: the update diverged and was not skipped, or too many before it were.
+            Diverged: the update diverged and was not skipped, or too many in a row were.
         """
         loss, norm = float(metrics["nll"]), float(metrics["gradient_norm"])
         finite = math.isfinite(float(metrics["loss"])) and math.isfinite(norm)

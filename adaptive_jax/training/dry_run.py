@@ -1,4 +1,4 @@
-"""Checks before a run, and the dry run, which ends after them: it prints the plan and writes it."""
+"""Checks a run before it starts; a dry run then prints and writes the plan, and ends."""
 
 import logging
 from collections.abc import Mapping
@@ -96,17 +96,17 @@ class Checked(NamedTuple):
     parts: Parts
 
     def parts_for(self, vocabulary_size: int) -> Parts:
-        """Layers and optimizer for so many words."""
+        """Layers and optimizer for this many words."""
         if self.parts.model.input.vocabulary_size == vocabulary_size:
             return self.parts
         return sparse.parts_of(self.config, vocabulary_size)
 
 
 def checked(config: dict, workdir: Path, devices: int | None) -> Checked:
-    """Finds what is wrong with a run before a long preparation of its corpus.
+    """Checks a run before the long preparation of its corpus.
 
-    config: whole, see `adaptive_jax.config.keys.resolve`.
-    devices: that share an update; None leaves that unchecked.
+    config: complete, see `adaptive_jax.config.keys.resolve`.
+    devices: the number that shares an update; None: not checked.
 
     Raises:
         InputError: what is wrong.
@@ -128,8 +128,8 @@ def checked(config: dict, workdir: Path, devices: int | None) -> Checked:
 
 
 def check_config(config: Mapping, devices: int | None) -> Parts:
-    """Finds what is wrong with layers, optimizer, schedule or update; returns layers and optimizer
-    for a vocabulary that may be smaller.
+    """Checks layers, optimizer, schedule and update; returns layers and optimizer for a vocabulary
+    that may be smaller.
 
     devices: as `checked`.
     """
@@ -140,7 +140,7 @@ def check_config(config: Mapping, devices: int | None) -> Parts:
     writers.check(config["metrics"])
     layers = at(config, word_group(config)), config["output"]["table"]
     cutoffs = [cutoff for layer in layers for cutoff in layer.get("cutoffs", ())]
-    # Of a vocabulary that is not made yet: as many words as the layers need at least.
+    # A vocabulary that is not made yet counts as the smallest that the layers accept.
     least = *(cutoff + 1 for cutoff in cutoffs), config["output"].get("classes", 0), 2
     words = max(config["data"]["vocabulary_size"], *least)
     parts = sparse.parts_of(config, words)
@@ -175,7 +175,7 @@ def check_config(config: Mapping, devices: int | None) -> Parts:
 
 
 def _trace(model, length):
-    """Traces hidden states of a row, so that layers refuse what they cannot run here."""
+    """Traces the hidden states of a row, so that layers raise for what they cannot run here."""
     tokens, row = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, length), (1,)))
     batch = Batch(tokens, tokens, jax.ShapeDtypeStruct((1, length), jnp.float32), row)
 

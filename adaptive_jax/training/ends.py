@@ -27,9 +27,9 @@ def validates(config: Mapping, step: int, last: bool) -> tuple[bool, bool]:
 class Clock:
     """The hours that a run has trained.
 
-    What counts is the time since `Clock` was made, which is after the corpus was prepared:
-    compiling, updates, evaluations and saving. A run that is resumed goes on from the hours of its
-    checkpoint, so what a crash lost does not count.
+    They count compiling, updates, evaluations and saving, from when `Clock` is made, after the
+    corpus was prepared. A resumed run starts from the hours of its checkpoint, so time that a crash
+    lost does not count.
 
     Args:
         limit: hours of training; 0: no limit.
@@ -62,10 +62,11 @@ class Clock:
 def reason(
     config: Mapping, step: int, losses: Sequence[float], late: bool, ended: bool
 ) -> str | None:
-    """Why a run ends after `step` updates, as the first words of its last line; None: it goes on.
+    """The reason that a run ends after `step` updates, which begins its last line; None: it
+    continues.
 
-    losses: of all evaluations so far that `validates` asks for. late: whether its hours are over.
-        ended: whether the optimizer says so.
+    losses: of all evaluations so far that are due by `validates`. late: whether the hours are over.
+        ended: whether the optimizer ends the run.
     """
     if step == config["steps"]:
         return "finished"

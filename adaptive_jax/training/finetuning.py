@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
 BY_BAND = re.compile(r"(table|norm)_(\d+)")  # those with a row for each word of a band
 HEAD = "head"  # has one for each word of band 0
-# Parameters of outputs whose clusters may be as many as the words ask for
+# Parameters of outputs with a row for each cluster, whose number may depend on the vocabulary
 BY_CLUSTER = "clusters", "cluster_bias", "projections"
-# Settings of layers, and those of them that leave the meaning of parameters as it is
+# Settings of layers, and those of them that do not change the meaning of parameters
 LAYERS = re.compile(r"(input|body|output)\.")
 OF_TRAINING = re.compile(
     r"drop|init_|remat|cutoffs|clusters|lexicon|smoothing|z_loss|samples|proposal|max_positions"
@@ -51,8 +51,8 @@ ONE_SOFTMAX = {"softmax", "sampled", "nce"}  # in evaluation
 
 
 def check_origin(config: Mapping, workdir: Path) -> None:
-    """Finds in a moment whether there is a run `config["init_from"]`, if a new run in `workdir`
-    starts from one.
+    """Checks, before a long preparation, that the run `config["init_from"]` exists, if a new run in
+    `workdir` starts from one.
 
     Raises:
         InputError: no run or checkpoint there, or a checkpoint of no run.
@@ -66,11 +66,11 @@ def check_origin(config: Mapping, workdir: Path) -> None:
 
 
 def config_of_origin(init_from: str, workdir: Path | None = None) -> dict:
-    """The config of a run that starts from another one and states none: that of the other one, but
-    for what it logs; of a run that has begun, its own. Either may be anybody's, so that nothing is
-    fetched for it: its copy of the lexicon takes the place of one in a bucket.
+    """The config of a run that starts from another one without a config of its own: that of the
+    other run, except for what it logs; of a run that has begun, its own. Neither is trusted, so
+    nothing is fetched that it names: the copy of the lexicon replaces one in a bucket.
 
-    workdir: None: of a run that has not begun.
+    workdir: of the run that starts; None if it has not begun.
 
     Raises:
         InputError: no run there, or a damaged config.
@@ -163,8 +163,8 @@ def finetuned(
     its optimizer made.
 
     Rows of words that both vocabularies have are carried over by word; those of new words, and of
-    words that lie in another band than before, stay as they are, at random. What a model composes
-    from what the lexicon says of words has no rows, and is the same function of other words.
+    words that lie in another band than before, stay as they are, at random. Vectors that a model
+    composes from the lexicon have no rows: the same parameters compose those of other words.
 
     vocabulary, mesh: the words of `model`, and the devices of `state`.
 
@@ -238,9 +238,7 @@ def _first_word(arrays, path):
 
 
 def _check_same_model(origin, old, new):
-    """Refuses parameters that differ by more than rows of words, and vectors of clusters of
-    words.
-    """
+    """Raises InputError for parameters that differ by more than rows of words or of clusters."""
     old_shapes, new_shapes = (
         {path: a.shape for path, a in traverse_util.flatten_dict(params).items()}
         for params in (old, new)
@@ -256,7 +254,7 @@ def _check_same_model(origin, old, new):
 
 
 def _warn_of_other_settings(config, old):
-    """Says where layers compute something else than the run whose parameters they get."""
+    """Warns where layers compute something else than in the run whose parameters they get."""
     before, now = (
         {k: v for k, v in as_json(keys).items() if LAYERS.match(k) and not OF_TRAINING.search(k)}
         for keys in (old, config)

@@ -86,8 +86,7 @@ def train(
     published: the last arguments of `write_published`, for evaluations to show.
 
     Raises:
-        InputError: anything a user can cure, an update that diverges among it. What was saved
-            stays.
+        InputError: an error that a user can fix, or an update that diverges. Checkpoints stay.
         Stopped: a stop was requested; the message says what was saved.
     """
     checks = checked(resolve(config), workdir, jax.device_count())
@@ -126,7 +125,7 @@ def train(
         run = run.with_parts(config=config, model=parts.model, mesh=mesh, lexicon=lexicon)
         begin(workdir, checks.saved_config, plan._asdict(), corpus)
         row, changed = published
-        # Resuming needs no flag init_from, so flags do not tell.
+        # A run resumes without --init_from, so the flags may not show it.
         changed = [*changed, *["init_from"] * bool(config["init_from"])]
         write_published(workdir, config, row, changed)
         job = Job(config, plan, run, corpus, batches, parts.optimizer, stop, lock)
@@ -214,8 +213,8 @@ class Training:
                     self.checkpoints.close()
 
     def _catch_up(self):
-        """Makes up for the evaluation that was due when the run was stopped, which saved its state
-        first. Returns the step and the reason if the run is over.
+        """Makes up for the evaluation that was due when the run was stopped: a stop only saves the
+        state. Returns the step and the reason if the run is over.
         """
         config, step = self.job.config, self.first_step
         late = step > 0 and self.clock.over()
@@ -233,7 +232,7 @@ class Training:
         return reason and (step, reason)
 
     def _stop_unchanged(self):
-        """Stops, if told to, before the first update of this process: there is nothing to save."""
+        """Stops, if requested, before this process makes an update: there is nothing to save."""
         if self.job.stop.requested:
             raise Stopped(
                 f"stopped after update {self.first_step:,} of {self.job.config['steps']:,}: the"
@@ -325,10 +324,10 @@ class Training:
 
     def _validate(self, step):
         """Scores the validation split, tells the optimizer and returns the loss in nats a word;
-        None if told to stop meanwhile.
+        None if a stop was requested meanwhile.
         """
         job, vocabulary = self.job, self.job.corpus.vocabulary
-        # As many rows of a stream begin anew, so their number may not depend on the devices.
+        # Each row of a stream starts without a carry, so their number must not depend on devices.
         streams = job.config["batches"]["layout"] == "streams"
         rows = job.plan.rows_per_update if streams else job.batches.per_microbatch
         windows = Windows.of(job.config, rows=rows)
@@ -349,14 +348,14 @@ class Training:
         if result["tokens"] > result["words"] and result["characters"]:  # of sub-words
             keys += ["bits_per_character", "bits_per_byte"]
         losses = {key: result[key] for key in keys}
-        # One at the end of a start that its steps or hours limited is not one of the run.
+        # One that is due only because this process ends does not count for early stopping.
         extra = {} if any(validates(job.config, step, False)) else {"extra": 1}
         self.metrics.write(step, "validation", losses | extra)
         self._tell_optimizer(step, result["nll"])
         return result["nll"]
 
     def _tell_optimizer(self, step, nll):
-        """Tells the optimizer of an evaluation that is due by `evaluate_every`, and of no other."""
+        """Passes a loss to the optimizer if the evaluation is due by `evaluate_every`."""
         if due(step, self.job.config["evaluate_every"]):
             state = optim.after_evaluation(self.state.optimizer, nll)
             self.state = self.state._replace(optimizer=state)

@@ -43,7 +43,8 @@ class Clustering(NamedTuple):
         method: How words are put into clusters.
         embeddings: Workdir of a run, or a text file of vectors: plain, .gz, .xz, .bz2 or .zip.
         clusters: Their number.
-        factor: frequency, autoencoder: words times width are equal; widths narrow from 400 by it.
+        factor: frequency, autoencoder: widths narrow from 400 by this factor; words times width are
+            equal.
         cutoffs: frequency, autoencoder: where clusters begin, instead of equal words times width.
         seed: Of k-means or mixture.
     """
@@ -184,7 +185,7 @@ def of_run(workdir, vocabulary):
 
 
 def _vocabulary(path):
-    """The words of a file or a run, or of the corpus of the config that is given."""
+    """The words of a file or a run, or of the corpus of --config."""
     if path:
         path = path_of(path)
         return read_vocabulary(path / "vocabulary.txt" if path.is_dir() else path)

@@ -51,8 +51,8 @@ class Interval:
         self.updates, self.skipped, self.compiled = 0, 0, 0.0
 
     def add(self, metrics: Mapping, words: int) -> None:
-        """Adds an update's metrics, see `make_update`, and the words of the text that this host's
-        rows of it end.
+        """Adds an update's metrics, see `make_update`, and the number of words of the text that end
+        in this host's rows.
         """
         skipped = bool(metrics.get("skipped", False))
         if not skipped:
@@ -64,12 +64,12 @@ class Interval:
         self.last = metrics
 
     def leave_out(self, seconds: float) -> None:
-        """Leaves out the seconds that a program took to compile, and counts them by themselves."""
+        """Leaves out the seconds that a program took to compile, and counts them separately."""
         self.start += seconds
         self.compiled += seconds
 
     def close(self) -> dict[str, float]:
-        """The metrics of the interval, which ends."""
+        """Ends the interval and returns its metrics."""
         seconds = time.perf_counter() - self.start
         words = sharding.sum_over_hosts(self.words)
         metrics = {}
@@ -102,10 +102,10 @@ class Interval:
 
 class Metrics:
     """Writes metrics and shows progress: a bar on a terminal, lines elsewhere. Only the first host
-    does; the others follow the validation losses.
+    does; the others keep the validation losses.
 
-    A run that is resumed drops what was written after the step from which it resumes, so every step
-    occurs once.
+    A resumed run drops what was written after the step from which it resumes, so every step occurs
+    once.
 
     Args:
         first_step: updates done when this process begins.
@@ -133,15 +133,14 @@ class Metrics:
         losses = ((line["step"], line.get("validation/nll")) for line in earlier_lines)
         self.losses = {step: nll for step, nll in losses if nll is not None}
         self.extra = {line["step"] for line in earlier_lines if "validation/extra" in line}
-        # A run that is resumed twice from one checkpoint repeats the evaluation that was left out
-        # before it.
+        # A run resumed twice from one checkpoint repeats the evaluation that was due there.
         self.written = {(line["step"], key.split("/")[0]) for line in earlier_lines for key in line}
         self.writers = open_writers(workdir, earlier_lines, config) if hosts.first() else []
         self.bar = Bar(self.steps, first_step, ["starting"], visible=hosts.first(), limit=limit)
 
     def write(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of `group` ("train" or "validation") after `step` updates, unless
-        they stand there already.
+        """Records the metrics of `group` ("train" or "validation") after `step` updates, unless the
+        file already has them.
         """
         if (step, group) in self.written:
             return

@@ -1,4 +1,4 @@
-"""Settings of a config with `own_text` that its text gives: splits, vocabulary, cutoffs.
+"""Settings that the text decides in a config with `own_text`: splits, vocabulary, cutoffs.
 configs/own_text.py has such configs.
 """
 
@@ -18,7 +18,7 @@ from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.coverage import workload
 from adaptive_jax.planning.cutoffs import propose
-from adaptive_jax.runs.settings import read_words
+from adaptive_jax.runs.settings import read_config, read_words
 
 # The keys that the text decides where they have these values, beside those of `_open_cutoffs`.
 OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0}
@@ -32,8 +32,8 @@ LEAST_MERGES, MOST_MERGES = 200, 32_000  # the most: Baevski & Auli 2019
 def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
     """The config, of `own_text`, with a value for each key that its text decides.
 
-    A new run reads the text and prints what is chosen; one that has begun takes what it began with.
-    All hosts call this.
+    A new run reads the text and prints the choices; one that has begun keeps those that it began
+    with. All hosts call this.
 
     begun: the config of the run that has begun; None if none has.
     model: of the config, with a vocabulary of any size.
@@ -72,13 +72,18 @@ def with_text(config: dict, begun: dict | None, model: LanguageModel) -> dict:
         total = len(vocabulary.with_words(read_words(path_of(config["init_from"])).words))
     data["vocabulary_size"] = data["vocabulary_size"] or total
     if open_cutoffs:
-        bands = "none: a full softmax over so few words is cheap"
-        if size > FULL_SOFTMAX:
-            cutoffs, _ = propose(vocabulary.counts, BANDS, workload(config, model))
+        count, bands = 1, "none: a full softmax over so few words is cheap"
+        if config["init_from"]:  # parameters fit another vocabulary, not another number of bands
+            origin = read_config(path_of(config["init_from"]))
+            count, bands = 1 + len(at(origin, open_cutoffs[0])), "none, as in the run of init_from"
+        elif size > FULL_SOFTMAX:
+            count = BANDS
+        if count > 1:
+            cutoffs, _ = propose(vocabulary.counts, count, workload(config, model))
             for key in open_cutoffs:
                 rows.put(config, key, cutoffs)
             bands = (
-                f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {BANDS} bands"
+                f"cutoffs {', '.join(f'{n:,}' for n in cutoffs)}: the least work of {count} bands"
             )
         lines.append(f"bands        {bands}")
     for line in lines:
@@ -126,9 +131,9 @@ def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[d
 
 
 def _open_cutoffs(config: Mapping) -> list[str]:
-    """The keys of cutoffs that the text decides where they are empty: those of the input, unless
-    clusters cut its words, or the output that reads its table needs it in one band; and those of
-    an adaptive softmax of a table of its own.
+    """The keys of empty cutoffs that the text decides: those of the input, unless clusters cut its
+    words or an output tied to its table needs one band; and those of an adaptive softmax with a
+    table of its own.
     """
     output, table = config["output"], config["output"]["table"]["name"]
     many_bands = getattr(maker("output", output["name"]), "many_bands", True)

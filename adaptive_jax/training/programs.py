@@ -1,4 +1,4 @@
-"""The programs of a run's updates, compiled side by side, ahead of the updates that need them."""
+"""Compiles the programs of a run's updates in parallel, before the updates that need them."""
 
 import contextlib
 from collections.abc import Callable, Hashable
@@ -14,9 +14,9 @@ AHEAD = 1_000  # updates whose programs are compiled from the start on
 class Programs(contextlib.AbstractContextManager):
     """The programs of a run's updates: one for each kind of update, such as each shape of batches.
 
-    Threads compile them, as many at a time as there are cores, while the run goes on. JAX traces
-    them in the thread that asks. When the `with` block exits, those not yet begun are dropped; the
-    process waits for those under way when it ends.
+    As many threads as there are cores compile them while the run goes on; JAX traces them in the
+    calling thread. When the `with` block exits, programs that no thread has begun are dropped; the
+    process waits for the others when it ends.
 
     Args:
         kind_of: returns the kind of an update.
@@ -33,7 +33,7 @@ class Programs(contextlib.AbstractContextManager):
         self.pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, steps: range) -> int:
-        """Begins to compile what the first `AHEAD` of these updates need: so many programs."""
+        """Begins to compile what the first `AHEAD` of these updates need; returns how many."""
         for step in steps[:AHEAD]:
             self.of(step)
         return len(self.programs)

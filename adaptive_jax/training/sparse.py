@@ -77,22 +77,21 @@ def sparse(
         extra |= {"frozen": encoder} if stored else {}
         changes, after = optimizer.update(gradients, inner, params, **extra)
         if stored:
-            changes = jax.tree.map(lambda e, c: jnp.zeros_like(c) if e else c, encoder, changes)
-            moments = _moments(optimizer, inner, encoder)
-            after = jax.tree.map(lambda m, old, new: old if m else new, moments, inner, after)
-            return changes, SparseState(after, encoded)
-        # The same but for the encoder's own count; the compiler merges what both compute.
-        inner = _with_count(inner, encoded)
-        encoder_changes, _ = optimizer.update(gradients, inner, params, **extra)
-        changes = jax.tree.map(lambda e, a, b: a if e else b, encoder, encoder_changes, changes)
-        return changes, SparseState(after, encoded + 1)
+            of_encoder = jax.tree.map(jnp.zeros_like, changes), inner
+        else:  # the same by the encoder's count; the compiler merges what both compute
+            of_encoder = optimizer.update(gradients, _with_count(inner, encoded), params, **extra)
+        masks = encoder, _moments(optimizer, inner, encoder)
+        changes, after = jax.tree.map(
+            lambda mask, a, b: a if mask else b, masks, of_encoder, (changes, after)
+        )
+        return changes, SparseState(after, encoded + (not stored))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _moments(optimizer, state, encoder):
     """Mask of the arrays of a state that are moments of the encoder: all that it keeps for a
-    parameter, except averages, which take in the encoder as it stands.
+    parameter, except averages, which also count updates that leave the encoder as it is.
     """
     moments = tree_utils.tree_map_params(
         optimizer,
@@ -100,7 +99,8 @@ def _moments(optimizer, state, encoder):
         state,
         encoder,
         transform_non_params=lambda _: False,
-        is_leaf=lambda a: isinstance(a, optax.MaskedNode),  # another part of the optimizer has it
+        # A parameter of another part of the optimizer; a list for each parameter, as sm3 has it.
+        is_leaf=lambda a: isinstance(a, optax.MaskedNode | list),
     )
     if tree_utils.tree_get(state, "average", filtering=optim.is_field) is None:
         return moments
@@ -110,5 +110,7 @@ def _moments(optimizer, state, encoder):
 
 def _with_count(state, count):
     """The state of an optimizer with another count of updates, if it has one."""
-    counts = tree_utils.tree_get_all_with_path(state, "count", optim.is_field)
-    return tree_utils.tree_set(state, optim.is_field, count=count) if counts else state
+    for name in "count", "t":  # the field's name in Adam, and in Adan
+        if tree_utils.tree_get_all_with_path(state, name, optim.is_field):
+            state = tree_utils.tree_set(state, optim.is_field, **{name: count})
+    return state

@@ -50,7 +50,7 @@ class State(NamedTuple):
 def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) -> State:
     """The state that was saved after `step` updates, laid out as `shape_of_state` says.
 
-    restore: from the items asked for, as shapes, to the items.
+    restore: reads the items whose shapes it gets.
     """
     items = restore(layout.items())
     carry = jax.tree.map(

@@ -22,9 +22,9 @@ class UpdateOptions(NamedTuple):
     """Options of an update.
 
     Attributes:
-        skip_from: leave the update out if its loss is this many nats a token or more, or anything
-            is not finite; None: never.
-        window: multiply the learning rate by an update's time over so many tokens; None: leave it.
+        skip_from: leave the update out if its loss is this many nats a token or more, or its loss
+            or gradient is not finite; None: never.
+        window: multiply the learning rate by the tokens of a row over this number; None: do not.
         stored: use the state's tables as they are. Otherwise words are encoded anew, and the
             state's tables, if any, are replaced.
     """
@@ -93,8 +93,8 @@ def make_update(
         if options.skip_from is not None:
             finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
             keep = finite & (metrics["nll"] < options.skip_from)
-            # The carry is that of the text before the next window, wherever it is finite; tables
-            # are of the parameters before.
+            # The next window reads the carry, which depends on the text; tables are those of the
+            # parameters before the update.
             carry = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), carry)
             after = _unless_skipped(keep, after, state)
             after = after._replace(step=state.step + 1, carry=carry, tables=tables)
@@ -112,8 +112,8 @@ def make_update(
 
 
 def _unless_skipped(keep, after, before):
-    """The state after an update that is kept; otherwise the one before, but for its schedules,
-    which count updates that are skipped, too.
+    """The state after an update that is kept; otherwise the one before, except for schedules, which
+    count skipped updates, too.
     """
 
     def is_schedule(state):

@@ -1,7 +1,7 @@
 """Where the metrics of a run go: metrics.jsonl always, TensorBoard and Weights & Biases if the
 config says so.
 
-A new one is a class with `write(step, metrics)` and `close()`, and a line in `open_writers`.
+To add one, write a class with `write(step, metrics)` and `close()`, and a line in `open_writers`.
 `write` gets metrics by name, in the order of their steps; a number that is not finite is unknown.
 """
 
@@ -62,8 +62,8 @@ def recorded(workdir: Path, last_step: int) -> list[dict]:
 
 
 def open_writers(workdir: Path, before: list[dict], config: Mapping) -> list:
-    """The writers of a run whose metrics so far are `before`, see `recorded`; what else was written
-    is dropped, so a run that resumes writes every step once.
+    """The writers of a run whose metrics so far are `before`, see `recorded`. Later metrics are
+    dropped, so that a resumed run writes every step once.
 
     Raises:
         InputError: Weights & Biases refuses to start.
@@ -117,9 +117,8 @@ class TensorBoard:
     tensorboardX's SummaryWriter writes in a thread, which a full disk ends; after that it would
     wait for the thread for ever. This one writes at once.
 
-    resumed: whether an earlier process wrote there; `before` are the metrics to keep of it. A
-        killed one may have left TensorBoard without its last metrics, so all of them are written
-        again in place of the old ones.
+    resumed: whether an earlier process wrote there. It may have been killed before it wrote its
+        last metrics to TensorBoard, so all of `before` replace what it wrote.
     """
 
     def __init__(self, workdir: Path, resumed: bool, before: list[dict], config: Mapping):

@@ -247,6 +247,17 @@ def test_cutoffs_are_the_cheapest(text, tmp_path, monkeypatch):
         assert len(counts) > 100 and config["input"]["cutoffs"] == cutoffs
 
 
+@pytest.mark.parametrize("cutoffs", [(), (5,), (5, 9, 70)])
+def test_a_run_from_another_one_has_as_many_bands(cutoffs, text, tmp_path, monkeypatch):
+    """A longer text chose three bands, in which the parameters of a run of one do not fit, and no
+    flag chose one.
+    """
+    monkeypatch.setattr("adaptive_jax.training.own_text.FULL_SOFTMAX", 100)
+    write_json(tmp_path / "config.json", request(**{"input.cutoffs": cutoffs}))
+    config = chosen(**{"data.path": str(text), "init_from": str(tmp_path)})
+    assert len(config["input"]["cutoffs"]) == len(cutoffs)
+
+
 @pytest.mark.parametrize("table", ["tied", "own"])
 def test_clusters_of_words_say_where_they_begin(table, text, tmp_path, monkeypatch):
     """The cutoffs of the file replace those that the text would choose; the file was refused as

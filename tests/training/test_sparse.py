@@ -23,6 +23,7 @@ from adaptive_jax.runs.checkpoints import Checkpoints
 from adaptive_jax.scores.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.sparse import composes, optimizer
+from adaptive_jax.training.sparse import sparse as sparse_optimizer
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import UpdateOptions, make_update
 from tests import refuses
@@ -183,6 +184,33 @@ def test_adam_counts_for_the_encoder_the_updates_that_it_had():
     (encoder, rest), (expected, _), (_, expected_rest) = (parts_of(model, each) for each in made)
     for mine, other in zip(encoder + rest, expected + expected_rest, strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "adafactor", "adan", "sm3"])
+def test_an_encoder_is_trained_as_if_alone(name):
+    """By optimizers whose state depends on the count of updates, or is a list for each parameter:
+    they kept the encoder's moments by the count of all updates, and sm3 ended in a traceback.
+    """
+    dense = getattr(optax, name)(0.1)
+    params = {"encoder": jnp.full((2, 3), 0.5), "rest": jnp.full((3,), 0.3)}
+    ours = sparse_optimizer(dense, {"encoder": True, "rest": False})
+
+    def trained(optimizer, params, steps, is_sparse=False):
+        state = optimizer.init(params)
+        for k in steps:
+            gradients = jax.tree.map(lambda a, k=k: jnp.cos(k + a), params)
+            extra = {"stored": k in (1, 2)} if is_sparse else {}
+            changes, state = optimizer.update(gradients, state, params, **extra)
+            params = optax.apply_updates(params, changes)
+        return params
+
+    @jax.jit
+    def program(params):
+        alone = {"encoder": (0, 3, 4), "rest": range(5)}
+        apart = {k: trained(dense, {k: params[k]}, steps)[k] for k, steps in alone.items()}
+        return trained(ours, params, range(5), is_sparse=True), apart
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *program(params))
 
 
 def test_draws_come_from_seed_and_step_alone():
