@@ -290,7 +290,12 @@ def test_examples_score_lines(exported):
     np.testing.assert_allclose([float(nats) for nats, _ in shown], expected, atol=2e-4)
 
 
-LINES = ("\ufeffThe <unk> said", "Noah’s ark,\ufeff the_end. <eos>", "a <UNK> x<unk> <unk>, İ 12b")
+LINES = (
+    "\ufeffThe <unk> said",
+    "Noah’s ark,\ufeff the_end. <eos>",
+    "a <UNK> x<unk> <unk>, İ 12b",
+    "हिन्दी भाषा, e\u0301te\u0301 می\u200cخواهم",
+)
 
 
 @pytest.mark.parametrize("name", [*PACKAGES, "stablehlo"])
