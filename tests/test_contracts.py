@@ -327,6 +327,18 @@ class Louder(Plain):
         return loss._replace(total=2 * loss.total)
 
 
+class Mapped(Plain):
+    """A layer whose parameters are made when it is called, which no run does first."""
+
+    def setup(self):
+        """Makes the layer."""
+        self.map = nn.Dense(FEATURES)
+
+    def log_probs(self, hidden):
+        """Of all words, `[..., vocabulary]`."""
+        return super().log_probs(self.map(hidden))
+
+
 def test_the_smallest_right_output():
     """It passes every check."""
     check_output(Plain(OwnTable(VOCABULARY, FEATURES)))
@@ -339,6 +351,7 @@ def test_the_smallest_right_output():
         (Doubled, "sum to 1"),
         (Reversed, "minus log_probs"),
         (Louder, "weighted sum"),
+        (Mapped, "kernel"),
     ],
 )
 def test_check_output_finds_faults(output, fault):

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from adaptive_jax.numerics.batch import Batch
 
@@ -156,7 +157,8 @@ def check_output(
     Raises:
         AssertionError: probabilities do not sum to 1; the nll is not minus the log-probability of
             the target, for any order of the tokens; the loss is not the weighted sum of the nll, or
-            depends on tokens of weight 0; a word has no gradient.
+            depends on tokens of weight 0; a word has no gradient; the output has parameters
+            that `setup` does not make, such as those of an `nn.Dense`.
     """
 
     def call(name, variables, *arrays):
@@ -165,7 +167,12 @@ def check_output(
 
     features = part(module).table.features
     hidden = jax.random.normal(jax.random.key(2), (1, features))
-    variables = _variables(module, variables, hidden, method="log_probs")
+    if variables is None:
+        # A run initialises its output without a call.
+        variables = module.init(jax.random.key(0), method=lambda module: part(module).bands())
+        called = module.init(jax.random.key(0), hidden, method="log_probs")
+        of_call = flatten_dict(called["params"]).keys() - flatten_dict(variables["params"]).keys()
+        assert not of_call, f"`setup` must make all parameters, with self.param: {sorted(of_call)}"
     words = jax.eval_shape(functools.partial(call, "log_probs"), variables, hidden).shape[-1]
     hidden = jax.random.normal(jax.random.key(2), (words, features))
     targets, weights = jnp.arange(words), jnp.linspace(0, 2, words)
@@ -204,8 +211,8 @@ def _row_norms(apply, variables, gradient, method):
     return jnp.concatenate([jnp.abs(band.table).sum(axis=1) for band in bands])
 
 
-def _variables(layer, variables, *arrays, **method):
-    return layer.init(jax.random.key(0), *arrays, **method) if variables is None else variables
+def _variables(layer, variables, *arrays):
+    return layer.init(jax.random.key(0), *arrays) if variables is None else variables
 
 
 def _equal(value, expected, name):
