@@ -81,8 +81,8 @@ class Bin(NamedTuple):
         least, most: frequencies in the bin, both included; `most` is None for the last bin.
         words: how many of the text are in it.
         mean, median: of their values.
-        mean_interval, median_interval: 95 % bootstrap intervals, low and high; None where the words
-            stand in too few places.
+        mean_interval, median_interval: 95 % bootstrap intervals, low and high; None if the words
+            stand in too few places or a value is infinite.
     """
 
     least: int
@@ -200,7 +200,7 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
         if not inside.any():
             continue
         inner, parts, intervals = values[inside], blocks[inside], (None, None)
-        if len(np.unique(parts)) >= LEAST_BLOCKS:
+        if len(np.unique(parts)) >= LEAST_BLOCKS and np.isfinite(inner).all():
             intervals = _of_means(inner, parts, weights), _of_medians(inner, parts, weights)
         mean, median = float(np.mean(inner)), float(np.median(inner))
         bins.append(Bin(least, most, len(inner), mean, median, *intervals))

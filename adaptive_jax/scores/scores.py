@@ -167,14 +167,18 @@ def word_names(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
 
 
 def text_words_of(ids: np.ndarray, nll: float, vocabulary: Vocabulary) -> dict:
-    """White-space words and ends of lines in a tokenizer's ids, int32 `[tokens]`, as `text_words`,
-    and their perplexity; {} of others, whose perplexity is per word.
+    """Number of white-space words and line ends in the text of a tokenizer's ids, `text_words`, and
+    the perplexity per word; {} for other vocabularies, whose perplexity already is per word.
+
+    ids: int32 `[tokens]`. nll: their sum in nats.
     """
     if vocabulary.unit != "token" or not vocabulary.spells:
         return {}
-    line_end, spellings = vocabulary.index.get(EOS, -1), vocabulary.utf8
-    text = b"".join(b"\n" if i == line_end else spellings[i] for i in ids.tolist())
-    words = len(text.split()) + text.count(b"\n")
+    spellings = dict(enumerate(vocabulary.utf8))
+    spellings |= {i: letters.encode() for i, letters in vocabulary.special.items()}
+    spellings[vocabulary.index.get(EOS, -1)] = b"\n"
+    text = b"".join(map(spellings.__getitem__, ids.tolist())).decode(errors="replace")
+    words = len(text.split()) + text.count("\n")
     return {"text_words": words, "perplexity_per_text_word": perplexity(nll / max(1, words))}
 
 

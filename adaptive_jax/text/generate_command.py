@@ -96,7 +96,7 @@ def show(writer, prompt: str, samples: int, form: str) -> None:
                 "log_prob": continuation.log_prob,
                 "tokens": len(continuation.tokens),
             }
-            print(json.dumps(columns, ensure_ascii=False), flush=True)
+            print(escaped(json.dumps(columns, ensure_ascii=False), sys.stdout), flush=True)
     elif samples == 1:
         print(escaped(prompt, sys.stdout), end="", flush=True)
         piece = ""
