@@ -1,8 +1,8 @@
-"""Two models together: the interpolation of their probabilities, λ p_model + (1 − λ) p_other.
+"""Interpolation of two models: λ p_model + (1 − λ) p_other.
 
-The other is a run, or a table of surprisals that any program can write, such as that of an n-gram
-model: `score --words` writes one. Runs of one vocabulary are interpolated token by token; others,
-of words or sub-words, which must read the same text, word by word.
+The other model is a run, or a table of surprisals from any program, such as an n-gram model;
+`score --words` writes such a table. Runs with the same vocabulary are interpolated token by token;
+other runs of words or sub-words, which must read the same text, word by word.
 """
 
 import csv
@@ -41,10 +41,10 @@ class Mix(NamedTuple):
 
 
 def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
-    """Scores of all weights; each model scores the split once.
+    """Yields the scores for all weights; each model scores the split once.
 
     Raises:
-        InputError: neither of --other and --scores, or both; another text or tokenizer.
+        InputError: neither or both of --other and --scores; another text or tokenizer.
     """
     if bool(options.other) == bool(options.scores):
         raise InputError("--method=mix needs one of --other=RUN and --scores=FILE")
@@ -78,14 +78,14 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
         return
     ends = np.flatnonzero(counts)[np.append(words.place[1:], len(tokens.nll)) - 1]
     for label, mixed in interpolations(words.nll, -other_nll[None], options.model_weight, {}):
-        scored = np.where(counts, 0.0, np.nan)  # of a word, its last token has the whole nll
+        scored = np.where(counts, 0.0, np.nan)  # the last token of a word gets all of its nll
         scored[ends] = mixed
         yield label, scored
 
 
 def other_scores(job: Evaluation, run: Run) -> tuple[np.ndarray, bool]:
-    """The nll of the same text by another run, of tokens if both have one vocabulary, else of
-    words, `[those that count]` in nats; and True for tokens.
+    """The nll of the same text by another run, in nats, without tokens of no example; and True if
+    it is per token, because the vocabularies are the same, or False if per word.
     """
     same = _same_entries(run.vocabulary, job.run.vocabulary)
     ids = job.ids if same else job.encode(run)
@@ -95,16 +95,16 @@ def other_scores(job: Evaluation, run: Run) -> tuple[np.ndarray, bool]:
 
 
 def _same_entries(one, other):
-    """True if ids of one vocabulary are those of the other."""
+    """True if two vocabularies give the same ids to the same text."""
     return (one.words, one.model) == (other.words, other.model)
 
 
 class Surprisals(NamedTuple):
-    """Surprisals of a table.
+    """Surprisals read from a table.
 
     Attributes:
         path: of the table.
-        words: the column of that name; None in each line without it.
+        words: the column "word"; None for each row if there is no such column.
         nll: float64 `[words]` in nats.
     """
 
@@ -113,8 +113,8 @@ class Surprisals(NamedTuple):
     nll: np.ndarray
 
     def check_words(self, names: Sequence[str]) -> None:
-        """Raises InputError for a word that is not that of the text, `names`; for `<eos>` and
-        `<unk>` the table may have any.
+        """Raises InputError if a word differs from that of the text, `names`. In place of `<eos>`
+        and `<unk>` the table may have any word.
         """
         for number, (word, expected) in enumerate(zip(self.words, names, strict=False), start=2):
             if word not in (None, expected) and expected not in (EOS, UNKNOWN):
@@ -125,8 +125,8 @@ class Surprisals(NamedTuple):
 
 
 def read_surprisals(path: Path) -> Surprisals:
-    """The surprisals of a table. Raises InputError: no such file or column, a cell that is no
-    number.
+    """Reads a table of surprisals. Raises InputError: no such file or column, or a cell that is not
+    a number.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -139,7 +139,7 @@ def read_surprisals(path: Path) -> Surprisals:
         raise InputError(f"{path}: a column must be named {' or '.join(UNITS)}")
     try:
         nll = np.array([float(row[column]) for row in rows]) * UNITS[column]
-        if (missing := np.isnan(nll)).any():  # would be taken for a cache that is still empty
+        if (missing := np.isnan(nll)).any():  # `interpolate` would take it for an empty cache
             raise ValueError(f"nan in line {np.argmax(missing) + 2}")
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {column} must be numbers: {error}") from None

@@ -212,7 +212,8 @@ def test_a_disk_that_cannot_be_written(trained, small_disk, quick_command):
         r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n(  .*\n)+",
         done.stdout,
     )
-    line = f"warning: {small_disk / 'run' / 'eval'} may only be read: the result is printed alone\n"
+    folder = small_disk / "run" / "eval"
+    line = f"warning: {folder} is read-only: the result is printed, not written\n"
     assert done.stderr == line
 
 
