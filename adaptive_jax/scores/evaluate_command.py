@@ -21,7 +21,7 @@ from adaptive_jax.scores.evaluate import Request, evaluate_contexts
 from adaptive_jax.scores.methods import METHODS
 
 STOPPED = "stopped: results that were printed are kept; the same command evaluates anew"
-MISSED = 3  # the exit status of a target that is not reached
+MISSED = 3  # exit status if the target is missed
 
 
 class Evaluate(NamedTuple):
@@ -61,7 +61,7 @@ def options_of_methods() -> dict[str, dict[str, type]]:
 
 
 def main():
-    """Evaluates as the flags say."""
+    """Evaluates a run with the settings of the flags."""
     contexts, target = options(Evaluate)
     method_options = {}
     for name, kinds in options_of_methods().items():
