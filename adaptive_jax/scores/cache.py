@@ -264,7 +264,7 @@ def _sums_of_powers(hidden, blocks, read, thetas):
             of_hits = jnp.where(hit, powers, 0.0)
             return sums * scale + powers.sum(axis=1), hits * scale + of_hits.sum(axis=1)
 
-        return now, *lax.map(lambda each: add(*each), (thetas, sums, hits))
+        return now, *lax.map(lambda row: add(*row), (thetas, sums, hits))
 
     zeros = jnp.zeros((len(thetas), len(hidden)))
     return lax.fori_loop(0, blocks, visit, (jnp.full(len(hidden), -jnp.inf), zeros, zeros))[1:]

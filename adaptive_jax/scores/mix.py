@@ -48,24 +48,30 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
     """
     if bool(options.other) == bool(options.scores):
         raise InputError("--method=mix needs one of --other=RUN and --scores=FILE")
-    other = Run.open(path_of(options.other)) if options.other else None
-    units = {run.vocabulary.unit for run in (job.run, other) if run}
-    if other and "token" in units and not _same_entries(other.vocabulary, job.run.vocabulary):
-        raise InputError(
-            f"--other={options.other} must be a run of the same tokenizer: its tokens are no words,"
-            " which models of other units share"
-        )
-    table = None if other else read_surprisals(path_of(options.scores))
+    vocabulary, by_token = job.run.vocabulary, False
+    if options.other:
+        other = Run.open(path_of(options.other))
+        other_vocabulary = other.vocabulary
+        same_words = vocabulary.words == other_vocabulary.words
+        by_token = same_words and vocabulary.model == other_vocabulary.model
+        if not by_token and "token" in (other_vocabulary.unit, vocabulary.unit):
+            raise InputError(
+                f"--other={options.other} must be a run of the same tokenizer: tokens mix only with"
+                " the same tokens"
+            )
+    else:
+        table = read_surprisals(path_of(options.scores))
     nll, _ = job.score()
     counts = ~np.isnan(nll)
     tokens = Scores(job.ids[:], nll).take(counts)
-    words = tokens.words(job.run.vocabulary)
-    by_token = False
-    if table:
-        table.check_words(word_names(tokens.ids.tolist(), job.run.vocabulary))
-        other_nll = table.nll
+    words = tokens.words(vocabulary)
+    if options.other:
+        ids = job.ids if by_token else job.encode(other)
+        scores = Scores(ids[:], job.by(other, ids).score()[0]).counted()
+        other_nll = scores.nll if by_token else scores.words(other_vocabulary).nll
     else:
-        other_nll, by_token = other_scores(job, other)
+        table.check_words(word_names(tokens.ids.tolist(), vocabulary))
+        other_nll = table.nll
     expected = len(tokens.nll if by_token else words.nll)
     if len(other_nll) != expected:
         raise InputError(
@@ -81,22 +87,6 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
         scored = np.where(counts, 0.0, np.nan)  # the last token of a word gets all of its nll
         scored[ends] = mixed
         yield label, scored
-
-
-def other_scores(job: Evaluation, run: Run) -> tuple[np.ndarray, bool]:
-    """The nll of the same text by another run, in nats, without tokens of no example; and True if
-    it is per token, because the vocabularies are the same, or False if per word.
-    """
-    same = _same_entries(run.vocabulary, job.run.vocabulary)
-    ids = job.ids if same else job.encode(run)
-    nll, _ = job.by(run, ids).score()
-    tokens = Scores(ids[:], nll).counted()
-    return (tokens.nll, True) if same else (tokens.words(run.vocabulary).nll, False)
-
-
-def _same_entries(one, other):
-    """True if two vocabularies give the same ids to the same text."""
-    return (one.words, one.model) == (other.words, other.model)
 
 
 class Surprisals(NamedTuple):

@@ -41,7 +41,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
             words += f"; {name} words {part['share']:.1%}"
             if part["perplexity"] is not None:
                 words += f" of perplexity {perplexity_text(part['perplexity'])}"
-    unigram, known = result["unigram_perplexity"], result["known_perplexity"]
+    unigram, without_unk = result["unigram_perplexity"], result["known_perplexity"]
     unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
     if settings.layout == "streams":
         rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
@@ -49,7 +49,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     parts = [
         f"{result['split']}: perplexity {perplexity_text(result['perplexity'])}"
         f" ({result['nll']:.4f} nats a {unit}) over {result['words']:,} {unit}s"
-        + (f", without <unk> {perplexity_text(known)}" if known is not None else "")
+        + (f", without <unk> {perplexity_text(without_unk)}" if without_unk is not None else "")
         + (f", unigram perplexity {perplexity_text(unigram)}" if math.isfinite(unigram) else ""),
         *([words] if words else []),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"

@@ -4,7 +4,6 @@ import math
 import unicodedata
 from typing import NamedTuple
 
-from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.runs.settings import read_words
 from adaptive_jax.scores.report.runs import RunReport
@@ -70,7 +69,7 @@ def _distribution(arrays, number, vocabulary):
 
 def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
     """The printable letters of a token, and whether its word continues after it."""
-    special = vocabulary.special if isinstance(vocabulary, Tokenizer) else {}
+    special = getattr(vocabulary, "special", {})  # of a tokenizer
     text = special.get(word) or vocabulary.utf8[word].decode(errors="replace")
     ends = bool(vocabulary.ends_word[word])
     if ends:
