@@ -175,10 +175,9 @@ def text_words_of(ids: np.ndarray, nll: float, vocabulary: Vocabulary) -> dict:
     """
     if vocabulary.unit != "token" or not vocabulary.spells:
         return {}
-    spellings = dict(enumerate(vocabulary.utf8))
-    spellings |= {i: letters.encode() for i, letters in vocabulary.special.items()}
-    spellings[vocabulary.index.get(EOS, -1)] = b"\n"
-    text = b"".join(map(spellings.__getitem__, ids.tolist())).decode(errors="replace")
+    line_end, spellings = vocabulary.index.get(EOS, -1), _spellings(vocabulary)
+    text = b"".join(b"\n" if i == line_end else spellings[i] for i in ids.tolist())
+    text = text.decode(errors="replace")
     words = len(text.split()) + text.count("\n")
     return {"text_words": words, "perplexity_per_text_word": perplexity(nll / max(1, words))}
 
@@ -188,13 +187,19 @@ def _lengths(vocabulary):
     """Number of characters and of bytes of each token, int64 `[2, V]`. The mark that ends a word's
     last unit is not a character of the text; `<eos>` is a line feed.
     """
-    spellings, mark = vocabulary.utf8, vocabulary.mark
+    spellings, mark = _spellings(vocabulary), vocabulary.mark
     characters = [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in spellings]
     lengths = np.array([characters, [len(letters) for letters in spellings]])
     lengths -= np.array([[bool(mark)], [len(mark)]]) * vocabulary.ends_word
     if EOS in vocabulary.index:
         lengths[:, vocabulary.eos] = 1
     return lengths
+
+
+def _spellings(vocabulary):
+    """The letters of each token, UTF-8, those of a tokenizer's special tokens included."""
+    special = getattr(vocabulary, "special", {})
+    return [special.get(i, "").encode() or letters for i, letters in enumerate(vocabulary.utf8)]
 
 
 def perplexity_text(value: float, digits: int = 2) -> str:
