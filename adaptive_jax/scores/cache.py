@@ -48,10 +48,11 @@ class Cache(NamedTuple):
 
     Attributes:
         cache: kind of cache.
-        model_weight: λ, the weight of the model's own distribution; several are all tried.
-        theta: θ of --cache=local, which flattens it, and at 0 counts words; several are all tried.
-        cache_size: entries; by default 10,000, or 1,000,000 for --cache=unbounded.
-        neighbours: entries of --cache=unbounded that count.
+        model_weight: λ, the weight of the model's own distribution; several values are all tried.
+        theta: θ of --cache=local, which at 0 counts words; several values are all tried.
+        cache_size: largest number of entries; by default 10,000, or 1,000,000 for
+            --cache=unbounded.
+        neighbours: nearest entries that --cache=unbounded uses.
     """
 
     cache: Annotated[str, Option(among=KINDS)] = "local"

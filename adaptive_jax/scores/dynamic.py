@@ -41,7 +41,7 @@ class Dynamic(NamedTuple):
 
     Attributes:
         rule: rule of the update.
-        rate: learning rate η, by default 0.00005 of rms and 0.1 of sgd.
+        rate: learning rate η, by default 0.00005 for rms and 0.1 for sgd.
         decay: decay towards the trained parameters.
         epsilon: ε of rms.
         statistics: number of full segments of the train split from which rms computes MS_g.

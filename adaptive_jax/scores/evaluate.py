@@ -44,21 +44,22 @@ class Request(NamedTuple):
         window: Tokens the model reads at once; 0: the sequence length it was trained with.
         context: Tokens of each window that are given and not scored.
         checkpoint: best (by validation), latest, or a step.
-        data_path: The split as a file, or a directory that has it; default: the run's corpus.
+        data_path: File with the split, or directory that contains it; default: the run's corpus.
         break_mode: none, complete, complete_doc or eos; default: that of the run.
-        method: How to score.
-        rows: Rows of a batch; 0: those of the run's tokens_per_device (of 4,096 tokens where that
-            is 0), or 1 for layout streams and dynamic evaluation, which one row scores exactly; N
-            rows are faster.
+        method: Scoring method.
+        rows: Rows of a batch; 0: as many as fit the run's tokens_per_device (4,096 if that is 0),
+            or 1 for layout streams and dynamic evaluation, which are exact with one row and faster
+            with more.
         options: Options of the method: fields of `Cache`, `Neighbours`, `Dynamic` or `Mix`.
-        vocabulary: Words to score over: train, union (and those of the split), or a file's.
-        uniform: Share of the uniform distribution over the vocabulary; default 0.01 where new words
+        vocabulary: Words to score over: train, union (train and the split), or a file of words.
+        uniform: Share of the uniform distribution over the vocabulary; default 0.01 if new words
             would have no probability, else 0.
-        down_weight: Factor of what a composed model gives to new words (GroC 2020, section 5.1).
+        down_weight: Factor on a composed model's probabilities of new words (GroC 2020, section
+            5.1).
         share: Share of the words that keep their entries in a lexicon; default: that of the run.
         bins: Largest frequency in training of each bin of words but the last.
-        sample_from: First word of the passage.
-        sample_words: Words of a passage of which a report shows what the model expected instead.
+        sample_from: Number of the passage's first word, from 0.
+        sample_words: Words of a passage for which a report shows the model's alternatives.
     """
 
     split: Annotated[str, Option(among=SPLITS)] = "test"

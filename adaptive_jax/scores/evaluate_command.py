@@ -28,8 +28,8 @@ class Evaluate(NamedTuple):
     """Flags of the command besides those of `Request` and of methods.
 
     Attributes:
-        context: Tokens of each window that are given and not scored; several are compared.
-        target_perplexity: Exit with status 3 if the perplexity, the best of several, is above it.
+        context: Tokens of each window that are read and not scored; several values are compared.
+        target_perplexity: Exit with status 3 if the best perplexity of all contexts is above this.
     """
 
     context: Annotated[tuple[int, ...], Option(within="[0, inf)")] = (0,)

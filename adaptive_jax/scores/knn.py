@@ -48,10 +48,10 @@ class Neighbours(NamedTuple):
     its temperature is 1.
 
     Attributes:
-        model_weight: λ, the weight of the model's own distribution; several are all tried.
-        temperature: T, which divides squared distances; several are all tried.
-        neighbours: entries that count.
-        datastore: directory of a train.txt to search; empty: the run's train split.
+        model_weight: λ, the weight of the model's own distribution; several values are all tried.
+        temperature: T, which divides squared distances; several values are all tried.
+        neighbours: nearest entries to use.
+        datastore: directory with a train.txt to search; empty: the run's train split.
     """
 
     model_weight: Annotated[Floats, Option(within="(0, 1]")] = (0.75,)

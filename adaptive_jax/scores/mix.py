@@ -30,9 +30,9 @@ class Mix(NamedTuple):
     Attributes:
         other: workdir of the other run.
         scores: table in place of --other, separated by tabs, with a line for each word of the
-            split, <eos> included, and a column surprisal_nats or surprisal_bits, as score --words
-            writes.
-        model_weight: λ, the weight of this run's distribution; several are all tried.
+            split, <eos> included, and a column surprisal_nats or surprisal_bits, as written by
+            score --words.
+        model_weight: λ, the weight of this run's distribution; several values are all tried.
     """
 
     other: str = ""

@@ -45,21 +45,22 @@ class Score(NamedTuple):
     Attributes:
         checkpoint: best (by validation), latest, or a step.
         words: Print a line for each word instead of each line of text, as --by=token.
-        by: What to print a line for: line; token, a word as the model has it; or word, which white
-            space separates, punctuation included.
-        columns: Of each word: surprisal, rank, entropy, frequency, unseen, start, end, text, file;
-            default: all. Implies --words.
-        bits: Log-probabilities, surprisal and entropy in bits instead of nats.
-        format: Columns separated by tabs, or a JSON object a line.
-        text_column: Files are tables, .csv or .tsv, with the texts in this column; the others are
-            passed on.
-        context_from: none: lines stand alone; previous: each follows the last of its file; or a
-            FILE.
-        documents: blank: a blank line ends a document, and is not scored; what follows sees nothing
-            before it. none: a blank line is a line.
+        by: Unit of an output line: line; token, a word as the model has it; or word, separated by
+            white space, punctuation included.
+        columns: Columns for each word: surprisal, rank, entropy, frequency, unseen, start, end,
+            text, file; default: all. Implies --words.
+        bits: Print log-probabilities, surprisal and entropy in bits instead of nats.
+        format: Columns separated by tabs, or a JSON object per line.
+        text_column: Files are tables, .csv or .tsv, with the texts in this column; the output
+            repeats the other columns.
+        context_from: none: lines stand alone; previous: each follows the line before it in its
+            file; or a FILE that each line follows.
+        documents: blank: a blank line ends a document and is not scored; the lines after it see
+            nothing before it. none: a blank line is a line like any other.
         window: Tokens the model reads at once; 0: the sequence length it was trained with.
-        context: Tokens read again where text is longer than a window; default: half.
-        line_buffered: Score each line as it comes; so it is with text that is typed.
+        context: Tokens that a window repeats from the one before, if text is longer than a window;
+            default: half a window, or 0 if examples of training saw nothing before them.
+        line_buffered: Score each line when it arrives, as with typed text, instead of in batches.
     """
 
     checkpoint: str = "best"

@@ -30,9 +30,9 @@ class ReportOptions(NamedTuple):
 
     Attributes:
         output: The page to write; its files go to NAME_files beside it, report_files.
-        names: What to call the runs; default: the names of their directories.
+        names: Names of the runs; default: those of their directories.
         bins: Largest frequency in training of each bin of words but the last.
-        sample_from: First word of the passage to show.
+        sample_from: Number of the passage's first word, from 0.
         sample_words: Words of the passage; 0: none.
     """
 
