@@ -85,8 +85,8 @@ def evaluate(workdir: Path, request: Request) -> dict:
     JSON, with the losses of its tokens as .npy and the arrays that a report reads as .npz.
 
     Returns:
-        `Scores.summary(...)` and `card.metadata(...)`, with these keys: `unseen`, see `Corpus`
-        (None if unknown); `split`; `step`; `seconds` of scoring, compilation included; `settings`:
+        The entries of `Scores.summary` and `card.metadata`, and: `unseen`, see `Corpus` (None if
+        unknown); `split`; `step`; `seconds` of scoring, compilation included; `settings`:
         those of the request with break_mode and window filled in, rows if they change scores, and
         the config; `published`, see `card.published`; and `scored`, see `of_scores`. With a larger
         vocabulary than in training, `unseen` is the share of new words, and `open` has share and

@@ -248,8 +248,8 @@ class Evaluation(NamedTuple):
         return self.with_uniform(nll), states
 
     def counted(self, hidden: bool = True) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-        """The nll of `score`; and hidden states and ids of the tokens whose nll is not NaN alone,
-        `[tokens that count]`.
+        """The nll of `score`, and the hidden states and ids of the tokens that count, whose nll is
+        not NaN.
         """
         nll, states = self.score(hidden)
         counts = ~np.isnan(nll)
