@@ -17,8 +17,8 @@ from adaptive_jax.generation.decoding import Decoder, Draw, Sampling
 from adaptive_jax.generation.next_token import TopK, draw_among
 from adaptive_jax.generation.options import Options
 
-NO_NUMBER = (
-    "the model gives no number for the next word: choose another --checkpoint, or avoid fewer words"
+NOT_FINITE = (
+    "no next word has a finite log-probability: choose another --checkpoint, or avoid fewer words"
 )
 # Words of WikiText that join those beside them, as in "1 @,@ 500"
 NUMBER_MARKS = "@,@", "@.@", "@-@"
@@ -149,7 +149,7 @@ class DecodeState:
         """Draws the next token of each row and reads it: int32 `[rows]`; see `Decoder.draw`.
 
         Raises:
-            InputError: the model gives no number.
+            InputError: no next word has a finite log-probability.
         """
         self._make_room()
         fixed = self._next_fixed()
@@ -158,7 +158,7 @@ class DecodeState:
         )
         sample = jax.device_get(sample)
         if not np.isfinite(sample.log_prob).all():
-            raise InputError(NO_NUMBER)
+            raise InputError(NOT_FINITE)
         self._append(sample.id, np.where(fixed < 0, sample.log_prob, 0))
         return sample.id
 
@@ -263,7 +263,7 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
         state.totals = state.totals._replace(log_probs=sums)
     total = np.logaddexp.reduce([spelling.log_prob for spelling in finished])
     if not np.isfinite(total):
-        raise InputError(NO_NUMBER)
+        raise InputError(NOT_FINITE)
     finished = [one._replace(log_prob=float(one.log_prob - total)) for one in finished]
     return sorted(finished, key=lambda spelling: -spelling.log_prob)
 
@@ -346,7 +346,7 @@ class Writer:
         if self._options.beams:
             texts = beam_search(state, self._banned, self._beginnings)[:count]
             if not texts:
-                raise InputError(NO_NUMBER)
+                raise InputError(NOT_FINITE)
         else:
             for _ in self._draws():
                 pass

@@ -20,7 +20,7 @@ from adaptive_jax.parallel import hosts
 from adaptive_jax.scores.evaluate import Request, evaluate_contexts
 from adaptive_jax.scores.methods import METHODS
 
-STOPPED = "stopped: results that were printed are kept; the same command evaluates anew"
+STOPPED = "stopped: printed results are kept; the same command evaluates again"
 MISSED = 3  # exit status if the target is missed
 
 

@@ -298,7 +298,7 @@ def test_an_interrupted_evaluation(trained, start, tmp_path):
     process = start("evaluate.py", f"--workdir={workdir}", "--window=20")
     maps = Path(f"/proc/{process.pid}/maps")
     done = interrupted(process, lambda: "test.npy" in maps.read_text())  # its ids are in use
-    says = "stopped: results that were printed are kept; the same command evaluates anew\n"
+    says = "stopped: printed results are kept; the same command evaluates again\n"
     assert done == (130, says)
     assert not (workdir / "eval").exists()
 
