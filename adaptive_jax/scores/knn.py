@@ -41,6 +41,7 @@ with of_extra("train"):
 logger = logging.getLogger(__name__)
 # Queries per pass over the datastore; queries and entries of one matrix product
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
+FIRST = 64  # states that determine the origin: fewer than any usual batch has
 
 
 class Neighbours(NamedTuple):
@@ -67,7 +68,7 @@ class Datastore(NamedTuple):
         keys: float16 `[entries, features]`, hidden states less `origin`, because float16 and
             distances lose the digits of states far from 0.
         words: int32 `[entries]`.
-        origin: float32 `[features]`, the mean of some hidden states.
+        origin: float32 `[features]`, the mean of the first hidden states.
     """
 
     keys: np.ndarray
@@ -183,7 +184,8 @@ def _write(folder, description, scored, ids):
     with (folder / "keys").open("wb") as keys, (folder / "words").open("wb") as words:
         for part in scored:
             if origin is None:
-                origin = np.mean(part.hidden, axis=0, dtype=np.float32)
+                # The size of a batch must not change it, or devices and --rows would change scores.
+                origin = np.mean(part.hidden[:FIRST], axis=0, dtype=np.float32)
             with np.errstate(over="ignore"):
                 states = (part.hidden - origin).astype(np.float16)
             if not np.isfinite(states).all():
