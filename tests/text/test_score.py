@@ -21,8 +21,8 @@ from adaptive_jax.data.corpora.line_files import TextFiles
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.files import escaped
-from adaptive_jax.text import load as load_module
 from adaptive_jax.text import generate_command, score_command
+from adaptive_jax.text import load as load_module
 from tests import refuses
 
 
