@@ -1,5 +1,5 @@
-"""Decoding: a model reads tokens one after another, keeps them in its body's cache, and predicts
-the next one.
+"""Decoding: a model reads tokens one after another into its body's cache and predicts the next
+one.
 """
 
 import functools
@@ -25,16 +25,16 @@ from adaptive_jax.model.on_devices import local_model, on_devices
 from adaptive_jax.parallel import sharding
 from adaptive_jax.runs.run import Run
 
-# A text is read in pieces of these lengths, so that texts of all lengths share a few programs.
+# A text is read in pieces of these lengths, so that all texts share a few programs.
 PIECES = 512, 64, 8, 1
 
 
 class Sampling(NamedTuple):
-    """Settings of drawing the next token that need a program of their own.
+    """Static settings of a draw: each combination compiles a program.
 
     Attributes:
         k: draw among the k most probable tokens; 0: among all.
-        nucleus: draw among the most probable tokens that hold a given share.
+        nucleus: draw among the most probable tokens that hold the share `Draw.top_p`.
         banned: ids of tokens that are never drawn.
     """
 
@@ -44,11 +44,11 @@ class Sampling(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """The other settings of a draw, which are arguments of its program.
+    """Settings of a draw that are arguments of its program.
 
     Attributes:
         key: a random key.
-        number: of the token, which counts from 0.
+        number: number of the token in its text, from 0.
         power: 1 / temperature.
         top_p: the share of the nucleus; see `next_token.draw_among`.
     """
@@ -60,17 +60,16 @@ class Draw(NamedTuple):
 
 
 class Decoder:
-    """A run made ready to decode: the bands of its output are laid out.
+    """Decodes with a run, the bands of whose output are grouped once.
 
     Attributes:
         run: the trained model.
-        limited: whether a cache holds only as many tokens as it was made for, as a transformer's
-            does.
+        limited: whether a cache has a fixed number of tokens, as a transformer's does.
     """
 
     def __init__(self, run: Run, tables: dict):
-        """tables: vectors of all words that are composed, see `adaptive_jax.model.composition`; {}
-        for a model that composes none.
+        """tables: composed vectors of all words, see `adaptive_jax.model.composition`; {} for a
+        model that composes none.
         """
         self.run, self._tables = run, tables
         self._programs: dict[tuple, Callable] = {}
@@ -89,8 +88,8 @@ class Decoder:
         return self._cache(rows, length if self.limited else 1)
 
     def read(self, tokens: np.ndarray, carry: object) -> tuple[jax.Array, object]:
-        """Reads tokens `[rows, n]` after `carry`, which is used up: the last hidden states
-        `[rows, features]`, the next carry.
+        """Reads tokens `[rows, n]` after `carry`, which is donated. Returns the last hidden states,
+        `[rows, features]`, and the next carry.
         """
 
         def read(apply, tokens, carry):
@@ -113,10 +112,10 @@ class Decoder:
         values: Draw,
         fixed: np.ndarray,
     ) -> tuple[Sample, jax.Array, object]:
-        """Draws the token after `hidden [rows, features]` and reads it: the tokens, the next hidden
-        states and carry.
+        """Draws the token after `hidden [rows, features]` and reads it. Returns the tokens, the
+        next hidden states and the next carry.
 
-        fixed: the token of a row that is not drawn, int32 `[rows]`; -1 where it is.
+        fixed: int32 `[rows]`, the token of a row that draws none, -1 for rows that draw.
         """
 
         def draw_and_read(apply, arguments, carry):
@@ -146,8 +145,8 @@ class Decoder:
     ) -> TopK:
         """The k most probable next tokens of each row of `hidden [rows, features]`.
 
-        scores: of each row, `[rows]` in nats. Of several rows, only the k tokens of all that have
-            the highest sums of score and log-probability are sure to be there.
+        scores: of each row, `[rows]` in nats. With several rows, the result is complete only for
+            the k tokens of all rows with the highest sums of score and log-probability.
         banned: ids of tokens whose log-probability becomes -inf.
         """
 
@@ -167,15 +166,15 @@ class Decoder:
         return self._call(("log_probs",), _log_probs, hidden)
 
     def take(self, carry: object, rows: np.ndarray) -> object:
-        """The carry of some rows, in this order; a row may be taken several times."""
+        """The carry of the selected rows, in their order; rows may repeat."""
         return self._take(carry, np.asarray(rows, np.int32))
 
     def _call(self, name, function, *arrays, carries=False):
-        """Calls `function(apply, *arrays)` on every device, where `apply` is the model's with its
-        variables. Devices all do the same: the work of a few rows cannot be shared.
+        """Calls `function(apply, *arrays)` on every device; `apply` is the model's, with its
+        variables bound. All devices compute the same, since a few rows cannot be divided.
 
-        name: one program is compiled for each.
-        carries: the last array is used up.
+        name: key of the compiled program.
+        carries: the last array is donated.
         """
         if name not in self._programs:
             self._programs[name] = _program(function, self.run.model, self.run.mesh, carries)
@@ -196,13 +195,13 @@ def _program(function, model, mesh, carries):
     def program(params, lexicon, tables, *arrays):
         return local(params, lexicon, tables, arrays)
 
-    # 3 and 4 are what follows params, lexicon and tables.
+    # The carry follows params, lexicon, tables and one more argument.
     return jax.jit(program, donate_argnums=(4,) if carries else ())
 
 
 def _make_take(of_two_rows, of_three_rows):
-    """Returns `take(carry, rows)`, see `Decoder.take`. The rows of an array are along the axis
-    whose size differs between its shapes in a carry of two rows and in one of three.
+    """Returns `take(carry, rows)`, see `Decoder.take`. The row axis of an array is the one whose
+    size differs between carries of two and of three rows.
     """
 
     def take_array(rows, array, *shapes):
@@ -220,9 +219,7 @@ def _log_probs(apply, hidden):
 
 
 def _grouped(apply):
-    """The softmax with its bands grouped, None without tails. Made once: to join bands copies
-    them.
-    """
+    """The softmax with its bands grouped; None without tails. Joining bands copies them."""
     bands, clusters = apply(
         method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None))
     )

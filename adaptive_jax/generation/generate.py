@@ -1,6 +1,4 @@
-"""Text that a model writes after a prompt: drawn word by word, or the most probable that a beam
-search finds.
-"""
+"""Text after a prompt: drawn word by word, or the most probable text that a beam search finds."""
 
 import itertools
 import math
@@ -19,28 +17,29 @@ from adaptive_jax.generation.decoding import Decoder, Draw, Sampling
 from adaptive_jax.generation.next_token import TopK, draw_among
 from adaptive_jax.generation.options import Options
 
-NO_NUMBER = (
-    "the model gives no number for the next word: choose another --checkpoint, or avoid fewer words"
+NOT_FINITE = (
+    "no next word has a finite log-probability: choose another --checkpoint, or avoid fewer words"
 )
 # Words of WikiText that join those beside them, as in "1 @,@ 500"
 NUMBER_MARKS = "@,@", "@.@", "@-@"
 INCOMPLETE = *NUMBER_MARKS, "\ufffd"  # the last one: bytes of a character
 
-MOST_UNITS = 20  # sub-words of a word on average; a text with as many ends
-SPELLINGS = 16  # of an unfinished word, that are followed at once
-FIRST = 0xFFFFFFFF  # the number of a text's beginning among the draws of its tokens
-SHORTEST = 2  # tokens of a window: one that is read again, and the next
+MOST_UNITS = 20  # sub-words per requested word after which a text ends
+SPELLINGS = 16  # spellings of an unfinished word that are followed at once
+FIRST = 0xFFFFFFFF  # number of the draw that chooses a text's beginning
+SHORTEST = 2  # tokens of the smallest window: one that is read again, and the next one
 
 
 class Continuation(NamedTuple):
     """Text after a prompt.
 
     Attributes:
-        text: what follows the prompt, with the space between them unless the prompt ends in it.
+        text: the text after the prompt, including the space between them unless the prompt ends
+            in one.
         tokens: int32 `[n]`.
-        log_prob: the sum of the tokens' log-probabilities in nats, by the model, whatever the
-            options. Of a prompt that ends within a word of sub-words, the tokens are those from
-            about there on, and the log-probability is given that they spell the prompt.
+        log_prob: sum of the tokens' log-probabilities in nats, by the model itself, whatever the
+            options. If the prompt ends within a word of sub-words, the tokens begin with the last
+            units of the prompt, and the log-probability is conditional on spelling the prompt.
     """
 
     text: str
@@ -49,11 +48,11 @@ class Continuation(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Totals of growing texts, `[rows]` each; those that have ended stay as they are.
+    """Totals of growing texts, `[rows]` each; those of complete texts no longer change.
 
     Attributes:
-        log_probs: float64, the sums of the tokens' log-probabilities in nats.
-        lengths, num_words, num_lines: tokens, words and ends of lines.
+        log_probs: float64, sums of the tokens' log-probabilities in nats.
+        lengths, num_words, num_lines: number of tokens, words and line ends.
         ended: whether the text is complete.
     """
 
@@ -70,7 +69,7 @@ class ScoredTokens(NamedTuple):
     Attributes:
         tokens: int32 `[n]`.
         log_prob: the sum of their log-probabilities in nats.
-        unwritten: the number of the first tokens that spell nothing but the prompt.
+        unwritten: number of leading tokens that spell only letters of the prompt.
     """
 
     tokens: np.ndarray
@@ -82,24 +81,24 @@ NO_TOKENS = ScoredTokens(np.zeros(0, np.int32), 0.0)
 
 
 class DecodeState:
-    """Texts that continue one prompt, a row each, and what the model remembers of them.
+    """Texts that continue one prompt, one per row, with the body's cache.
 
-    A recurrent body and a convolution remember without end. A transformer sees the tokens of a
-    window. When the window is full, its last half is read again, before the next token is
+    The cache of a recurrent body or a convolution has no limit. A transformer sees the tokens of a
+    window. When the window is full, its last half is read again before the next token is
     predicted, as if the text began there, so that positions stay those of training.
 
     Attributes:
         tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
-        totals: of each row.
-        line_end: id of `<eos>`; -1 of ids none of which ends a document.
-        vocabulary: of the run.
+        totals: totals of each row.
+        line_end: id of `<eos>`; -1 if no id ends a document.
+        vocabulary: vocabulary of the run.
     """
 
     def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
         """Reads the prompt, int32 `[n]`.
 
         Raises:
-            InputError: a window for a body that has none.
+            InputError: a window for a body without one.
         """
         config, window = decoder.run.config, options.window
         if window and not decoder.limited:
@@ -133,7 +132,7 @@ class DecodeState:
         return prompt[np.append(-1, np.flatnonzero(prompt == self.line_end))[-1] + 1 :].tolist()
 
     def begin(self, texts: Sequence[ScoredTokens]) -> None:
-        """Gives each row a text to begin with, and its log-probability; further rows have -inf."""
+        """Sets the beginning of each row's text and its log-probability; further rows get -inf."""
         rows, used = len(self.tokens), len(texts)
         self._fixed = [tuple(text.tokens) for text in texts] + [()] * (rows - used)
         self._unwritten, sums = np.zeros(rows, int), np.full(rows, -np.inf)
@@ -150,7 +149,7 @@ class DecodeState:
         """Draws the next token of each row and reads it: int32 `[rows]`; see `Decoder.draw`.
 
         Raises:
-            InputError: the model gives no number.
+            InputError: no next word has a finite log-probability.
         """
         self._make_room()
         fixed = self._next_fixed()
@@ -159,7 +158,7 @@ class DecodeState:
         )
         sample = jax.device_get(sample)
         if not np.isfinite(sample.log_prob).all():
-            raise InputError(NO_NUMBER)
+            raise InputError(NOT_FINITE)
         self._append(sample.id, np.where(fixed < 0, sample.log_prob, 0))
         return sample.id
 
@@ -167,7 +166,7 @@ class DecodeState:
         """The k most probable next tokens; see `Decoder.top_k`."""
         self._make_room()
         fixed = self._next_fixed()[:, None]
-        # A row whose next token is fixed reads no prediction, so it closes no tail of the others.
+        # A row whose next token is fixed needs no prediction, and must not affect the other rows.
         scores = np.where(fixed[:, 0] < 0, self.totals.log_probs, -np.inf).astype(np.float32)
         best = jax.device_get(self._decoder.top_k(self._hidden, k, scores, banned))
         only = np.where(np.arange(best.ids.shape[1]) == 0, np.float32(0), -np.inf)
@@ -177,13 +176,13 @@ class DecodeState:
         )
 
     def read(self, ids: np.ndarray, log_probs: np.ndarray) -> None:
-        """Reads a token of each row, int32 `[rows]`, with these log-probabilities."""
+        """Appends a token to each row, int32 `[rows]`, with its log-probability, and reads it."""
         self._make_room()
         self._hidden, self._carry = self._decoder.read(ids[:, None], self._carry)
         self._append(ids, log_probs)
 
     def take(self, rows: np.ndarray) -> None:
-        """Keeps these rows, int32, in this order; a row may be taken several times."""
+        """Selects rows, int32, in their order; rows may repeat."""
         self.tokens = self.tokens[rows]
         self._fixed = [self._fixed[row] for row in rows]
         self._unwritten = self._unwritten[rows]
@@ -191,7 +190,7 @@ class DecodeState:
         self._hidden, self._carry = self._hidden[rows], self._decoder.take(self._carry, rows)
 
     def totals_with(self, rows: np.ndarray, ids: np.ndarray, log_probs: np.ndarray) -> Totals:
-        """The totals of some rows, `[n]`, each with one more token."""
+        """The totals of some rows, `[n]`, after one more token each."""
         before, words, lines = self.totals, self._options.words, self._options.lines
         log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
         going, eos = ~ended, ids == self.line_end
@@ -206,7 +205,7 @@ class DecodeState:
         )
 
     def _next_fixed(self):
-        """The next token that each row begins with, int32 `[rows]`; -1 where none is left."""
+        """The next token of each row's beginning, int32 `[rows]`; -1 after its end."""
         return np.array([tokens[0] if tokens else -1 for tokens in self._fixed], np.int32)
 
     def _append(self, ids, log_probs):
@@ -221,7 +220,7 @@ class DecodeState:
             self._read_window()
 
     def _read_window(self):
-        """Reads the text, or its end, anew."""
+        """Reads the text, or the end that fits a window, into a new cache."""
         seen = self.tokens
         if self._decoder.limited and seen.shape[1] >= self._window:
             seen = seen[:, -(self._window // 2) :]
@@ -231,10 +230,11 @@ class DecodeState:
 
 
 def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[ScoredTokens]:
-    """Tokens that spell `text`, UTF-8, or more, of which all but the last lie within it: the most
-    probable first. Their log-probabilities are given that the text goes on so: their sum is 1.
+    """Token sequences whose spelling begins with `text`, UTF-8, and whose last token reaches its
+    end: the most probable first. Log-probabilities are conditional on this beginning, so the
+    probabilities sum to 1.
 
-    Tokens that lie within are followed in as many rows as the state has, the most probable ones.
+    The search follows the most probable incomplete sequences, as many as the state has rows.
     """
     utf8, (rows, begin) = state.vocabulary.utf8, state.tokens.shape
     remainders, finished = [text], []
@@ -263,7 +263,7 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
         state.totals = state.totals._replace(log_probs=sums)
     total = np.logaddexp.reduce([spelling.log_prob for spelling in finished])
     if not np.isfinite(total):
-        raise InputError(NO_NUMBER)
+        raise InputError(NOT_FINITE)
     finished = [one._replace(log_prob=float(one.log_prob - total)) for one in finished]
     return sorted(finished, key=lambda spelling: -spelling.log_prob)
 
@@ -271,15 +271,15 @@ def spellings(state: DecodeState, text: bytes, banned: tuple[int, ...]) -> list[
 def beam_search(
     state: DecodeState, banned: tuple[int, ...], beginnings: Sequence[ScoredTokens] = (NO_TOKENS,)
 ) -> list[ScoredTokens]:
-    """The most probable texts that have ended, best first, at most one per row of the state.
+    """The most probable complete texts, best first, at most one per row of the state.
 
-    Each step extends all texts by every token and goes through the results from the most probable
-    on. Those that have ended are kept, until as many others are found as there are beams, which are
-    extended next. The search stops when none of them can become better than those kept. With as
-    many beams as there are texts it is exhaustive.
+    Each step extends all beams by every token and visits the results from the most probable one
+    on. It collects complete texts until it has found as many incomplete ones as there are beams;
+    these are the next beams. The search stops when no beam can become better than the collected
+    texts. With as many beams as there are texts it is exhaustive.
 
     Args:
-        state: has read the prompt, in as many rows as there are beams.
+        state: has read the prompt, with one row per beam.
         banned: ids of tokens that are never written.
         beginnings: of the texts, the most probable first.
     """
@@ -293,7 +293,7 @@ def beam_search(
         ids, log_probs = best.ids[rows, columns], best.log_probs[rows, columns]
         longer = state.totals_with(rows, ids, log_probs)
         going = ~longer.ended
-        in_beam = np.cumsum(going) - going < beams  # fewer texts before it go on
+        in_beam = np.cumsum(going) - going < beams  # fewer incomplete texts come before it
         for i in np.flatnonzero(longer.ended & in_beam):
             tokens = np.append(state.text_of(rows[i]), ids[i])
             survivors.append(ScoredTokens(tokens, float(longer.log_probs[i])))
@@ -310,11 +310,11 @@ def beam_search(
 
 
 class Writer:
-    """Writes on from a prompt. In runs of sub-words the last word goes on, unless white space ends
-    it: it is spelt anew, in any units, together with what follows.
+    """Continues a prompt. In runs of sub-words, the text may continue the prompt's last word,
+    unless white space ends it: the end of the word is segmented again, together with what follows.
 
-    Where examples of training saw nothing before them (break modes "eos" and "complete_doc"), only
-    the last example of the prompt is read, and writing stops where it ends.
+    If examples of training saw nothing before them (break modes "eos" and "complete_doc"), the
+    model reads only the last example of the prompt, and the text stops where that example ends.
 
     Attributes:
         state: the texts being written.
@@ -324,8 +324,8 @@ class Writer:
         """Reads the prompt.
 
         Raises:
-            InputError: as `Options.check`, `Lines.encode` and `DecodeState`; an avoided word that
-                the run does not know.
+            InputError: as `Options.check`, `Lines.encode` and `DecodeState`; or an unknown word to
+                avoid.
         """
         options.check()
         self._options, self._lines = options, lines
@@ -341,14 +341,12 @@ class Writer:
         self._ends_in_space = prompt.endswith(" ") and not begun
 
     def continuations(self) -> list[Continuation]:
-        """The texts that the options ask for: all samples, or the best of a beam search, the
-        most probable first.
-        """
+        """The texts: all samples, or the best ones of a beam search, the most probable first."""
         state, count = self.state, self._options.samples
         if self._options.beams:
             texts = beam_search(state, self._banned, self._beginnings)[:count]
             if not texts:
-                raise InputError(NO_NUMBER)
+                raise InputError(NOT_FINITE)
         else:
             for _ in self._draws():
                 pass
@@ -360,7 +358,7 @@ class Writer:
         ]
 
     def stream(self) -> Iterator[str]:
-        """The first of these texts in pieces, each as soon as it is known."""
+        """Yields the first of these texts in pieces, each as soon as it cannot change."""
         if self._options.beams:
             yield self.continuations()[0].text
         else:
@@ -373,7 +371,7 @@ class Writer:
                 return
 
     def _draws(self):
-        """The next tokens of all rows, until all texts are complete."""
+        """Yields the next tokens of all rows, until all texts are complete."""
         options = self._options
         greedy, key = options.temperature == 0, jax.random.key(options.seed)
         among = options.top_k if options.top_k < len(self._lines.vocabulary) else 0
@@ -395,8 +393,8 @@ class Writer:
                 return
 
     def _pieces(self, tokens):
-        """The text of tokens after the prompt, word by word; a space that ends the prompt is not
-        written again.
+        """Yields the text of tokens after the prompt, word by word; a space that ends the prompt is
+        not repeated.
         """
         pieces = self._after_line(tokens)
         if self._ends_in_space:
@@ -404,10 +402,10 @@ class Writer:
         yield from pieces
 
     def _after_line(self, tokens):
-        """The text of tokens after the prompt's last line, word by word.
+        """Yields the text of tokens after the prompt's last line, word by word.
 
-        A word may change how the line before it is written, such as a quotation mark; then the rest
-        of the line comes at its end.
+        If a word, such as a quotation mark, changes the text of the line before it, the rest of the
+        line follows when the line is complete.
         """
         vocabulary, line, line_end = self._lines.vocabulary, self.state.line, self.state.line_end
         shown = self._prompt_line
@@ -417,7 +415,7 @@ class Writer:
                 continue
             text = self._lines.decode(line)
             if text.endswith(INCOMPLETE) and token != line_end:
-                continue  # the next word may join what stands before it
+                continue  # the next word may join the text before it
             if text.startswith(shown) or token == line_end:
                 yield _without_shared_prefix(shown, text)
                 shown = text
@@ -429,7 +427,7 @@ class Writer:
 
 
 def _banned(lines, words):
-    """Ids of words that are never written; `<unk>` may be among them though the run has none."""
+    """Ids of words that are never written; `<unk>` is ignored if the run has none."""
     vocabulary = lines.vocabulary
     of_tokens = vocabulary.unit == "token" and vocabulary.spells
     for word in words:
@@ -457,7 +455,7 @@ def _banned(lines, words):
 
 
 def _without_shared_prefix(shown, text):
-    """The text without the beginning that it shares with what has been shown."""
+    """The text without the prefix that it shares with `shown`."""
     return text[len(commonprefix([text, shown])) :]  # noqa: RUF071, of characters, not of paths
 
 
@@ -469,7 +467,7 @@ def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[
     vocabulary, k = lines.vocabulary, min(k, len(lines.vocabulary))
     if vocabulary.spells:
         options = Options(words=1, beams=2 * k, samples=2 * k, avoid=())
-        probs = {}  # of a word all its spellings in units
+        probs = {}  # summed over all spellings of a word
         for written in Writer(decoder, lines, text, options).continuations():
             word = written.text.replace("\n", EOS)
             if vocabulary.unit == "word":

@@ -1,9 +1,10 @@
-"""The likeliest next tokens, without the tails of a softmax that cannot matter, and draws of the
-next token.
+"""The k most probable next tokens, found without computing tails of a softmax that cannot hold
+them, and draws of the next token.
 
-A softmax with tails gives each tail, a cluster of words, a probability in its head, and no word of
-a tail has more than its tail. So a tail less probable than the k-th best word holds none of the k
-best. The results are those of all log-probabilities. Everything here runs inside `jax.jit`.
+The head of a softmax with tails gives each tail, a cluster of words, a probability, and no word of
+the tail is more probable than that. So a tail that is less probable than the k-th best word holds
+none of the k best. Results equal those from all log-probabilities. Everything here runs inside
+`jax.jit`.
 """
 
 import functools
@@ -20,7 +21,7 @@ from adaptive_jax.losses.distribution import of_head, of_member
 from adaptive_jax.losses.groups import band_slice
 from adaptive_jax.numerics.bands import Band
 
-BLOCK = 512  # tokens that are drawn together before one of them is
+BLOCK = 512  # tokens of a block: a block is drawn first, then a token in it
 
 
 class TopK(NamedTuple):
@@ -30,7 +31,7 @@ class TopK(NamedTuple):
     Attributes:
         log_probs: in nats, float32 `[rows, k]`; -inf where there are fewer tokens.
         ids: int32 `[rows, k]`.
-        clusters_computed: tails whose words were computed, a scalar.
+        clusters_computed: number of tails whose words were computed, a scalar.
     """
 
     log_probs: jax.Array
@@ -39,7 +40,7 @@ class TopK(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A token of each row.
+    """A drawn token for each row.
 
     Attributes:
         log_prob: in nats, float32 `[rows]`.
@@ -80,8 +81,8 @@ class NextToken:
 
         Args:
             log_probs: of all words, float32 `[rows, words]`.
-            banned: ids of words whose log-probability becomes -inf. Those of others stay as they
-                are.
+            banned: ids of words whose log-probability becomes -inf; the others are not normalised
+                again.
         """
         self.banned = tuple(banned)
         if not log_probs.shape[1]:  # a head of tails alone
@@ -101,8 +102,8 @@ class NextToken:
         return token
 
     def best_of_tail(self, tail: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-        """The k best log-probabilities of the words of a tail, which are computed, and their ids,
-        `[rows, k]` each. Columns that belong to a neighbour have -inf.
+        """Computes the words of a tail: its k best log-probabilities and their ids, `[rows, k]`
+        each. Columns that belong to a neighbouring tail have -inf.
         """
         sizes, groups = self._softmax.sizes, self._softmax.groups
         counts = [len(members) for members in sizes[1:]]
@@ -132,8 +133,8 @@ class NextToken:
 def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -1]) -> TopK:
     """The k most probable tokens of each row.
 
-    least: from the best log-probabilities so far, `[rows, k]`, to the log-probability `[rows]` that
-        a token needs to matter.
+    least: a function from the best log-probabilities so far, `[rows, k]`, to the smallest
+        log-probability of interest in each row, `[rows]`.
     """
     best, seen = _best(token.ids, token.log_probs, k), jnp.zeros(len(token.sizes), bool)
 
@@ -158,11 +159,11 @@ def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -
 
 
 def draw_among(best: TopK, keys: jax.Array, power: jax.Array, top_p: jax.Array) -> Sample:
-    """A token of each row among its best, with probability in proportion to p^power.
+    """Draws a token of each row among its best, with probability in proportion to p^power.
 
     keys: random keys `[rows]`.
-    top_p: of the best, only the fewest, the most probable first, that hold this share of the
-        probability together. 1: all, up to rounding.
+    top_p: draw only among the fewest most probable tokens that together hold this share of the
+        probability. 1: all, up to rounding.
     """
     scores = jax.nn.log_softmax(power * best.log_probs, axis=1)
     before = jnp.cumsum(jnp.exp(scores), axis=1) - jnp.exp(scores)
@@ -172,11 +173,11 @@ def draw_among(best: TopK, keys: jax.Array, power: jax.Array, top_p: jax.Array) 
 
 
 def draw(log_probs: jax.Array, keys: jax.Array, power: jax.Array) -> Sample:
-    """A token of each row among all, with probability in proportion to p^power; power is
+    """Draws a token of each row among all, with probability in proportion to p^power; power is
     1 / temperature.
 
-    A block of tokens is drawn by its sum, then a token in it: random numbers for all tokens would
-    take longer than their probabilities.
+    Draws a block of tokens by its total probability, then a token in it: random numbers for all
+    tokens would take longer than their probabilities.
 
     Args:
         log_probs: in nats, float32 `[rows, tokens]`; -inf for those that are never drawn.
@@ -192,14 +193,14 @@ def draw(log_probs: jax.Array, keys: jax.Array, power: jax.Array) -> Sample:
 
 
 def _best(ids, values, k):
-    """The k best of `values [rows, n]` and their ids, filled up with -inf."""
+    """The k best of `values [rows, n]` and their ids, padded with -inf."""
     padding = 0, max(0, k - len(ids))
     best, columns = lax.top_k(jnp.pad(values, ((0, 0), padding), constant_values=-jnp.inf), k)
     return best, jnp.pad(ids, padding)[columns]
 
 
 def _most_urgent(pending, urgency):
-    """The tail that is pending for some row, bool `[rows, tails]`, and most urgent."""
+    """The most urgent tail among those that are pending, bool `[rows, tails]`, for some row."""
     return jnp.argmax(jnp.where(pending, jnp.maximum(urgency, -1e30), -jnp.inf).max(axis=0))
 
 
@@ -212,9 +213,7 @@ def _fold(keys, number):
 
 
 def _draw(keys, scores):
-    """A column of each row of `scores [rows, n]`, with probability in proportion to its
-    exponential.
-    """
+    """Draws a column of each row of `scores [rows, n]` in proportion to exp(scores)."""
     return jax.vmap(lambda key, row: jax.random.categorical(key, row, mode="high"))(keys, scores)
 
 

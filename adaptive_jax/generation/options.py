@@ -6,16 +6,16 @@ from adaptive_jax.config.options import NonNegativeFloat, NonNegativeInt, Option
 from adaptive_jax.data.vocabulary.words import UNKNOWN
 from adaptive_jax.errors import InputError
 
-COLDEST = 0.01  # below, numbers of float32 no longer tell words apart
+COLDEST = 0.01  # smallest positive temperature at which float32 distinguishes words
 
 
 class Options(NamedTuple):
     """Options of generation.
 
     Attributes:
-        words: words to write at most; `<eos>`, the end of a line, is one, and so is each token
-            of a tokenizer. A text of sub-words ends after 20 times as many, too.
-        lines: stop after so many ends of lines; 0: do not.
+        words: words to write at most; `<eos>`, the end of a line, counts as one, and so does each
+            token of a tokenizer. A text of sub-words also ends after 20 times as many units.
+        lines: stop after this many line ends; 0: no limit.
         temperature: words are drawn in proportion to p^(1 / temperature). 0: always the most
             probable word.
         top_k: draw among the k most probable words; 0: among all.
@@ -23,11 +23,11 @@ class Options(NamedTuple):
             temperature and top_k leave.
         beams: hypotheses of a beam search for the most probable text; 0: draw.
         samples: texts to write; of a beam search, the best ones.
-        seed: of the draws. Sample i is the same however many samples there are.
+        seed: seed of the draws. Sample i does not depend on the number of samples.
         window: tokens that a transformer sees at most, at least 2; 0: as many as it was
             trained with. See `DecodeState`.
-        avoid: words that are never written; `<unk>` may be among them though the run has none. Of
-            a tokenizer, every token that is the word, with a space or without.
+        avoid: words that are never written. `<unk>` is allowed here even if the run has none. For
+            a tokenizer, every token that equals the word, with or without a space.
     """
 
     words: PositiveInt = 100
@@ -45,8 +45,8 @@ class Options(NamedTuple):
         """Checks the ranges.
 
         Raises:
-            InputError: a number out of range, more samples than beams, or settings of draws where
-                nothing is drawn.
+            InputError: a number out of range, more samples than beams, or settings of draws for a
+                search that draws nothing.
         """
         check(self, prefix="")
         if isinstance(self.avoid, str) or not all(self.avoid):

@@ -9,10 +9,10 @@
     unbounded        p_cache(w) ∝ Σ_i 1[x_i = w] K(‖h_t − h_i‖ / r_t)  Grave, Cissé & Joulin 2017
 
 Entry i is a word x_i of the text with the hidden state h_i that predicted it. The entries at word t
-are the last `cache_size` before t, in the order of the text, however it was cut into windows and
-rows. Without entries the model stands alone, but `unigram_softmax` is uniform then. Of the
-unbounded cache's entries the `neighbours` nearest to h_t count; r_t is the distance of the farthest
-of them, and K(u) is exp(−u² / 2). The search is exact.
+are the last `cache_size` words before t in the text, whatever windows and rows the model read.
+Without entries the model's distribution is used alone, except that `unigram_softmax` is uniform.
+The unbounded cache uses the `neighbours` entries nearest to h_t, which an exact search finds; r_t
+is the distance of the farthest of them, and K(u) is exp(−u² / 2).
 
 GroC 2020 says that its unigram cache "assigns probabilities based on the counts of words", which is
 `unigram`; its public code computes `unigram_softmax`, on which its published numbers rest. The
@@ -38,7 +38,7 @@ KINDS = ("local", "unbounded", "unigram", "unigram_softmax")
 QUERIES, BLOCK = 256, 2_048
 FAR = 32_768  # entries of one product in an unbounded cache, which sorts the nearest of each
 BEYOND = 40  # in float64, exp(n) does not change exp(n + 40)
-SHOWN = 10_000  # words between two updates of the progress bar
+SHOWN = 10_000  # words between updates of the progress bar
 Floats = tuple[float, ...]
 
 
@@ -48,10 +48,11 @@ class Cache(NamedTuple):
 
     Attributes:
         cache: kind of cache.
-        model_weight: λ, the weight of the model's own distribution; several are all tried.
-        theta: θ of --cache=local, which flattens it, and at 0 counts words; several are all tried.
-        cache_size: entries; by default 10,000, or 1,000,000 for --cache=unbounded.
-        neighbours: entries of --cache=unbounded that count.
+        model_weight: λ, the weight of the model's own distribution; several values are all tried.
+        theta: θ of --cache=local, which at 0 counts words; several values are all tried.
+        cache_size: largest number of entries; by default 10,000, or 1,000,000 for
+            --cache=unbounded.
+        neighbours: nearest entries that --cache=unbounded uses.
     """
 
     cache: Annotated[str, Option(among=KINDS)] = "local"
@@ -61,14 +62,14 @@ class Cache(NamedTuple):
     neighbours: Annotated[int, Option(within="[1, inf)", only=("cache", "unbounded"))] = 1_024
 
     def size(self) -> int:
-        """Entries at most."""
+        """The largest number of entries."""
         if self.cache_size is not None:
             return self.cache_size
         return 1_000_000 if self.cache == "unbounded" else 10_000
 
 
 def score(job: Evaluation, options: Cache) -> Iterator[tuple[dict, np.ndarray]]:
-    """Scores of all pairs of λ and θ; the model scores the split once, whatever their number."""
+    """Yields the scores for all pairs of λ and θ; the model scores the split once."""
     nll, entries, targets = job.counted(hidden=options.cache in ("local", "unbounded"))
     words, progress = len(job.run.vocabulary), job.progress("cache")
     cache_log_probs = log_probs(options, entries, targets, words, progress)
@@ -82,12 +83,14 @@ def interpolations(
     model_weights: tuple[float, ...],
     options_of_grid: dict[str, tuple[float, ...]],
 ) -> Iterator[tuple[dict, np.ndarray]]:
-    """A model's scores interpolated with each of several distributions, with each weight.
+    """Yields a model's scores interpolated with each of several distributions, by each weight.
 
     Args:
         nll: of the model, `[tokens]` in nats, NaN for tokens that do not count.
-        log_probs: of the others, `[distributions, tokens that count]`, see `interpolate`.
-        options_of_grid: the option by which they differ and its values; {} of a single one.
+        log_probs: of the other distributions, `[distributions, tokens that count]`, see
+            `interpolate`.
+        options_of_grid: the option that distinguishes the distributions, with its values; {} if
+            there is one distribution.
     """
     counts = ~np.isnan(nll)
     labels = [{key: value} for key, values in options_of_grid.items() for value in values] or [{}]
@@ -181,10 +184,10 @@ def _log_sums(targets, words, size, progress):
 
 
 def _compare(cache, hidden, targets, progress):
-    """`log_probs` of the caches that compare hidden states, on the device."""
+    """`log_probs` for the caches that compare hidden states, computed on the device."""
     tokens, size = len(targets), min(cache.size(), len(targets))
     block = FAR if cache.cache == "unbounded" else BLOCK
-    # Slots are written in turn, QUERIES at a time, so that no entry that counts is overwritten.
+    # A ring buffer, written QUERIES slots at a time, with room so that no entry in use is lost
     slots = -(-(size + QUERIES) // QUERIES) * QUERIES
     slots = -(-slots // block) * block if slots > block else slots
     thetas = jnp.asarray(cache.theta, jnp.float32)
@@ -197,7 +200,7 @@ def _compare(cache, hidden, targets, progress):
         states = np.pad(hidden[part], [(0, rest), (0, 0)])
         words = np.pad(targets[part], (0, rest), constant_values=-1)
         store, log_probs = look_up(store, (states, words), jnp.int32(begin), thetas)
-        results.append(log_probs)  # not fetched yet, so that the device goes on
+        results.append(log_probs)  # fetched at the end, so that the device need not wait
     return np.concatenate(jax.device_get(results), axis=1)[:, :tokens].astype(np.float64)
 
 
@@ -205,8 +208,8 @@ def _compare(cache, hidden, targets, progress):
 def _look_up(kind, size, neighbours):
     """Returns `(store, queries, begin, thetas) -> (store, log p_cache [thetas, queries])`.
 
-    store: hidden states and words of the entries. queries: those of the QUERIES words from `begin`
-    on, which are looked up and stored.
+    store: hidden states and words of the entries. queries: hidden states and words of the QUERIES
+        words from `begin` on, which are looked up and stored.
     """
 
     def look_up(store, queries, begin, thetas):
@@ -221,7 +224,9 @@ def _look_up(kind, size, neighbours):
         now = (begin + jnp.arange(QUERIES))[:, None]
 
         def read(number):
-            """A block of keys, which entries each query sees, and which are its target."""
+            """The keys of a block, a mask of the entries in each query's cache, and one of those
+            whose word is its target.
+            """
             keys, words, at = (
                 lax.dynamic_slice_in_dim(array, number * block, block)
                 for array in (*store, positions)
@@ -240,8 +245,8 @@ def _look_up(kind, size, neighbours):
 
 
 def _sums_of_powers(hidden, blocks, read, thetas):
-    """Σ exp(θ h_t · h_i) over all entries and over those that are the target, up to a factor:
-    `[thetas, queries]` each.
+    """Σ exp(θ h_t · h_i) over all entries and over those whose word is the target, up to a common
+    factor: `[thetas, queries]` each.
     """
 
     def visit(number, before):
@@ -250,24 +255,24 @@ def _sums_of_powers(hidden, blocks, read, thetas):
         products = jnp.matmul(
             hidden, keys.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
         )
-        # θ is not negative, so that one maximum serves all of them.
+        # θ is not negative, so one maximum serves all thetas.
         now = jnp.maximum(most, jnp.max(products, axis=1, where=seen, initial=-jnp.inf))
 
-        # Of all θ in turn: [thetas, queries, block] would not fit.
+        # One θ at a time: [thetas, queries, block] would not fit in memory.
         def add(theta, sums, hits):
             scale = jnp.where(most > -jnp.inf, jnp.exp(theta * (most - now)), 0.0)
             powers = jnp.where(seen, jnp.exp(theta * (products - now[:, None])), 0.0)
             of_hits = jnp.where(hit, powers, 0.0)
             return sums * scale + powers.sum(axis=1), hits * scale + of_hits.sum(axis=1)
 
-        return now, *lax.map(lambda each: add(*each), (thetas, sums, hits))
+        return now, *lax.map(lambda row: add(*row), (thetas, sums, hits))
 
     zeros = jnp.zeros((len(thetas), len(hidden)))
     return lax.fori_loop(0, blocks, visit, (jnp.full(len(hidden), -jnp.inf), zeros, zeros))[1:]
 
 
 def _sums_of_nearest(hidden, blocks, read, neighbours):
-    """Σ K over the nearest entries and over those of them that are the target: `[1, queries]`
+    """Σ K over the nearest entries and over those of them whose word is the target: `[1, queries]`
     each.
     """
 

@@ -1,5 +1,5 @@
-"""Parts of a result besides its sums: perplexity by frequency, published numbers, versions; and the
-lines that say so.
+"""Parts of a result besides its sums: perplexity by frequency, published numbers and versions; and
+the lines that print them.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
 
 
 def metadata(vocabulary: Vocabulary, words: Words, nll: np.ndarray, edges: Sequence[int]) -> dict:
-    """Returns what a result holds besides the `summary` of its scores.
+    """Returns the parts of a result that describe its text, vocabulary and software.
 
     Args:
         nll: `[tokens]` in nats, NaN for tokens that do not count.
         edges: of bins, see `in_bins`.
 
     Returns:
-        `date`, UTC; `bins`, see `by_bin`; the `vocabulary`'s size, its `unit` ("word" or "token",
-        which losses are per) and its `fingerprint`, which differs when a word, a count or the order
-        differs; `versions` of python, of packages and of the device.
+        `date`, UTC; `bins`, see `by_bin`; `vocabulary`: its `size`, the `unit` of losses ("word" or
+        "token") and a `fingerprint`, which depends on words, counts and order; `versions` of
+        python and packages, and the device.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
@@ -46,15 +46,15 @@ def metadata(vocabulary: Vocabulary, words: Words, nll: np.ndarray, edges: Seque
 
 
 def by_bin(words: Words, nll: np.ndarray, edges: Sequence[int]) -> list[dict]:
-    """Share of the words, and perplexity a word, by how often training has them.
+    """Share and perplexity of words by their frequency in training.
 
     Args:
         nll: `[tokens]` in nats, NaN for tokens that do not count.
         edges: of bins, see `in_bins`.
 
     Returns:
-        For each bin that has words `least` and `most`, the frequencies in it (None: no limit),
-        `words`, `share` and `perplexity`. Nothing of words without counts.
+        For each bin that has words: `least` and `most`, its smallest and largest frequency (None:
+        no limit), `words`, `share` and `perplexity`. An empty list if counts are unknown.
     """
     if words.counts is None:
         return []
@@ -69,8 +69,8 @@ def by_bin(words: Words, nll: np.ndarray, edges: Sequence[int]) -> list[dict]:
 
 
 def published(workdir: Path, split: str) -> dict | None:
-    """Returns what a paper prints for the row that a run was trained as: `perplexity`, `row`,
-    `table` and the keys `changed`; None if there is none.
+    """Returns the published numbers of the row that a run was trained as: `perplexity`, `row`,
+    `table`, and `changed`, the keys in which the run differs; None if there are none.
     """
     path = workdir / PUBLISHED
     record = json.loads(path.read_text()) if path.exists() else {}
@@ -106,7 +106,7 @@ def lines(result: Mapping) -> Iterator[str]:
 def _versions():
     versions = {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
     for name in PACKAGES:
-        # Not found: this package, where it runs from a clone.
+        # This package is not found if it runs from a clone.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions

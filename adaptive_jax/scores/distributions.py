@@ -1,5 +1,5 @@
-"""The distribution that predicts a token: its most probable words, the rank of the token, and the
-entropy.
+"""Statistics of the distributions that predict tokens: the most probable words, the rank of the
+token, and the entropy.
 """
 
 import functools
@@ -16,16 +16,16 @@ from adaptive_jax.model.on_devices import local_model, on_devices
 from adaptive_jax.runs.run import Run
 from adaptive_jax.scores.scoring import LOG_PROBS, scores
 
-TOKENS = 256  # whose distributions are computed at a time, at most
-ALTERNATIVES = 8  # words that a passage names
+TOKENS = 256  # most distributions computed at a time
+ALTERNATIVES = 8  # most probable words stored for each token of a passage
 
 
 class PredictiveStats(NamedTuple):
-    """Figures of the distributions that predict some tokens.
+    """Statistics of the distributions that predict some tokens.
 
     Attributes:
-        words: int32 `[tokens, k]`, the most probable first.
-        log_probs: float32 `[tokens, k]`, theirs in nats.
+        words: int32 `[tokens, k]`, the most probable words, the best first.
+        log_probs: float32 `[tokens, k]`, log-probabilities of these words in nats.
         rank: int32 `[tokens]`, one more than the words that are more probable than the target.
         entropy: float32 `[tokens]` in nats.
     """
@@ -39,14 +39,14 @@ class PredictiveStats(NamedTuple):
 def predictive_stats(
     run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k: int
 ) -> PredictiveStats:
-    """The distributions over the words that the model predicts, a few tokens at a time: never
-    `[tokens, vocabulary]`.
+    """Statistics of the distributions after hidden states, computed for a few tokens at a time, so
+    that `[tokens, vocabulary]` never exists.
 
     Args:
-        tables: composed tables, as `scores` makes them; {} for a model that composes none.
+        tables: composed tables, see `composed`; {} for a model that composes none.
         hidden: `[tokens, features]`, the states that predict the targets.
         targets: int32 `[tokens]`.
-        k: words to name; fewer where the vocabulary is smaller.
+        k: number of most probable words to return; fewer if the vocabulary is smaller.
     """
     words = run.model.input.vocabulary_size
     size, k = max(1, min(TOKENS, LOG_PROBS // words)), min(k, words)
@@ -54,31 +54,31 @@ def predictive_stats(
     for begin in range(0, max(1, len(targets)), size):
         states, target_ids = hidden[begin : begin + size], targets[begin : begin + size]
         rest = size - len(target_ids)
-        # Parts of one size are one program, whatever the number of tokens.
+        # Pad, so that all parts share one program.
         states = np.pad(states, [(0, rest), (0, 0)])
         target_ids = np.pad(np.minimum(target_ids, words - 1), (0, rest))
         parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, target_ids)))
     stats = PredictiveStats(
         *(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True))
     )
-    # Every word of the model is more probable than one that it cannot predict.
+    # A word that the model cannot predict ranks behind all others.
     return stats._replace(rank=np.where(targets < words, stats.rank, words + 1))
 
 
 def passage_stats(
     run: Run, ids: np.ndarray, windows: Windows, tables: tuple, begin: int, end: int
 ) -> dict[str, np.ndarray]:
-    """Predictive distributions of the tokens from `begin` to `end` that count.
+    """Predictive distributions of the tokens that count among positions `begin` to `end` − 1.
 
     Args:
         ids: int32 `[tokens]` of the split.
-        tables: as `composed(run, ids)` returns them.
+        tables: the result of `composed(run, ids)`.
 
     Returns:
         The positions of these tokens, `at`, int64, and the fields of `PredictiveStats`.
     """
     if windows.layout != "streams" or windows.rows == 1:
-        # Examples that reach into the passage must be those of the whole split.
+        # Long enough that examples in the passage are those of the complete split
         ids = ids[: end + 2 * windows.window]
     at, hidden = [], []
     for batch in scores(run, ids, windows, composed_once=tables, hidden=True):

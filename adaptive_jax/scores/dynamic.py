@@ -1,8 +1,8 @@
-"""Dynamic evaluation: the parameters follow the text that has been scored (Krause, Kahembwe, Murray
-& Renals 2018).
+"""Dynamic evaluation: the parameters adapt to the text as it is scored (Krause, Kahembwe, Murray &
+Renals 2018).
 
-Segment after segment is scored, and then the parameters θ take a step along the gradient g of the
-segment's mean loss, with decay towards the trained parameters θ_g:
+After a segment is scored, the parameters θ take a step along the gradient g of its mean loss, with
+decay towards the trained parameters θ_g:
 
     sgd   θ ← θ − η g                 + λ (θ_g − θ)
     rms   θ ← θ − η g / (√MS_g + ε)   + λ (θ_g − θ) ⊙ min(RMS_norm, 1 / λ)
@@ -11,8 +11,7 @@ segment's mean loss, with decay towards the trained parameters θ_g:
     RMS_norm  √MS_g over its mean over all parameters
 
 A segment is a batch of `window − context` tokens in each of `rows` rows. Gradients are those of
-the model as it is evaluated: without dropout, penalties and regularised losses; sampled outputs
-learn from all words.
+the evaluated loss: no dropout, penalties or regularisation, and sampled outputs use all words.
 """
 
 import functools
@@ -34,7 +33,7 @@ from adaptive_jax.scores.scoring import Evaluation, Progress, fetch, first_carry
 
 RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
 CURE = {"sgd": "lower --rate", "rms": "lower --rate, or raise --epsilon or --statistics"}
-STRETCHES = 20  # of the train split, from which the statistics come
+STRETCHES = 20  # number of places in the train split that the statistics are taken from
 
 
 class Dynamic(NamedTuple):
@@ -42,10 +41,10 @@ class Dynamic(NamedTuple):
 
     Attributes:
         rule: rule of the update.
-        rate: learning rate η, by default 0.00005 of rms and 0.1 of sgd.
+        rate: learning rate η, by default 0.00005 for rms and 0.1 for sgd.
         decay: decay towards the trained parameters.
         epsilon: ε of rms.
-        statistics: full segments of the train split whose tokens give rms its MS_g.
+        statistics: number of full segments of the train split from which rms computes MS_g.
     """
 
     rule: Annotated[str, Option(among=RULES)] = "rms"
@@ -56,13 +55,13 @@ class Dynamic(NamedTuple):
 
 
 def score(job: Evaluation, options: Dynamic) -> Iterator[tuple[dict, np.ndarray]]:
-    """The scores of a split by parameters that follow it."""
+    """Yields the scores of a split by parameters that adapt to it."""
     yield {}, job.with_uniform(dynamic(job, options))
 
 
 def dynamic(job: Evaluation, options: Dynamic) -> np.ndarray:
-    """Scores every token of a split once, as `score_split`, with parameters that follow the text;
-    those of `job.run` do not change.
+    """Scores every token of a split once, as `score_split`, with parameters that adapt to the
+    text; those of `job.run` do not change.
 
     Raises:
         InputError: as `windows`, or the parameters diverged.
@@ -94,7 +93,7 @@ def dynamic(job: Evaluation, options: Dynamic) -> np.ndarray:
 
 
 def mean_squares(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> dict:
-    """MS_g: for every parameter the mean over the segments of a text of its squared gradient."""
+    """MS_g: for every parameter, its squared gradient averaged over the segments of a text."""
     add, carry = _make_sum(run.model, run.mesh), None
     count, batches = windows(ids, run.vocabulary.eos, settings)
     # Sharded as `add` returns it, or `add` would be compiled twice
@@ -167,7 +166,7 @@ def _mean_gradient(gradients, params, lexicon, window: WindowBatch, carry):
 
 
 def _sample(ids, settings, segments):
-    """Returns the ids of about so many segments, from all over a text."""
+    """Returns the ids of about `segments` segments, spread evenly over a text."""
     tokens = segments * settings.rows * (settings.window - settings.context_columns)
     if tokens >= len(ids):
         return np.asarray(ids)

@@ -44,21 +44,22 @@ class Request(NamedTuple):
         window: Tokens the model reads at once; 0: the sequence length it was trained with.
         context: Tokens of each window that are given and not scored.
         checkpoint: best (by validation), latest, or a step.
-        data_path: The split as a file, or a directory that has it; default: the run's corpus.
+        data_path: File with the split, or directory that contains it; default: the run's corpus.
         break_mode: none, complete, complete_doc or eos; default: that of the run.
-        method: How to score.
-        rows: Rows of a batch; 0: those of the run's tokens_per_device (of 4,096 tokens where that
-            is 0), or 1 for layout streams and dynamic evaluation, which one row scores exactly; N
-            rows are faster.
-        options: Options of the method, fields of `Cache`, `Neighbours`, `Dynamic` or `Mix`.
-        vocabulary: Words to score over: train, union (and those of the split), or a file's.
-        uniform: Share of the uniform distribution over the vocabulary; default 0.01 where new words
+        method: Scoring method.
+        rows: Rows of a batch; 0: as many as fit the run's tokens_per_device (4,096 if that is 0),
+            or 1 for layout streams and dynamic evaluation, which are exact with one row and faster
+            with more.
+        options: Options of the method: fields of `Cache`, `Neighbours`, `Dynamic` or `Mix`.
+        vocabulary: Words to score over: train, union (train and the split), or a file of words.
+        uniform: Share of the uniform distribution over the vocabulary; default 0.01 if new words
             would have no probability, else 0.
-        down_weight: Factor of what a composed model gives to new words (GroC 2020, section 5.1).
+        down_weight: Factor on a composed model's probabilities of new words (GroC 2020, section
+            5.1).
         share: Share of the words that keep their entries in a lexicon; default: that of the run.
         bins: Largest frequency in training of each bin of words but the last.
-        sample_from: First word of the passage.
-        sample_words: Words of a passage of which a report shows what the model expected instead.
+        sample_from: Number of the passage's first word, from 0.
+        sample_words: Words of a passage for which a report shows the model's alternatives.
     """
 
     split: Annotated[str, Option(among=SPLITS)] = "test"
@@ -81,22 +82,22 @@ class Request(NamedTuple):
 
 def evaluate(workdir: Path, request: Request) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/ as
-    JSON, with the losses of its tokens as .npy and what a report reads of its text as .npz.
+    JSON, with the losses of its tokens as .npy and the arrays that a report reads as .npz.
 
     Returns:
-        `Scores.summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`,
-        `seconds` that scoring took (compilation included), `settings`: what was asked, with
-        break_mode and window filled in, rows where they change scores, and the config; what
-        `card.metadata` returns; and as `published` and `scored`, what `card.published` and
-        `of_scores` return. Of a vocabulary with more words, `unseen` is the share of new words, and
-        `open` has share and perplexity of words that training knew and of others. Where several
-        settings were tried, `grid` has a line for each, and the rest is of the best one.
+        The entries of `Scores.summary` and `card.metadata`, and: `unseen`, see `Corpus` (None if
+        unknown); `split`; `step`; `seconds` of scoring, compilation included; `settings`:
+        those of the request with break_mode and window filled in, rows if they change scores, and
+        the config; `published`, see `card.published`; and `scored`, see `of_scores`. With a larger
+        vocabulary than in training, `unseen` is the share of new words, and `open` has share and
+        perplexity of the training vocabulary's words and of new ones. If several settings were
+        tried, `grid` has an entry for each, and all other keys are those of the best one.
 
     Raises:
-        InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the
-            split, see `windows`, and settings that do not fit together; scores that are not finite.
-        OSError: the result, which has been printed by then, cannot be written, but for a folder
-            that may only be read.
+        InputError: no run or checkpoint, a missing corpus, a `window` longer than the split,
+            settings that do not fit together, see `windows`, or scores that are not finite.
+        OSError: the result, which has been printed by then, cannot be written. If the folder is
+            read-only, a warning says so instead.
     """
     return evaluate_contexts(workdir, request, (request.context,))[0]
 
@@ -113,12 +114,12 @@ class _Split(NamedTuple):
     """A split and the run that scores it, read once for all contexts.
 
     Attributes:
-        jobs: of each context.
-        text: its words.
+        jobs: one for each context.
+        text: the words of the split.
         passage: positions of the first token of the request's sample, and of the first one after
-            it; None if it asks for none.
-        unseen: what is printed of unseen words.
-        paper: what `card.published` returns, if what is scored is what a paper scored.
+            it; None without a sample.
+        unseen: the shares of unknown and unseen words, to be printed.
+        paper: the record of `card.published`, if the split is the one that a paper scored.
     """
 
     request: Request
@@ -204,7 +205,7 @@ def _evaluate(split, job, score):
 
 
 def _check_request(request):
-    """Checks what needs no run; returns the method with its options."""
+    """Checks a request before its run is read; returns the method with its options."""
     check(request, set_fields=("sample_words",) if request.sample_words else ())
     check_edges(request.bins)
     score = with_options(request.method, request.options)
@@ -241,7 +242,7 @@ def _check_length(request, windows, tokens):
 
 
 def _check_no_new_words(request):
-    """Checks that a request asks nothing of new words, of which its model has no vectors."""
+    """Checks that a request needs no vectors of new words, for a model that has none."""
     method, vocabulary = request.method, request.vocabulary
     if request.down_weight != 1:
         flag = f"--down_weight={request.down_weight}"
@@ -253,12 +254,12 @@ def _check_no_new_words(request):
 
 
 def _train_ids(request, run, directory):
-    """The ids of the run's train split, or of the train.txt in another directory."""
+    """The ids of the run's train split, or of the train.txt in a directory."""
     config, data = run.saved_config, run.saved_config["data"]
     if not directory and data["corpus"] == "text_files" and not data["path"]:
-        directory = request.data_path  # of a converted model
+        directory = request.data_path  # a converted model names no text
         if directory and is_one_split(path_of(directory)):
-            directory = None  # it is the split to be scored
+            directory = None  # the split to be scored
     try:
         source = data_of(run.workdir, config, directory, "train")
         return load(source, vocabulary=run.vocabulary, splits=("train",)).ids["train"]
@@ -267,14 +268,14 @@ def _train_ids(request, run, directory):
 
 
 def _ids_by(split, data, run):
-    """The ids of a split of `data`'s corpus by the vocabulary of another run."""
+    """The ids of a split of `data`'s corpus in the vocabulary of another run."""
     source = run.saved_config["data"] | {key: data[key] for key in ("corpus", "path")}
     return load(source, vocabulary=run.vocabulary, splits=(split,)).ids[split]
 
 
 def _best(score, job):
-    """Returns the options of the best setting, its summary and its nll. Of several settings, the
-    summary has all as `grid`.
+    """Returns the options of the best setting, its summary and its nll. If there are several
+    settings, the summary lists all of them as `grid`.
     """
     best, grid = None, []
     for options, nll in score(job):
@@ -287,7 +288,7 @@ def _best(score, job):
 
 
 def _settings(request, windows, config, lexicon):
-    """Returns the settings that a result states. lexicon: where entries of new words are from."""
+    """Returns the settings to record in a result. lexicon: source of the entries of new words."""
     keys = "split", "checkpoint", "data_path", "method"
     settings = {key: getattr(request, key) for key in keys}
     if windows.layout == "streams" or METHODS[request.method].one_row:
@@ -305,7 +306,7 @@ def _settings(request, windows, config, lexicon):
 
 
 def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:
-    """The group `data` of a run's config, with another path if one is given."""
+    """The group `data` of a run's config, with `path` in place of its own unless that is None."""
     data = config["data"] | ({} if path is None else {"path": path})
     if data["corpus"] == "text_files" and not data["path"]:
         raise InputError(
@@ -315,9 +316,9 @@ def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:
 
 
 def _is_published(request, config, words):
-    """True if a paper's number is of what is scored: the model's own scores, over its words and
-    with its whole lexicon, of the published text as its number of words tells it, or else of the
-    run's own text.
+    """True if the scores compare with a paper's number: the model alone, with its own words and
+    its complete lexicon, scores a text with the published number of words or, if that is unknown,
+    the run's own text.
     """
     published = CORPORA[config["data"]["corpus"]].words.get(request.split)
     same_text = request.data_path is None if published is None else words == published
@@ -326,8 +327,8 @@ def _is_published(request, config, words):
 
 
 def _bar(context: int, text: str):
-    """Returns a `Progress` that draws a bar, and raises KeyboardInterrupt on all hosts when one of
-    them is interrupted.
+    """Returns a `Progress` that draws a bar and, when one host is interrupted, raises
+    KeyboardInterrupt on all hosts.
     """
 
     def with_bar(batches: Iterable, count: int) -> Iterator:

@@ -20,16 +20,16 @@ from adaptive_jax.parallel import hosts
 from adaptive_jax.scores.evaluate import Request, evaluate_contexts
 from adaptive_jax.scores.methods import METHODS
 
-STOPPED = "stopped: results that were printed are kept; the same command evaluates anew"
-MISSED = 3  # the exit status of a target that is not reached
+STOPPED = "stopped: printed results are kept; the same command evaluates again"
+MISSED = 3  # exit status if the target is missed
 
 
 class Evaluate(NamedTuple):
     """Flags of the command besides those of `Request` and of methods.
 
     Attributes:
-        context: Tokens of each window that are given and not scored; several are compared.
-        target_perplexity: Exit with status 3 if the perplexity, the best of several, is above it.
+        context: Tokens of each window that are read and not scored; several values are compared.
+        target_perplexity: Exit with status 3 if the best perplexity of all contexts is above this.
     """
 
     context: Annotated[tuple[int, ...], Option(within="[0, inf)")] = (0,)
@@ -61,7 +61,7 @@ def options_of_methods() -> dict[str, dict[str, type]]:
 
 
 def main():
-    """Evaluates as the flags say."""
+    """Evaluates a run with the settings of the flags."""
     contexts, target = options(Evaluate)
     method_options = {}
     for name, kinds in options_of_methods().items():

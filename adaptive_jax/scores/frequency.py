@@ -25,8 +25,8 @@ DRAWS = 1_000  # bootstrap samples
 BLOCKS = 256  # parts of the text that the bootstrap draws
 LEAST_BLOCK = 10  # words of a part
 LEAST_BLOCKS = 5  # parts that a bin must occur in to have an interval
-RANKS = 1_000  # values of a bin whose medians are told apart
-INTERVAL = 0.025, 0.975
+RANKS = 1_000  # most distinct ranks in the bootstrap of a median
+INTERVAL = 0.025, 0.975  # quantiles
 
 
 class Words(NamedTuple):
@@ -35,10 +35,9 @@ class Words(NamedTuple):
     Attributes:
         ids: int32 `[tokens]`.
         ends: int64 `[words]`, the position of the last token of each word.
-        hashes: uint32 `[words]`, of the letters of each word; 0 for `<unk>`.
-        eos_count: how often `<eos>` occurs in the training text.
-        counts: int64 `[words]`, how often each word occurs in the training text, 0 for one that it
-            lacks; None if that is unknown.
+        hashes: uint32 `[words]`, a hash of each word's letters; 0 for `<unk>`.
+        eos_count: occurrences of `<eos>` in the training text.
+        counts: int64 `[words]`, occurrences of each word in the training text; None if unknown.
     """
 
     ids: np.ndarray
@@ -55,13 +54,13 @@ class Words(NamedTuple):
         return np.add.reduceat(nll[: self.ends[-1] + 1].astype(np.float64), starts)
 
     def counts_before(self) -> np.ndarray:
-        """The counts of the word before each word, int64 `[words]`; before the first stands
-        `<eos>`.
-        """
+        """Count of the word before each word, int64 `[words]`; `<eos>` precedes the first word."""
         return np.concatenate([[self.eos_count], self.counts[:-1]])
 
     def span(self, first: int, words: int) -> tuple[int, int]:
-        """Positions of the first token of a passage, and of the first one after it.
+        """Positions of the first token of a passage, and of the first token after it.
+
+        first, words: number of its first word, and of its words.
 
         Raises:
             InputError: the text has no word `first`.
@@ -78,11 +77,11 @@ class Bin(NamedTuple):
     """Words of similar frequency.
 
     Attributes:
-        least, most: frequencies in the bin, both included; `most` is None for the last bin.
-        words: how many of the text are in it.
-        mean, median: of their values.
-        mean_interval, median_interval: 95 % bootstrap intervals, low and high; None where the words
-            stand in too few places.
+        least, most: smallest and largest frequency in the bin; `most` is None for the last bin.
+        words: number of the text's words in the bin.
+        mean, median: of these words' values.
+        mean_interval, median_interval: 95 % bootstrap intervals, low and high; None if the words
+            stand in too few places or a value is infinite.
     """
 
     least: int
@@ -95,8 +94,9 @@ class Bin(NamedTuple):
 
 
 def bin_label(least: int, most: int | None) -> str:
-    """Frequencies in a bin: "1-10", "101-1K", then from the edge of the bin before, "1K-10K",
-    "1M+"; "new" for words that training lacks. A number that has more than three digits is whole.
+    """Label of a bin: "1-10", "101-1K"; from 1,000 on it begins with the edge of the bin before:
+    "1K-10K", "1M+". "new" stands for words that training lacks. A number with more than three
+    significant digits is written out.
     """
     if most == 0:
         return "new"
@@ -107,7 +107,7 @@ def bin_label(least: int, most: int | None) -> str:
 
 
 def short(number: int) -> str:
-    """10, 1K, 2.5M."""
+    """Abbreviates a number to three digits: 10, 1K, 2.5M."""
     for unit, letter in (10**9, "B"), (10**6, "M"), (10**3, "K"):
         if number >= 0.9995 * unit and number >= 1_000:  # 3 digits of less would round up to it
             return f"{number / unit:.3g}{letter}"
@@ -119,9 +119,7 @@ def _edge(number):
 
 
 def check_edges(edges: Sequence[int]) -> None:
-    """Checks the edges of bins. Raises InputError unless they are whole numbers above 0 that
-    grow.
-    """
+    """Raises InputError unless the edges of bins are positive and strictly growing."""
     if not edges or edges[0] < 1 or any(a >= b for a, b in itertools.pairwise(edges)):
         raise InputError(
             f"bins={','.join(map(str, edges))} must be growing frequencies above 0, such as"
@@ -130,12 +128,12 @@ def check_edges(edges: Sequence[int]) -> None:
 
 
 def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping) -> Words:
-    """The words of a text, whatever their units; those of a converted list have no counts.
+    """The words of a text of words, sub-words or tokens. Those of a converted list have no counts.
 
     Args:
         ids: int32 `[tokens]`.
-        data: the group `data` of the run's config. The frequencies of words of sub-word units are
-            those of its training text, if that is prepared on this machine.
+        data: the group `data` of the run's config. If the vocabulary has sub-words, the words are
+            counted in its training text, if that is prepared on this machine.
     """
     ids = np.asarray(ids)
     ends, spellings = np.flatnonzero(vocabulary.ends_word[ids]), vocabulary.utf8
@@ -168,11 +166,11 @@ def words_of(ids: np.ndarray, vocabulary: Vocabulary, data: Mapping) -> Words:
 def in_bins(
     counts: np.ndarray, edges: Sequence[int]
 ) -> Iterator[tuple[int, int | None, np.ndarray]]:
-    """Yields the least and the largest frequency of each bin, None for the last one, and a mask of
-    the words in it, bool `[words]`.
+    """Yields for each bin its smallest and largest frequency (None for the last bin) and a mask of
+    its words, bool `[words]`.
 
-    A bin holds frequencies above the edge before it, up to its own; bins are not cumulative. Words
-    that do not occur in training have a bin of their own.
+    A bin holds the frequencies above the previous edge, up to its own; bins are not cumulative. The
+    first bin holds words that do not occur in training.
 
     counts: int `[words]`. edges: growing, the largest frequency of each bin but the last.
     """
@@ -182,14 +180,13 @@ def in_bins(
 
 
 def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = PAPER) -> list[Bin]:
-    """Means and medians of the values of a text's words, binned by frequency as `in_bins` says;
-    bins without words are left out. Intervals are of a bootstrap that draws parts of the text,
-    because words near each other are alike.
+    """Means and medians of the values of a text's words in each bin of `in_bins` that has words.
+    The bootstrap of the intervals draws parts of the text, because words near each other are alike.
 
     Args:
         values: `[words]` in the order of the text, such as losses in nats; NaN for words that do
             not count.
-        counts: int `[words]`.
+        counts: int `[words]`, the frequencies of the words in training.
     """
     size = max(LEAST_BLOCK, -(-len(values) // BLOCKS))
     blocks = np.arange(len(values)) // size
@@ -200,7 +197,7 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
         if not inside.any():
             continue
         inner, parts, intervals = values[inside], blocks[inside], (None, None)
-        if len(np.unique(parts)) >= LEAST_BLOCKS:
+        if len(np.unique(parts)) >= LEAST_BLOCKS and np.isfinite(inner).all():
             intervals = _of_means(inner, parts, weights), _of_medians(inner, parts, weights)
         mean, median = float(np.mean(inner)), float(np.median(inner))
         bins.append(Bin(least, most, len(inner), mean, median, *intervals))
@@ -209,16 +206,18 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
 
 @functools.lru_cache(maxsize=8)
 def _draws(blocks):
-    """Counts of each part of the text in each bootstrap sample: float32 `[draws, parts]`, the
-    same for all bins and runs.
+    """Number of times that each bootstrap sample draws each part of the text: float32
+    `[draws, parts]`, the same for all bins and runs.
     """
     bits = np.random.Generator(np.random.Philox(0))
     return bits.multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.float32)
 
 
 def _of_means(values, blocks, weights):
-    """The interval of the mean of values `[words]`. blocks: the part of the text of each, int
-    `[words]`. weights: see `_draws`.
+    """The interval of the mean of some values.
+
+    values: `[words]`. blocks: the part of the text that each word is in, int `[words]`. weights:
+        see `_draws`.
     """
     count = weights.shape[1]
     words = weights @ np.bincount(blocks, minlength=count).astype(np.float64)
@@ -226,10 +225,10 @@ def _of_means(values, blocks, weights):
 
 
 def _of_medians(values, blocks, weights):
-    """As `_of_means`, of the median."""
+    """The interval of the median; arguments as of `_of_means`."""
     order = np.argsort(values, kind="stable")
-    # Neighbouring values share a rank where there are more than RANKS: of 100,000 words 100, less
-    # than their medians vary.
+    # With more than RANKS values, neighbours share a rank: 100 values do among 100,000, which
+    # changes the median by less than it varies between samples.
     ranks = np.arange(len(values)) * min(RANKS, len(values)) // len(values)
     firsts = np.flatnonzero(np.diff(ranks, prepend=-1))
     times = np.zeros((weights.shape[1], len(firsts)), np.float32)
@@ -241,7 +240,7 @@ def _of_medians(values, blocks, weights):
 
 
 def _interval(totals, words):
-    """The interval of totals over words, `[draws]` each; draws without words do not count."""
+    """The interval of totals / words, `[draws]` each; draws without words do not count."""
     drawn = words > 0
     low, high = np.quantile(totals[drawn] / words[drawn], INTERVAL)
     return float(low), float(high)

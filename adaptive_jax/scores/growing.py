@@ -1,4 +1,4 @@
-"""A text that grows by lines, cut into windows as the split of an evaluation is."""
+"""A text that grows line by line, in the windows in which an evaluation reads a split."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from adaptive_jax.scores.scores import Scores
 class Line(NamedTuple):
     """A line, its words, and their tokens, int32 `[tokens]`.
 
-    context_tokens: leading tokens that are read and not scored: they belong to `before`.
-    before: the beginning of its first word, which stands in the text before it.
-    begins: it begins a document, and sees nothing before it.
+    context_tokens: number of leading tokens that are read but not scored: they belong to `before`.
+    before: the beginning of the line's first word, which stands in the text before the line.
+    begins: whether the line begins a document, and so sees nothing before it.
     """
 
     source: TextLine
@@ -29,18 +29,18 @@ class Line(NamedTuple):
 
 
 class GrowingText:
-    """Lines that follow each other. Tokens are scored when no later line can change what they see,
-    and a line leaves the text when all of it is scored.
+    """Lines that follow each other. Tokens are scored once no later line can change what they see,
+    and a line leaves the text once all of its tokens are scored.
 
     Attributes:
-        scores: of the tokens that may still be read, oldest first; NaN until they are scored.
-        settled: tokens of `scores` whose examples no later line changes.
-        scored: tokens of `scores` that have been handed out to be scored.
-        begun: some tokens have been handed out.
+        scores: rows of the tokens that windows may still show, oldest first; NaN until scored.
+        settled: number of tokens of `scores` whose examples no later line can change.
+        scored: number of tokens of `scores` that `next_windows` has returned.
+        begun: whether `next_windows` has returned any tokens.
     """
 
     def __init__(self, before: Scores, eos: int, settings: Windows):
-        """before: tokens that the text follows, at least `<eos>`."""
+        """before: the tokens before the text, at least `<eos>`."""
         self.scores, self.eos, self.settings = before, eos, settings
         self.settled = self.scored = self._popped = len(before.ids)
         self.begun, self._lines = False, deque()
@@ -53,11 +53,12 @@ class GrowingText:
         self.scores = Scores.concatenated([self.scores, unscored])
 
     def next_windows(self, complete: bool) -> WindowSpans:
-        """Windows of tokens that are not scored yet: of those that are settled, or of all.
+        """Windows of tokens that are not scored yet: of settled tokens, or of all if `complete`.
 
-        With layout "streams" one window, of whole parts of `window` tokens.
+        With layout "streams" this is one window; unless `complete`, its length is a multiple of
+        `window`.
 
-        complete: no line follows, or the next one may see the last example cut short.
+        complete: no line follows, or the last example may be scored before it is complete.
         """
         window, context, break_mode, layout, *_ = self.settings
         scored, pending = self.scored, self.scores.ids[self.settled :]
@@ -83,7 +84,7 @@ class GrowingText:
         return WindowSpans(shown[new], np.maximum(starts, scored)[new], end[new])
 
     def pop_complete_lines(self) -> Iterator[tuple[Line, Scores]]:
-        """Lines all of whose tokens are scored; then drops tokens that no window can show."""
+        """Yields lines whose tokens are all scored, then drops tokens that no window can show."""
         while self._lines and self._popped + len(self._lines[0].ids) <= self.scored:
             line = self._lines.popleft()
             begin, self._popped = self._popped, self._popped + len(line.ids)

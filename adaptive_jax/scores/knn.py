@@ -5,8 +5,8 @@ Khandelwal et al. 2020).
 
 Entry i of a datastore is a word x_i of a text, by default of the train split, with the hidden state
 h_i that predicted it. The sum is over the k entries nearest to h_t; the search compares h_t with
-all entries. A hidden state is what the output layer reads, of any body; the paper takes the input
-of the last feed-forward layer.
+all entries. Hidden states are those that the output layer reads; the paper takes the input of the
+last feed-forward layer.
 """
 
 import functools
@@ -39,8 +39,9 @@ with of_extra("train"):
     import filelock
 
 logger = logging.getLogger(__name__)
-# Queries for each pass over the datastore; queries, and entries, of one matrix product
+# Queries per pass over the datastore; queries and entries of one matrix product
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
+FIRST = 64  # states that determine the origin: fewer than any usual batch has
 
 
 class Neighbours(NamedTuple):
@@ -48,10 +49,10 @@ class Neighbours(NamedTuple):
     its temperature is 1.
 
     Attributes:
-        model_weight: λ, the weight of the model's own distribution; several are all tried.
-        temperature: T, which divides squared distances; several are all tried.
-        neighbours: entries that count.
-        datastore: directory of a train.txt to search; empty: the run's train split.
+        model_weight: λ, the weight of the model's own distribution; several values are all tried.
+        temperature: T, which divides squared distances; several values are all tried.
+        neighbours: nearest entries to use.
+        datastore: directory with a train.txt to search; empty: the run's train split.
     """
 
     model_weight: Annotated[Floats, Option(within="(0, 1]")] = (0.75,)
@@ -64,10 +65,10 @@ class Datastore(NamedTuple):
     """Hidden states of a text and the words they predicted, on disk, in any order.
 
     Attributes:
-        keys: float16 `[entries, features]`, hidden states less `origin`: float16 and distances
-            would lose the digits of states far from 0.
+        keys: float16 `[entries, features]`, hidden states less `origin`, because float16 and
+            distances lose the digits of states far from 0.
         words: int32 `[entries]`.
-        origin: float32 `[features]`, the mean of some hidden states.
+        origin: float32 `[features]`, the mean of the first hidden states.
     """
 
     keys: np.ndarray
@@ -76,10 +77,10 @@ class Datastore(NamedTuple):
 
 
 def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarray]]:
-    """Scores of all pairs of λ and T; neighbours are searched for once, whatever their number.
+    """Yields the scores for all pairs of λ and T; one search finds the neighbours for all of them.
 
     Raises:
-        InputError: the datastore is of the text to be scored; or as `open_datastore`.
+        InputError: the datastore holds the text to be scored; or as `open_datastore`.
     """
     text = job.train(options.datastore or None)
     if np.array_equal(text[: len(job.ids)], job.ids):
@@ -88,12 +89,12 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
             " --split or --datastore=DIR"
         )
     windows = job.windows
-    # In as many rows as in training: in one, the text would be read a window at a time.
+    # As many rows as in training: with one row, the model would read one window at a time.
     if windows.layout == "streams":
         config = job.run.config
         rows = config["tokens_per_update"] // config["batches"]["sequence_length"]
         windows = windows._replace(rows=max(1, min(rows, len(text) // (4 * windows.window))))
-        if windows.rows == 1:  # which remembers all that it has read
+        if windows.rows == 1:  # its state holds everything before
             windows = windows._replace(context=0)
     name = "datastore"
     if options.datastore:
@@ -108,14 +109,14 @@ def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarr
 def open_datastore(
     workdir: Path, name: str, run: Run, ids: np.ndarray, windows: Windows, progress: Progress
 ) -> Datastore:
-    """The datastore of a text, as files in `eval/NAME` of a run's workdir, which are made anew
-    unless they are of these parameters and settings.
+    """Opens the datastore of a text, files in `eval/NAME` of a run's workdir. Makes it again if the
+    files are missing, damaged, or of other parameters or settings.
 
-    ids: int32 `[tokens]` of the text. windows: how it is read.
+    ids: int32 `[tokens]` of the text. windows: those in which the model reads it.
 
     Raises:
-        InputError: the workdir is in a bucket or cannot be written, several hosts, or hidden
-            states too large for float16.
+        InputError: the workdir is in a bucket or cannot be written, there are several hosts, or
+            hidden states exceed float16.
     """
     folder = workdir / "eval" / name
     if in_bucket(folder) or jax.process_count() > 1:
@@ -126,7 +127,7 @@ def open_datastore(
     description = _description(run, ids, windows)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # A second evaluation waits for the first, and reads what that one made.
+        # A second evaluation waits for the first one and reads its datastore.
         with filelock.FileLock(folder.with_name(".datastore.lock")):
             if (store := _read(folder, description)) is not None:
                 return store
@@ -134,7 +135,7 @@ def open_datastore(
                 scored = scores(run, ids, windows, progress, hidden=True)
                 _write(unfinished, description, scored, ids)
                 store = _read(unfinished, description)
-                # One of other parameters, or damaged; rmtree leaves links as they are.
+                # Remove an outdated or damaged one; rmtree does not follow links.
                 shutil.rmtree(os.path.realpath(folder), ignore_errors=True)
             return store
     except OSError as error:
@@ -146,8 +147,8 @@ def open_datastore(
 
 
 def _description(run, ids, windows):
-    """The parameters, text and settings of which a datastore is made."""
-    # Elsewhere they change no hidden state.
+    """The parameters, text and settings that determine a datastore."""
+    # In other layouts the number of rows changes no hidden state.
     rows = windows.rows if windows.layout == "streams" else 0
     return {
         "states": of_scores(run.step, run.identity, run.vocabulary, ids),
@@ -157,7 +158,7 @@ def _description(run, ids, windows):
 
 
 def _read(folder, description):
-    """Returns the datastore in a folder; None if there is none of this description."""
+    """Returns the datastore in a folder; None if there is none with this description."""
     try:
         stored = json.loads((folder / "about.json").read_text())
         shape, sums = (stored.pop("entries"), stored.pop("features")), stored.pop("checksums")
@@ -168,12 +169,11 @@ def _read(folder, description):
             np.memmap(folder / "words", np.int32, "r", shape=shape[:1]),
             np.fromfile(folder / "origin", np.float32),
         )
-    except (FileNotFoundError, ValueError, KeyError):  # of files that are damaged, too
+    except (FileNotFoundError, ValueError, KeyError):  # missing or damaged files
         return None
     for name, array in store._asdict().items():
         if checksum(array) != sums[name]:
-            text = "%s is damaged: its checksum differs, so that the datastore is made again"
-            logger.warning(text, folder / name)
+            logger.warning("%s is damaged, so the datastore is made again", folder / name)
             return None
     return store
 
@@ -184,7 +184,8 @@ def _write(folder, description, scored, ids):
     with (folder / "keys").open("wb") as keys, (folder / "words").open("wb") as words:
         for part in scored:
             if origin is None:
-                origin = np.mean(part.hidden, axis=0, dtype=np.float32)
+                # The size of a batch must not change it, or devices and --rows would change scores.
+                origin = np.mean(part.hidden[:FIRST], axis=0, dtype=np.float32)
             with np.errstate(over="ignore"):
                 states = (part.hidden - origin).astype(np.float16)
             if not np.isfinite(states).all():
@@ -211,11 +212,12 @@ def log_probs(
     options: Neighbours,
     progress: Progress,
 ) -> np.ndarray:
-    """Returns log p_knn of every target: float64 `[temperatures, tokens]`; −inf for a word that
-    none of its neighbours is.
+    """Returns log p_knn of every target: float64 `[temperatures, tokens]`; −inf for a target that
+    is not among its neighbours' words.
 
-    hidden: `[tokens, features]`. targets: int32 `[tokens]`. The work is tokens × entries ×
-        features, on one device.
+    The work is tokens × entries × features, on one device.
+
+    hidden: `[tokens, features]`. targets: int32 `[tokens]`.
     """
     tokens, entries = len(targets), len(store.words)
     group, block = -(-min(GROUP, tokens) // QUERIES) * QUERIES, min(BLOCK, entries)
@@ -248,7 +250,7 @@ def _visit(best, entries, queries):
     """Merges a block of entries into `best`, the nearest so far.
 
     best: `Nearest` of `[chunks, queries, neighbours]`. entries: keys `[block, features]`, words
-    `[block]`, and how many of them there are. queries: states and targets, in chunks.
+        `[block]`, and the number of entries before padding. queries: states and targets, in chunks.
     """
     keys, words, used = entries
     valid = (jnp.arange(len(keys)) < used)[None]
@@ -262,7 +264,7 @@ def _visit(best, entries, queries):
 
 @jax.jit
 def _log_shares(best, temperatures):
-    """log p_knn of the targets by temperature: `[temperatures, chunks, queries]`."""
+    """log p_knn of the targets at each temperature: `[temperatures, chunks, queries]`."""
     nearness, hit = best
 
     def share(temperature):

@@ -1,4 +1,4 @@
-"""Options of scoring lines of text, most of which are flags of the command."""
+"""Options for scoring lines of text; most are flags of the command."""
 
 from typing import Annotated, NamedTuple
 
@@ -9,23 +9,23 @@ DOCUMENTS = "none", "blank"
 
 
 class ScoreConfig(NamedTuple):
-    """Context of a line, and sizes of what the model reads at once.
+    """Context of the lines, and the sizes of windows.
 
     Attributes:
         context_from: "none": each line stands alone. "previous": each follows the lines before it.
-        given: text that the first line follows; with "none", every line follows it. It is not
-            scored. If it ends with a line feed, it is whole lines; otherwise each line of text
-            continues its last line, and in runs of sub-words its last word, unless it ends in white
-            space: both are segmented as one text, and units that lie in `given` are not scored.
-        documents: "blank": a blank line ends a document and is not scored; what follows sees
-            nothing before it. "none": a blank line is a line like others.
+        given: text before the first line or, with "none", before every line. It is not scored. If
+            it does not end with a line feed, each line of text continues its last line. In runs of
+            sub-words it then also continues the last word, unless `given` ends in white space: both
+            are segmented as one text, and units that lie within `given` are not scored.
+        documents: "blank": a blank line ends a document and is not scored; the lines after it see
+            nothing before it. "none": a blank line is a line like any other.
         window: tokens of a row; 0: the sequence length that the run was trained with. A run on
-            streams carries its state, so a token sees all before it, whatever the window.
-        context: tokens that a window repeats from the one before, where a text is longer than a
-            window. None: half a window, but 0 where examples of the run's training saw nothing
-            before them, or the run carries its state.
-        eager: score each line as it comes, instead of many together.
-        rank_and_entropy: also compute these two, from the probabilities of all words.
+            streams carries its state, so a token sees all tokens before it, whatever the window.
+        context: tokens that a window repeats from the previous one, if a text is longer than a
+            window. None: half a window, but 0 if the run carries its state or its training examples
+            saw nothing before them.
+        eager: score each line when it arrives, instead of many together.
+        rank_and_entropy: also compute ranks and entropies, from the probabilities of all words.
     """
 
     context_from: Annotated[str, Option(among=CONTEXTS)] = "none"

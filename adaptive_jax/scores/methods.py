@@ -1,5 +1,5 @@
-"""The ways to score a split, by name: the model alone, with a cache, with neighbours, with
-parameters that follow the text, or with another model.
+"""Scoring methods by name: the model alone, with a cache, with nearest neighbours, with parameters
+that adapt to the text, or with another model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.scores import cache, dynamic, knn, mix
 from adaptive_jax.scores.scoring import Evaluation
 
-# For each setting tried: the options by which it differs, and the nll `[tokens]` in nats
+# For each setting: the options that distinguish it, and the nll `[tokens]` in nats
 Trials = Iterator[tuple[dict, np.ndarray]]
 
 
@@ -21,13 +21,13 @@ class Plain(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A way to score.
+    """A scoring method.
 
     Attributes:
         score: `score(job, options)`.
-        options: a NamedTuple; its fields are flags of the command.
-        one_row: where --rows is not given, the split is read in one row.
-        new_words: takes words that the model has no vectors of, and --down_weight.
+        options: a NamedTuple whose fields are flags of the command.
+        one_row: whether the split is read in one row by default.
+        new_words: whether it scores words that the model has no vectors of and takes --down_weight.
     """
 
     score: Callable[[Evaluation, tuple], Trials]
@@ -37,7 +37,7 @@ class Method(NamedTuple):
 
 
 def score_plain(job: Evaluation, options: Plain) -> Trials:
-    """The model's own scores."""
+    """Yields the model's own scores."""
     yield {}, job.score()[0]
 
 
@@ -51,7 +51,7 @@ METHODS = {
 
 
 def with_options(method: str, options: Mapping[str, object]) -> Callable[[Evaluation], Trials]:
-    """The method with its options, to be called with an `Evaluation`.
+    """The method with its options bound, a function of an `Evaluation`.
 
     Raises:
         InputError: an option of another method, or a value out of range.

@@ -1,8 +1,8 @@
-"""Two models together: the interpolation of their probabilities, λ p_model + (1 − λ) p_other.
+"""Interpolation of two models: λ p_model + (1 − λ) p_other.
 
-The other is a run, or a table of surprisals that any program can write, such as that of an n-gram
-model: `score --words` writes one. Runs of one vocabulary are interpolated token by token; others,
-of words or sub-words, which must read the same text, word by word.
+The other model is a run, or a table of surprisals from any program, such as an n-gram model;
+`score --words` writes such a table. Runs with the same vocabulary are interpolated token by token;
+other runs of words or sub-words, which must read the same text, word by word.
 """
 
 import csv
@@ -30,9 +30,9 @@ class Mix(NamedTuple):
     Attributes:
         other: workdir of the other run.
         scores: table in place of --other, separated by tabs, with a line for each word of the
-            split, <eos> included, and a column surprisal_nats or surprisal_bits, as score --words
-            writes.
-        model_weight: λ, the weight of this run's distribution; several are all tried.
+            split, <eos> included, and a column surprisal_nats or surprisal_bits, as written by
+            score --words.
+        model_weight: λ, the weight of this run's distribution; several values are all tried.
     """
 
     other: str = ""
@@ -41,31 +41,37 @@ class Mix(NamedTuple):
 
 
 def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
-    """Scores of all weights; each model scores the split once.
+    """Yields the scores for all weights; each model scores the split once.
 
     Raises:
-        InputError: neither of --other and --scores, or both; another text or tokenizer.
+        InputError: neither or both of --other and --scores; another text or tokenizer.
     """
     if bool(options.other) == bool(options.scores):
         raise InputError("--method=mix needs one of --other=RUN and --scores=FILE")
-    other = Run.open(path_of(options.other)) if options.other else None
-    units = {run.vocabulary.unit for run in (job.run, other) if run}
-    if other and "token" in units and not _same_entries(other.vocabulary, job.run.vocabulary):
-        raise InputError(
-            f"--other={options.other} must be a run of the same tokenizer: its tokens are no words,"
-            " which models of other units share"
-        )
-    table = None if other else read_surprisals(path_of(options.scores))
+    vocabulary, by_token = job.run.vocabulary, False
+    if options.other:
+        other = Run.open(path_of(options.other))
+        other_vocabulary = other.vocabulary
+        same_words = vocabulary.words == other_vocabulary.words
+        by_token = same_words and vocabulary.model == other_vocabulary.model
+        if not by_token and "token" in (other_vocabulary.unit, vocabulary.unit):
+            raise InputError(
+                f"--other={options.other} must be a run of the same tokenizer: tokens mix only with"
+                " the same tokens"
+            )
+    else:
+        table = read_surprisals(path_of(options.scores))
     nll, _ = job.score()
     counts = ~np.isnan(nll)
     tokens = Scores(job.ids[:], nll).take(counts)
-    words = tokens.words(job.run.vocabulary)
-    by_token = False
-    if table:
-        table.check_words(word_names(tokens.ids.tolist(), job.run.vocabulary))
-        other_nll = table.nll
+    words = tokens.words(vocabulary)
+    if options.other:
+        ids = job.ids if by_token else job.encode(other)
+        scores = Scores(ids[:], job.by(other, ids).score()[0]).counted()
+        other_nll = scores.nll if by_token else scores.words(other_vocabulary).nll
     else:
-        other_nll, by_token = other_scores(job, other)
+        table.check_words(word_names(tokens.ids.tolist(), vocabulary))
+        other_nll = table.nll
     expected = len(tokens.nll if by_token else words.nll)
     if len(other_nll) != expected:
         raise InputError(
@@ -78,33 +84,17 @@ def score(job: Evaluation, options: Mix) -> Iterator[tuple[dict, np.ndarray]]:
         return
     ends = np.flatnonzero(counts)[np.append(words.place[1:], len(tokens.nll)) - 1]
     for label, mixed in interpolations(words.nll, -other_nll[None], options.model_weight, {}):
-        scored = np.where(counts, 0.0, np.nan)  # of a word, its last token has the whole nll
+        scored = np.where(counts, 0.0, np.nan)  # the last token of a word gets all of its nll
         scored[ends] = mixed
         yield label, scored
 
 
-def other_scores(job: Evaluation, run: Run) -> tuple[np.ndarray, bool]:
-    """The nll of the same text by another run, of tokens if both have one vocabulary, else of
-    words, `[those that count]` in nats; and True for tokens.
-    """
-    same = _same_entries(run.vocabulary, job.run.vocabulary)
-    ids = job.ids if same else job.encode(run)
-    nll, _ = job.by(run, ids).score()
-    tokens = Scores(ids[:], nll).counted()
-    return (tokens.nll, True) if same else (tokens.words(run.vocabulary).nll, False)
-
-
-def _same_entries(one, other):
-    """True if ids of one vocabulary are those of the other."""
-    return (one.words, one.model) == (other.words, other.model)
-
-
 class Surprisals(NamedTuple):
-    """Surprisals of a table.
+    """Surprisals read from a table.
 
     Attributes:
         path: of the table.
-        words: the column of that name; None in each line without it.
+        words: the column "word"; None for each row if there is no such column.
         nll: float64 `[words]` in nats.
     """
 
@@ -113,8 +103,8 @@ class Surprisals(NamedTuple):
     nll: np.ndarray
 
     def check_words(self, names: Sequence[str]) -> None:
-        """Raises InputError for a word that is not that of the text, `names`; for `<eos>` and
-        `<unk>` the table may have any.
+        """Raises InputError if a word differs from that of the text, `names`. In place of `<eos>`
+        and `<unk>` the table may have any word.
         """
         for number, (word, expected) in enumerate(zip(self.words, names, strict=False), start=2):
             if word not in (None, expected) and expected not in (EOS, UNKNOWN):
@@ -125,8 +115,8 @@ class Surprisals(NamedTuple):
 
 
 def read_surprisals(path: Path) -> Surprisals:
-    """The surprisals of a table. Raises InputError: no such file or column, a cell that is no
-    number.
+    """Reads a table of surprisals. Raises InputError: no such file or column, or a cell that is not
+    a number.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -139,7 +129,7 @@ def read_surprisals(path: Path) -> Surprisals:
         raise InputError(f"{path}: a column must be named {' or '.join(UNITS)}")
     try:
         nll = np.array([float(row[column]) for row in rows]) * UNITS[column]
-        if (missing := np.isnan(nll)).any():  # would be taken for a cache that is still empty
+        if (missing := np.isnan(nll)).any():  # `interpolate` would take it for an empty cache
             raise ValueError(f"nan in line {np.argmax(missing) + 2}")
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {column} must be numbers: {error}") from None

@@ -1,4 +1,4 @@
-"""The nearest of many entries, a block at a time: an exact search."""
+"""Exact search for the nearest of many entries, a block at a time."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Entries of a group, and groups of a block that are sorted where all others are farther
+# Entries of a group; most groups of a block that are sorted by themselves, see `nearest`
 GROUP, FEW = 8, 384
 
 
 class Nearest(NamedTuple):
-    """The neighbours of some queries: minus their squared distances float32 `[queries,
-    neighbours]`, descending, -inf where there are fewer, and whether each is the query's target.
+    """The nearest neighbours of some queries.
+
+    Attributes:
+        nearness: minus squared distances, float32 `[queries, neighbours]`, descending; -inf where
+            there are fewer neighbours.
+        hit: bool `[queries, neighbours]`, whether the neighbour's word is the query's target.
     """
 
     nearness: jax.Array
@@ -27,21 +31,21 @@ def no_neighbours(*shape: int) -> Nearest:
 def nearest(
     before: Nearest, queries: jax.Array, keys: jax.Array, valid: jax.Array, hit: jax.Array
 ) -> Nearest:
-    """Merges a block of entries into the nearest that were found before.
+    """Merges a block of entries into the nearest neighbours of earlier blocks.
 
-    With many entries before it, most of a block is farther than all neighbours so far. Where at
-    most FEW groups of entries have a nearer one, only those groups are sorted.
+    After many entries, most of a block is farther away than all neighbours so far. If at most FEW
+    groups of its entries have a nearer one, only those groups are sorted.
 
     Args:
         queries: `[queries, features]`.
         keys: `[block, features]`.
         valid: entries that count, bool `[1 or queries, block]`.
-        hit: entries that are the target, bool `[queries, block]`.
+        hit: entries whose word is the query's target, bool `[queries, block]`.
     """
     (count, neighbours), block = before.nearness.shape, len(keys)
     queries, keys = queries.astype(jnp.float32), keys.astype(jnp.float32)
-    # Distances are differences of products, which lose digits where all states share an offset. The
-    # first query is taken from all, rather than a mean, in which words would see later ones.
+    # Distances are differences of products, which lose digits if all states share an offset. So
+    # subtract the first query: a mean would let words see later ones.
     queries, keys = queries - queries[:1], keys - queries[:1]
     products = jnp.matmul(queries, keys.T, precision=lax.Precision.HIGHEST)
     squares = jnp.sum(queries**2, axis=1)[:, None] + jnp.sum(keys**2, axis=1)[None]

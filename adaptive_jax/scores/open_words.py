@@ -1,10 +1,10 @@
 """Evaluation over words that training never saw.
 
-A vocabulary for evaluation holds the words of the run first, under their ids, and new ones after
-them. A model all of whose word vectors are composed reads and predicts any words: its parameters
-fit every vocabulary. Another model reads zeros for a new word and gives it no probability, as in
-the public code of GroC (2020); its distribution is mixed with the uniform one (section 5.1), so
-that no word costs infinitely much:
+A vocabulary for evaluation has the words of the run first, with their ids, and new words after
+them. A model that composes all word vectors reads and predicts any word: its parameters fit every
+vocabulary. Any other model reads zeros for a new word and gives it no probability, as in the public
+code of GroC (2020); its distribution is mixed with the uniform one (section 5.1), so that no loss
+is infinite:
 
     p(w) = (1 − u) p_model(w) + u / V
 """
@@ -17,19 +17,17 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import path_of
 
 TRAIN, UNION = "train", "union"
-# U for a model that gives new words no probability; of GroC's public code, where the paper names no
-# number
+# Default u for a model that gives new words no probability: that of GroC's public code, as the
+# paper states none
 UNIFORM = 0.01
 
 
 def vocabulary_to_score(vocabulary: Vocabulary, name: str, data: Mapping, split: str) -> Vocabulary:
-    """The vocabulary that --vocabulary names: "train", "union" (and the words of the split) or a
-    file with a word a line.
-
-    New words have count 0.
+    """The vocabulary that --vocabulary names: "train", the run's own; "union", with the words of
+    the split; or with those of a file, one a line. New words have count 0.
 
     Raises:
-        InputError: a file that cannot be read, sub-word units, and as `count_words`.
+        InputError: a file that cannot be read, a run of sub-words or tokens, and as `count_words`.
     """
     if name == TRAIN:
         return vocabulary

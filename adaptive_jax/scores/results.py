@@ -21,14 +21,14 @@ from adaptive_jax.scores.scores import perplexity_text
 
 logger = logging.getLogger(__name__)
 READ_ONLY = errno.EACCES, errno.EPERM, errno.EROFS
-MEASURED = "nll", "perplexity"  # of a setting in a grid; its other keys are options
+MEASURED = "nll", "perplexity"  # keys of a grid's entries that are not options
 
 
 def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> None:
     """Prints a result, after a line for each setting if several were tried.
 
-    chosen: the options by which the result's setting differs from others.
-    words: the shares of words that the model does not know.
+    chosen: the options that distinguish the result's setting from the others.
+    words: the shares of unknown and unseen words.
     """
     for line in result.get("grid", ()):
         tried = {key: value for key, value in line.items() if key not in MEASURED}
@@ -41,7 +41,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
             words += f"; {name} words {part['share']:.1%}"
             if part["perplexity"] is not None:
                 words += f" of perplexity {perplexity_text(part['perplexity'])}"
-    unigram, known = result["unigram_perplexity"], result["known_perplexity"]
+    unigram, without_unk = result["unigram_perplexity"], result["known_perplexity"]
     unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
     if settings.layout == "streams":
         rows = f"{context}, in {settings.rows:,} rows (--rows=1 scores exactly)"
@@ -49,7 +49,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
     parts = [
         f"{result['split']}: perplexity {perplexity_text(result['perplexity'])}"
         f" ({result['nll']:.4f} nats a {unit}) over {result['words']:,} {unit}s"
-        + (f", without <unk> {perplexity_text(known)}" if known is not None else "")
+        + (f", without <unk> {perplexity_text(without_unk)}" if without_unk is not None else "")
         + (f", unigram perplexity {perplexity_text(unigram)}" if math.isfinite(unigram) else ""),
         *([words] if words else []),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"
@@ -72,16 +72,16 @@ def _labels(options):
 
 
 def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.ndarray]) -> None:
-    """Writes a result, which has been printed, into a folder as JSON, the losses of its tokens as
-    .npy, and arrays about its text as .npz. Warns if the folder is read-only.
+    """Writes a result into a folder: the result as JSON, the losses of its tokens as .npy, and the
+    arrays about its text as .npz. Warns if the folder is read-only.
 
     Raises:
-        OSError: it cannot be written for another reason.
+        OSError: the files cannot be written for another reason.
     """
     path = folder / f"{_name(result)}.json"
     try:
         if hosts.first():
-            path.unlink(missing_ok=True)  # it says that the files beside it are whole
+            path.unlink(missing_ok=True)  # while it exists, the files beside it are complete
             with replacing(path.with_suffix(".npy")) as file:
                 np.save(file, nll)
             with replacing(path.with_suffix(".npz")) as file:
@@ -91,11 +91,11 @@ def write(folder: Path, result: dict, nll: np.ndarray, text: Mapping[str, np.nda
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise
-        logger.warning("%s may only be read: the result is printed alone", folder)
+        logger.warning("%s is read-only: the result is printed, not written", folder)
 
 
 def _name(result):
-    """Returns the name of a result's files, which differs where text, break mode or method do."""
+    """Returns the stem of a result's file names, which depends on all settings that change it."""
     settings = result["settings"]
     name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
     if "rows" in settings and settings["rows"] > 1:

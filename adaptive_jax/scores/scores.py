@@ -19,7 +19,8 @@ class Scores(NamedTuple):
         nll: float `[tokens]` in nats, NaN for tokens of no example.
         rank: `[tokens]`, one more than the words that are more probable; None if not computed.
         entropy: `[tokens]` in nats, of the predicting distribution; None if not computed.
-        place: int64 `[tokens]`, positions in the text; None for all of its tokens in order.
+        place: int64 `[tokens]`, positions in the text; None if the rows are all of its tokens, in
+            order.
     """
 
     ids: np.ndarray
@@ -29,12 +30,12 @@ class Scores(NamedTuple):
     place: np.ndarray | None = None
 
     def take(self, which: np.ndarray | slice) -> "Scores":
-        """The rows of a mask, of indices or of a slice."""
+        """The rows that a mask, indices or a slice selects."""
         return Scores(*(None if column is None else column[which] for column in self))
 
     @classmethod
     def unscored(cls, ids: np.ndarray, rank_and_entropy: bool = False) -> "Scores":
-        """Room for the scores of tokens, float64: NaN, rank 0."""
+        """A table of tokens that are not scored yet: nll and entropy NaN, float64, and rank 0."""
         nll, entropy = np.full((2, len(ids)), np.nan)
         optional = (np.zeros(len(ids), np.int64), entropy) if rank_and_entropy else ()
         return cls(ids, nll, *optional)
@@ -46,14 +47,14 @@ class Scores(NamedTuple):
         return cls(*(None if parts[0] is None else np.concatenate(parts) for parts in columns))
 
     def counted(self) -> "Scores":
-        """The tokens that are part of an example."""
+        """The tokens that are part of an example: those whose nll is not NaN."""
         return self._replace(ids=self.ids[:]).take(~np.isnan(self.nll))
 
     def words(self, vocabulary: Vocabulary) -> "Scores":
         """A row for each word: the id of its last unit, the sum of its units' nll in float64, and
         the place of its first unit in this table. Units after the last complete word are left out.
 
-        Of words of several units there is no rank and no entropy.
+        If words have several units, rank and entropy are None.
         """
         bounds = np.append(0, 1 + np.flatnonzero(vocabulary.ends_word[self.ids]))
         starts, end = bounds[:-1], bounds[-1]
@@ -64,9 +65,9 @@ class Scores(NamedTuple):
         return Scores(ids, nll, self.rank[:end], self.entropy[:end], starts)
 
     def part(self, which: np.ndarray) -> dict:
-        """`share` of some rows among all, and their `perplexity`, None of no rows.
+        """The `share` of all rows that a mask selects, and their `perplexity`; None without rows.
 
-        which: bool `[tokens]`, such as those whose words have counts in a bin.
+        which: bool `[tokens]`, such as the tokens of one frequency bin.
         """
         mean = float(np.mean(self.nll[which], dtype=np.float64)) if which.any() else None
         return {
@@ -75,24 +76,24 @@ class Scores(NamedTuple):
         }
 
     def seen_and_unseen(self, trained_words: int) -> dict:
-        """`part` of the counted tokens of words that training knew, "seen", whose ids are below
-        `trained_words`, and of those it did not, "unseen".
+        """`part` of the counted tokens whose words are in the training vocabulary, "seen", and of
+        all others, "unseen". Ids of the training vocabulary are below `trained_words`.
         """
         tokens = self.counted()
         new = tokens.ids >= trained_words
         return {"seen": tokens.part(~new), "unseen": tokens.part(new)}
 
     def summary(self, vocabulary: Vocabulary) -> dict:
-        """Loss and perplexity per word of the text, whatever the tokens: a word's probability is
-        the product of its units'.
+        """Loss and perplexity per word of the text: the probability of a word is the product of
+        those of its units.
 
         Returns:
-            Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
-            `unigram_perplexity`, the perplexity by the words' counts alone, `unknown`, the share
-            of words that are `<unk>`, and `known_perplexity`, that of the others, None where none
-            is `<unk>`; and `characters`, `bytes`, `bits_per_character` and `bits_per_byte`, see
-            `lengths_of`; of a tokenizer's ids `text_words`, see `text_words_of`, and
-            `perplexity_per_text_word`.
+            For the tokens that count: `nll` (nats a word), `perplexity`, `words`, `tokens`;
+            `unigram_perplexity`, computed from the words' training counts alone; `unknown`, the
+            share of words that are `<unk>`; `known_perplexity`, the perplexity of all other words,
+            None if no word is `<unk>`; `characters`, `bytes`, `bits_per_character` and
+            `bits_per_byte`, see `lengths_of`. For a tokenizer's ids also `text_words` and
+            `perplexity_per_text_word`, see `text_words_of`.
         """
         ids, nll, *_ = self.counted()
         words = vocabulary.count_words(ids)
@@ -122,13 +123,13 @@ class Scores(NamedTuple):
 
 
 def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int | None]:
-    """Characters and UTF-8 bytes of a text as the model reads it: those of its words, a space
+    """Number of characters and of UTF-8 bytes in a text as the model reads it: its words, a space
     between two words, and the end of each line.
 
     ids: int32 `[tokens]`.
 
     Returns:
-        None if a word is `<unk>`, whose characters are unknown, or of ids without a tokenizer.
+        None if a word is `<unk>`, whose characters are unknown, or if ids have no tokenizer.
     """
     tokens = vocabulary.unit == "token"
     if not len(ids) or (tokens and not vocabulary.spells) or vocabulary.unk_rate(ids):
@@ -143,7 +144,7 @@ def lengths_of(ids: np.ndarray, vocabulary: Vocabulary) -> tuple[int | None, int
 
 
 def _added_spaces(ids, vocabulary):
-    """Spaces that the tokenizer puts before the lines of a text."""
+    """Number of spaces that the tokenizer puts before the lines of a text."""
     spaced = np.array([letters.startswith(b" ") for letters in vocabulary.utf8])
     if not spaced[vocabulary.encode_words(["a"])[0][:1]].any():
         return 0
@@ -152,13 +153,13 @@ def _added_spaces(ids, vocabulary):
 
 
 def word_names(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
-    """The words of a text as `score --words` names them. Of a tokenizer's ids each token; one that
-    ends within a character is empty, and the one that completes the character has it.
+    """The words of a text as `score --words` prints them; for a tokenizer's ids, the tokens. A
+    token that ends within a character is empty; the token that completes the character has it.
     """
     if vocabulary.unit == "token" and vocabulary.spells:
         decoder, names = codecs.getincrementaldecoder("utf-8")("replace"), []
         for i in ids:
-            if i in vocabulary.special or vocabulary.words[i] == EOS:  # no character goes on
+            if i in vocabulary.special or vocabulary.words[i] == EOS:  # ends any open character
                 decoder.reset()
             letters = vocabulary.special.get(i) or decoder.decode(vocabulary.utf8[i])
             names.append(letters.strip())
@@ -167,23 +168,26 @@ def word_names(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
 
 
 def text_words_of(ids: np.ndarray, nll: float, vocabulary: Vocabulary) -> dict:
-    """White-space words and ends of lines in a tokenizer's ids, int32 `[tokens]`, as `text_words`,
-    and their perplexity; {} of others, whose perplexity is per word.
+    """Number of white-space words and line ends in the text of a tokenizer's ids, `text_words`, and
+    the perplexity per word; {} for other vocabularies, whose perplexity already is per word.
+
+    ids: int32 `[tokens]`. nll: their sum in nats.
     """
     if vocabulary.unit != "token" or not vocabulary.spells:
         return {}
-    line_end, spellings = vocabulary.index.get(EOS, -1), vocabulary.utf8
+    line_end, spellings = vocabulary.index.get(EOS, -1), _spellings(vocabulary)
     text = b"".join(b"\n" if i == line_end else spellings[i] for i in ids.tolist())
-    words = len(text.split()) + text.count(b"\n")
+    text = text.decode(errors="replace")
+    words = len(text.split()) + text.count("\n")
     return {"text_words": words, "perplexity_per_text_word": perplexity(nll / max(1, words))}
 
 
 @functools.lru_cache(maxsize=1)
 def _lengths(vocabulary):
-    """Characters and bytes of each token, `[V]`. The last unit of a word ends with a mark, which
-    is no character of the text; `<eos>` is the end of a line.
+    """Number of characters and of bytes of each token, int64 `[2, V]`. The mark that ends a word's
+    last unit is not a character of the text; `<eos>` is a line feed.
     """
-    spellings, mark = vocabulary.utf8, vocabulary.mark
+    spellings, mark = _spellings(vocabulary), vocabulary.mark
     characters = [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in spellings]
     lengths = np.array([characters, [len(letters) for letters in spellings]])
     lengths -= np.array([[bool(mark)], [len(mark)]]) * vocabulary.ends_word
@@ -192,13 +196,19 @@ def _lengths(vocabulary):
     return lengths
 
 
+def _spellings(vocabulary):
+    """The letters of each token, UTF-8, those of a tokenizer's special tokens included."""
+    special = getattr(vocabulary, "special", {})
+    return [special.get(i, "").encode() or letters for i, letters in enumerate(vocabulary.utf8)]
+
+
 def perplexity_text(value: float, digits: int = 2) -> str:
-    """1,234.56; from a million on a power of ten, 1.2e+24."""
+    """Formats a perplexity: 1,234.56, or 1.2e+24 from a million on."""
     if math.isinf(value):
         return "above 1e+304"
     return f"{value:,.{digits}f}" if value < 1e6 else f"{value:.1e}"
 
 
 def perplexity(nll: float) -> float:
-    """e^nll per word, infinite where that overflows."""
+    """e^nll, infinite where that overflows."""
     return math.exp(nll) if nll < 700 else math.inf

@@ -1,4 +1,4 @@
-"""Scores a split token by token, with a given amount of context."""
+"""Scores every token of a split after a chosen amount of context."""
 
 import functools
 import math
@@ -20,17 +20,20 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.runs.run import Run
 
-OOV = np.int32(-1)  # stands for an input word that the model has no vector of
-LOG_PROBS = 1 << 24  # log-probabilities that exist at a time
-OVERLAP = 8  # a row that carries on is at least so many times as long as what it reads twice
-# Given batches and their number, passes them on and shows how far it is
+OOV = np.int32(-1)  # id of an input word for which the model has no vector
+LOG_PROBS = 1 << 24  # largest number of log-probabilities in memory at once
+OVERLAP = 8  # smallest ratio of a stream row's length to the tokens that two rows both read
+# Takes batches and their number; yields the batches and shows progress
 Progress = Callable[[Iterable, int], Iterable]
 
 
 class Scored(NamedTuple):
-    """Some tokens of a split: their positions int64 `[tokens]`, their negative log-likelihood in
-    nats, float32 `[tokens]`, and, if asked for, the hidden states `[tokens, features]` that
-    predicted them.
+    """Scores of some tokens of a split.
+
+    Attributes:
+        positions: int64 `[tokens]`, in the split.
+        nll: float32 `[tokens]` in nats.
+        hidden: the states that predicted the tokens, `[tokens, features]`; None unless requested.
     """
 
     positions: np.ndarray
@@ -48,24 +51,24 @@ def scores(
 ) -> Iterator[Scored]:
     """Scores every token of a split once, a batch of windows at a time.
 
-    Rows of `window` tokens are read; the first `context` of each are given and not scored. With
-    window 512 and context 480 every token but the first few sees at least 480 before it, at 16
-    times the work of context 0 (Baevski & Auli 2019, section 5.3 and Table 5). With break_mode
-    "complete" a row scores whole sentences, after as much context (section 4.3). Those of
-    "complete_doc" and "eos" are scored as in training, each seeing nothing else. With layout
-    "streams" the body carries its state from batch to batch, so a token sees all before it in its
-    row. So does a body whose receptive field lies within the context, see `as_stream`: the states
-    of the context are computed once instead of window / (window − context) times.
+    The model reads rows of `window` tokens and does not score the first `context` tokens of each.
+    With window 512 and context 480, every token but the first few sees at least 480 tokens before
+    it, at 16 times the work of context 0 (Baevski & Auli 2019, section 5.3 and Table 5). With
+    break_mode "complete" a row scores whole sentences after this context (section 4.3). Examples of
+    "complete_doc" and "eos" see nothing but themselves, as in training. With layout "streams" the
+    body carries its state from batch to batch, so a token sees all tokens before it in its row. A
+    body whose receptive field lies within the context is read as a stream too, see `as_stream`: the
+    states of the context are computed once instead of window / (window − context) times.
 
     Args:
         ids: int32 `[tokens]`.
         settings: see `Windows`; `multiple` is set to the number of devices.
-        composed_once: what `composed(run, ids)` returned, where a split is scored several times.
+        composed_once: the result of `composed(run, ids)`, to score a split several times.
         options: `hidden` and `down_weight`, see `make_scorer`.
 
     Yields:
-        Batches in order. Where the model gives no number, the nll is infinite, as is that of words
-        beyond the model's vocabulary; where they are read, the body gets vectors of zeros.
+        Batches in order. The nll is infinite where the model's is not finite, and for words outside
+        the model's vocabulary. As inputs, such words are vectors of zeros.
 
     Raises:
         InputError: see `windows`.
@@ -90,7 +93,7 @@ def scores(
 
 
 class Scorer:
-    """A run that scores batches of rows, one after another.
+    """Scores batches of rows with a run, one batch after another.
 
     Attributes:
         carry: the body's state after the last batch; None before the first.
@@ -103,15 +106,18 @@ class Scorer:
 
         tables: composed tables, as `composed` returns them; {} for a model that composes none.
             The inputs of batches are rows of them.
-        start: the body's state of so many rows that begin; () if rows do not continue each other.
+        start: from a number of rows to the body's initial state for them; () if no row continues
+            another.
         options: `hidden` and `down_weight`, see `make_scorer`.
         """
         self.run, self.tables, self.options, self.start = run, tables, options, start
         self.carry = None
 
     def __call__(self, batches: Iterable[tuple[WindowBatch, np.ndarray, int]]) -> Iterator[Scored]:
-        """Scores batches in order: each a `WindowBatch`, the positions of the tokens that count,
-        int64 `[tokens]`, and how many columns of a row do not count; see `Windows.context_columns`.
+        """Scores batches in order.
+
+        batches: each a `WindowBatch`, the positions of the tokens that count, int64 `[tokens]`, and
+            the number of columns of a row that do not count, see `Windows.context_columns`.
         """
         run, before = self.run, None
         words = run.num_known_words, len(run.vocabulary)
@@ -133,8 +139,10 @@ class Scorer:
 
 
 def fetch(results: tuple, batch: WindowBatch, positions: np.ndarray) -> Scored:
-    """The results of a program of `make_scorer` for these positions of a batch. NaN, inf and
-    -inf become inf: the model gave no nll there.
+    """Fetches what a scorer of `make_scorer` returned for a batch. An nll that is NaN, inf or -inf
+    becomes inf.
+
+    positions: of the tokens that count, int64 `[tokens]`.
     """
     nll, states = jax.device_get(results)
     columns = batch.first[:, None] + np.arange(nll.shape[1])
@@ -144,15 +152,14 @@ def fetch(results: tuple, batch: WindowBatch, positions: np.ndarray) -> Scored:
 
 
 def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
-    """The settings, as layout "streams" where a body that carries its state gives the same numbers
-    so.
+    """Settings with layout "streams", if the body gives the same scores when it carries its state.
 
-    That is a gated convolution whose receptive field, and what its input remembers, the context
-    covers: whatever else a row shows it, a hidden state depends on the last inputs alone. No other
-    body has such a field. The state of an LSTM depends on all that it has read. That of a token in
-    a transformer depends on where the row begins, by attention to all of it and, unless positions
-    are relative, by the token's position in it; so keys and values of one window are not those of
-    the next.
+    This holds for a gated convolution whose receptive field, with the reach of its input, lies
+    within the context: its hidden states depend on the last inputs alone. No other body has a
+    finite field. The state of an LSTM depends on everything it has read. In a transformer, a
+    token's state depends on where the row begins, through attention to the whole row and, unless
+    positions are relative, through the token's position in it; so one window cannot reuse the keys
+    and values of another.
 
     tokens: of the split.
     """
@@ -163,7 +170,7 @@ def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
     rows = min(settings.rows, max(settings.multiple, tokens // (OVERLAP * max(reach, 1))))
     context = reach if rows > 1 else 0
     longest = max(1, -(-(tokens - context) // rows)) + context
-    # Equal windows: the last one is not filled up.
+    # Windows of equal length need no padding.
     window = -(-longest // -(-longest // settings.window))
     return Windows(window, context, "none", "streams", rows, settings.multiple)
 
@@ -179,8 +186,9 @@ def score_split(
     """Results of `scores` in the order of the split; arguments as there.
 
     Returns:
-        The nll, float32 `[tokens]` in nats, NaN for tokens of no example, the empty lines of
-        "complete_doc"; and, if asked for, hidden states `[tokens, features]`, zeros for those.
+        The nll, float32 `[tokens]` in nats, NaN for tokens of no example (the empty lines of
+        "complete_doc"); and hidden states `[tokens, features]`, zero for those tokens, or None
+        unless requested.
     """
     nll, hidden = np.full(len(ids), np.nan, np.float32), None
     for scored in scores(run, ids, settings, progress, composed_once, **options):
@@ -198,11 +206,11 @@ class Evaluation(NamedTuple):
     Attributes:
         ids: int32 `[tokens]` of the split.
         uniform, down_weight: see `Request`.
-        train: `train(None)` gives the ids of the train split, `train(directory)` those of another
-            train.txt.
-        progress: `progress(what)` shows how far something is.
-        tables: `tables()` is what `composed(run, ids)` returns, computed once.
-        encode: `encode(other)` gives the ids of the split by another run's vocabulary.
+        train: `train(None)` returns the ids of the train split, `train(directory)` those of the
+            train.txt in a directory.
+        progress: `progress(label)` returns a `Progress`.
+        tables: `tables()` returns `composed(run, ids)`, which is computed once.
+        encode: `encode(other)` returns the ids of the split in another run's vocabulary.
     """
 
     run: Run
@@ -216,8 +224,10 @@ class Evaluation(NamedTuple):
     encode: Callable[[Run], np.ndarray]
 
     def by(self, other: Run, ids: np.ndarray) -> "Evaluation":
-        """The evaluation of the same text, `ids`, by another run, which reads the window that it
-        was trained with, after the same context where that fits.
+        """The evaluation of the same text by another run, with the window that it was trained with
+        and, if it fits, the same context.
+
+        ids: of the text, in the other run's vocabulary.
         """
         windows = Windows.of(other.config)
         if windows.layout != "streams":
@@ -229,8 +239,8 @@ class Evaluation(NamedTuple):
         return self._replace(run=other, ids=ids, windows=windows, tables=tables)
 
     def score(self, hidden: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-        """The model's own scores as `with_uniform` returns them, and hidden states if asked for,
-        see `score_split`.
+        """The model's own scores, mixed as in `with_uniform`, and hidden states if requested, see
+        `score_split`.
         """
         options = {"hidden": hidden, "down_weight": self.down_weight}
         progress, tables = self.progress("scoring"), self.tables()
@@ -238,8 +248,8 @@ class Evaluation(NamedTuple):
         return self.with_uniform(nll), states
 
     def counted(self, hidden: bool = True) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-        """As `score`, with the hidden states and the ids, `[tokens that count]`, of those whose
-        nll is not NaN.
+        """The nll of `score`, and the hidden states and ids of the tokens that count, whose nll is
+        not NaN.
         """
         nll, states = self.score(hidden)
         counts = ~np.isnan(nll)
@@ -251,7 +261,7 @@ class Evaluation(NamedTuple):
         """The nll `[tokens]` of the model mixed with the uniform distribution.
 
         Raises:
-            InputError: words that the model knows have a score that is not finite.
+            InputError: a score of a word of the training vocabulary is not finite.
         """
         invalid = np.flatnonzero(np.isinf(nll))
         # New words may have probability 0.
@@ -267,8 +277,8 @@ class Evaluation(NamedTuple):
 
 
 def mixed_with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
-    """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over
-    so many words.
+    """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over V
+    words.
     """
     nll = nll.astype(np.float64)
     if not uniform:
@@ -278,7 +288,7 @@ def mixed_with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarra
 
 
 def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
-    """Tables composed once for a split, and for every word its row in them; None where rows are
+    """Tables composed once for a split, and each word's row in them, int32 `[V]`; None if rows are
     word ids.
     """
     composed_words = run.model.composed_words()
@@ -313,12 +323,11 @@ def make_scorer(
     """Returns `scorer(params, lexicon, tables, batch, carry) -> ((nll, hidden), carry)`, see
     `scores`.
 
-    unscored: columns of a row whose targets do not count, see `Windows`.
-    trained_words, words: words that the model was trained on, and of the vocabulary, which may be
-        more.
+    unscored: number of columns of a row whose targets do not count, see `Windows`.
+    trained_words, words: sizes of the training vocabulary and of the vocabulary to score over.
     hidden: return hidden states, too.
-    down_weight: factor of the probabilities of words that are new to the model, which are then
-        normalised again.
+    down_weight: factor of the probabilities of new words; all probabilities are then normalised
+        again.
     """
     one_model, gather = local_model(model, mesh, by_words=down_weight == 1)
     has_oov = model.input.vocabulary_size < words
@@ -352,7 +361,7 @@ def make_scorer(
 
 
 def _mass_of_new(model, variables, hidden, trained_words):
-    """The probability of all words from `trained_words` on, `[rows, time]`."""
+    """The total probability of the words from id `trained_words` on, `[rows, time]`."""
     flat = hidden.reshape(-1, hidden.shape[-1])
     part = min(len(flat), max(1, LOG_PROBS // model.input.vocabulary_size))
 
@@ -368,11 +377,11 @@ def _mass_of_new(model, variables, hidden, trained_words):
 
 @functools.lru_cache(maxsize=8)
 def initial_carry(model: LanguageModel, mesh: Mesh, rows: int) -> Callable:
-    """Returns a function that makes the body's state of so many rows before the first token."""
+    """Returns a function that makes the body's state of `rows` rows before the first token."""
     by_rows = NamedSharding(mesh, sharding.batch_spec(0))
     return jax.jit(functools.partial(model.initial_carry, rows), out_shardings=by_rows)
 
 
 def first_carry(run: Run, layout: str, rows: int) -> object:
-    """The body's state of rows that begin; () if no row continues another."""
+    """The body's state of `rows` rows before the first token; () if no row continues another."""
     return initial_carry(run.model, run.mesh, rows)() if layout == "streams" else ()

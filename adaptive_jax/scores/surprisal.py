@@ -1,4 +1,4 @@
-"""Surprisal of the words of text: lines that stand alone, or that follow each other.
+"""Surprisal of words in lines of text that stand alone or follow each other.
 
 scorer = LineScorer(run, tables, lines, ScoreConfig())
 for line in scorer(["the cat sat", "on the mat"]): print(line.text, line.log_prob)
@@ -39,29 +39,28 @@ from adaptive_jax.scores.scores import Scores, perplexity, word_names
 from adaptive_jax.scores.scoring import Scorer, first_carry
 
 NO_TOKENS = np.zeros(0, np.int32)
-# Lines of the first block and of the largest one, and tokens of a block
+# Lines in the first block and in the largest ones; tokens that fill a block
 FIRST, MOST, LONGEST = 32, 8192, 1 << 18
 
 
 class ScoredLine(NamedTuple):
-    """A line of text and the model's scores of its words, `[words]` each. The last word is
-    `<eos>`.
+    """A line of text and the scores of its words, arrays `[words]`. The last word is `<eos>`.
 
     Attributes:
-        text: the line as it was given.
-        words: as the run's corpus has them.
-        log_probs: float64, the log-probability of each word in nats; that of a word of several
-            units is the sum of theirs.
-        unseen: bool, whether the run does not know the word and `<unk>` is scored in its place.
-            None for sub-words.
-        frequencies: int64, occurrences in the training text, 0 of unseen words. None for sub-words,
-            which were counted as units, and for words of a list without counts.
-        ranks: int64, 1 for the most probable word; None if not asked for.
-        entropies: float64, in nats, of the distribution of each word; None if not asked for.
-        number: of the line in its file, or of the row in its table, from 1.
-        file: its name, "-" for standard input; empty for text without one.
-        columns: the other columns of its table.
-        before: the beginning of the first word, where that stands in the text before the line.
+        text: the line as passed to the scorer.
+        words: split and normalised as in the run's corpus.
+        log_probs: float64, the log-probability of each word in nats, summed over its units.
+        unseen: bool, whether the word is not in the vocabulary, so that `<unk>` is scored in its
+            place. None for sub-words.
+        frequencies: int64, occurrences in the training text, 0 for unseen words. None for
+            sub-words, which are counted as units, and for a list of words without counts.
+        ranks: int64, 1 for the most probable word; None unless requested.
+        entropies: float64, entropy in nats of the distribution that predicts each word; None unless
+            requested.
+        number: number of the line in its file, or of the row in its table, from 1.
+        file: name of the file, "-" for standard input; empty for text from no file.
+        columns: the other columns of the table.
+        before: the beginning of the first word, if it stands in the text before the line.
     """
 
     text: str
@@ -78,15 +77,13 @@ class ScoredLine(NamedTuple):
 
     @property
     def places(self) -> np.ndarray:
-        """The first character of each word in `text`, and the one after its last, int64
-        `[words, 2]`.
-        """
+        """Characters of `text` at which each word starts and ends: int64 `[words, 2]`."""
         spans = places(self.before + self.text, self.words)
         return np.maximum(spans - len(self.before), 0)
 
     def by_word(self) -> "ScoredLine":
-        """The white-space words of the text, punctuation included, with the sums of the
-        log-probabilities of their parts. `<eos>` stays a word. A word is unseen if a part is.
+        """The line by white-space words, punctuation included, whose log-probabilities are the sums
+        over their parts. `<eos>` stays a word. A word is unseen if one of its parts is.
         """
         if not self.words:
             return self
@@ -111,7 +108,7 @@ class ScoredLine(NamedTuple):
 
     @property
     def log_prob(self) -> float:
-        """Log-probability of the line in nats, that of `<eos>` included."""
+        """Log-probability of the line in nats, `<eos>` included."""
         return float(np.sum(self.log_probs))
 
     @property
@@ -124,7 +121,7 @@ class LineScorer:
     """Scores lines of text in order."""
 
     def __init__(self, run: Run, tables: dict, lines: Lines, config: ScoreConfig):
-        """tables: composed tables of all words, as `composed` returns them.
+        """tables: composed tables of all words, see `composed`.
 
         Raises:
             InputError: settings that do not fit each other or the run.
@@ -159,14 +156,14 @@ class LineScorer:
         self._start = self._after_given if len(self.given) and self.carries else self._first
 
     def __call__(self, texts: Iterable[str | TextLine]) -> Iterator[ScoredLine]:
-        """The scores of texts, each a line, or several with line feeds between them; a line feed at
-        the end changes nothing.
+        """Yields the scores of texts, each one line, or several separated by line feeds; a line
+        feed at the end of a text changes nothing.
 
-        Texts are read as results are taken, up to some thousand lines ahead.
+        Texts are read as results are consumed, up to some thousand lines ahead.
 
         Raises:
-            InputError: as `Lines.encode`; one text instead of several; a text of several sentences
-                or documents that the model reads alone.
+            InputError: as `Lines.encode`; a single string in place of a list; or a text of several
+                sentences or documents for a run that reads each alone.
         """
         if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
             raise InputError(
@@ -178,7 +175,7 @@ class LineScorer:
         return itertools.starmap(self._scored, scores)
 
     def _lines(self, texts):
-        """Lines to score, which know where documents begin."""
+        """Yields the lines to score, with marks where documents begin."""
         after_blank, follows = False, self.config.context_from == "previous"
         for number, text in enumerate(texts, start=1):
             source = text if isinstance(text, TextLine) else TextLine(text, number)
@@ -189,7 +186,7 @@ class LineScorer:
                 yield line._replace(begins=begins)
 
     def _line(self, source, before):
-        """A line, which goes on in the last word of `before`; its first word is that word."""
+        """A line that continues `before`, an unfinished word that begins its first word."""
         text = source.text
         words = self.lines.words(before + text if before else text)
         if not text.endswith("\n"):
@@ -210,14 +207,14 @@ class LineScorer:
             return Line(source, words, ids)
         context_tokens = self.lines.units_within(ids, before)
         if context_tokens and self.lines.vocabulary.unit == "token":
-            # A token without letters stands with a character that a later one has.
+            # A token without letters shares its place with the character of a later one.
             spans = places(before, words[:context_tokens])
             before = before[spans[-1, int(words[context_tokens - 1] != "")] :]
         words = words[self.lines.vocabulary.ends_word[ids[:context_tokens]].sum() :]
         return Line(source, words, ids, context_tokens, before)
 
     def _score_alone(self, blocks):
-        """Lines and their scores; each sees only itself and what is given."""
+        """Yields lines and their scores; each sees only `given` and itself."""
         window, context = self.settings.window, self.settings.context
         prefix = np.append(np.int32(self.eos), self.given)[-window - 1 :]
         scorer = self._scorer(self._start)
@@ -231,7 +228,7 @@ class LineScorer:
             if self.carries:
                 batches = self._reader.carried(ids, WindowSpans(begin, starts, ends))
             else:
-                shown = np.minimum(len(self.given) + context_tokens, window)  # that a line may see
+                shown = np.minimum(len(self.given) + context_tokens, window)  # before each line
                 spans = windows_after(starts, ends, shown, window, context)
                 batches = self._reader.similar(ids, spans)
             scores = Scores.unscored(ids, self.config.rank_and_entropy)
@@ -240,8 +237,8 @@ class LineScorer:
                 yield line, scores.take(slice(start, end))
 
     def _score_following(self, blocks):
-        """Lines and their scores; windows are cut as those of a split, so the perplexity of a
-        document is that of evaluate.py.
+        """Yields lines and their scores. Windows are those in which evaluate.py reads a split, so
+        the perplexity of a document is the same.
         """
         before = np.append(np.int32(self.eos), self.given)
         before = Scores.unscored(before, self.config.rank_and_entropy)
@@ -273,17 +270,17 @@ class LineScorer:
                 yield from text.pop_complete_lines()
 
     def _streams(self, ids, spans, new):
-        """Batches that read documents one after another; a new one resets the row."""
+        """Yields batches that read documents one after another; a new document resets the row."""
         for span, reset in zip(spans, new, strict=True):
             yield from self._reader.stream(ids, int(span.start[0]), int(span.end[0]), reset)
 
     def _rows(self, lines, time):
-        """Rows of a batch: what the devices hold, or one row a device if that is enough."""
+        """Rows of a batch: one per device if that is enough, else as many as the devices hold."""
         devices = self.run.mesh.size
         return devices if lines <= devices else rows_to_score(self.run.config, time) * devices
 
     def _after_given(self, rows):
-        """The body's state of so many rows after `given`."""
+        """The body's state of `rows` rows after `given`."""
         carry = jax.tree.map(lambda a: np.repeat(a, rows, axis=0), self._carry_of_given)
         return sharding.put_batch(self.run.mesh, carry)
 
@@ -304,14 +301,14 @@ class LineScorer:
                 scores.rank[positions], scores.entropy[positions] = stats.rank, stats.entropy
 
     def _scored(self, line, scores):
-        """A line's words from its tokens, without those of no example."""
+        """The scored line from the scores of its tokens, without words of no example."""
         vocabulary, unseen, frequencies = self.lines.vocabulary, None, None
         scores = scores.take(slice(line.context_tokens, None)).words(vocabulary)
         counts = ~np.isnan(scores.nll)
         ids, nll, ranks, entropies, _ = scores.take(counts)
         words = tuple(itertools.compress(line.words, counts))
         if not vocabulary.mark:
-            by_name = vocabulary.unit == "word"  # tokens are all known
+            by_name = vocabulary.unit == "word"  # every token is in the vocabulary
             unseen = np.array([by_name and word not in vocabulary.index for word in words], bool)
             if vocabulary.has_counts:
                 frequencies = np.where(unseen, 0, vocabulary.counts[ids])
@@ -322,14 +319,14 @@ class LineScorer:
 
 
 def _documents(block):
-    """The lines of a block, a list for each document."""
+    """Lists of the lines of a block, one for each document."""
     begins = [i for i, line in enumerate(block) if line.begins and i > 0]
     bounds = [0, *begins, len(block)]
     return [block[a:b] for a, b in itertools.pairwise(bounds)] if block else []
 
 
 def _blocks(lines, eager):
-    """Lists of lines, the first ones short, so that results come soon."""
+    """Yields lists of lines; the first ones are short, so that the first results come soon."""
     block, size, most = [], 0, 1 if eager else FIRST
     for line in lines:
         block.append(line)

@@ -1,5 +1,5 @@
-"""Out-of-vocabulary statistics of a text: words that are `<unk>`, and words that the training text
-lacks.
+"""Out-of-vocabulary statistics of a text: the shares of `<unk>`, and of words that the training
+text lacks.
 """
 
 import logging
@@ -8,7 +8,7 @@ from adaptive_jax.data.corpora.corpus import Corpus
 
 logger = logging.getLogger(__name__)
 
-MANY = 0.05  # the share from which a perplexity says little about the text
+MANY = 0.05  # a perplexity says little about a text with a larger share of unseen words
 
 
 def warn_of_unseen(unseen: int, words: int) -> None:
@@ -22,11 +22,11 @@ def warn_of_unseen(unseen: int, words: int) -> None:
 
 
 def describe_words(corpus: Corpus, split: str) -> str:
-    """Both shares of a split: "<unk> 2.1%, unseen words 1.9%", of ids "unseen tokens 0.1%". Reads
-    all ids.
+    """Describes both shares of a split: "<unk> 2.1%, unseen words 1.9%", or "unseen tokens 0.1%"
+    for ids. Reads all ids.
 
-    Warns if more than 5 % of the words are unseen, unless units spell them. A `<unk>` that stands
-    in the text is none: the published WikiText-2 and Penn Treebank have it for rare words.
+    Warns if more than 5 % of the words are unseen, unless sub-words spell them. A literal `<unk>`
+    in the text is not unseen: the published WikiText-2 and Penn Treebank have it for rare words.
     """
     vocabulary = corpus.vocabulary
     unknown, unseen = vocabulary.unk_rate(corpus.ids[split]), corpus.unseen.get(split)

@@ -42,17 +42,17 @@ class Generate(NamedTuple):
 
 def define_flags() -> None:
     """Defines the flags of the command."""
-    several = "Text to write on from; give the flag again for several."
+    several = "Text to continue; repeat the flag for several prompts."
     flags.DEFINE_multi_string("prompt", None, several)
     define_options(Generate, Options, commands.Workdir, commands.Allow)
 
 
 def typed_prompts() -> Iterator[str]:
-    """Prompts that are typed on the terminal."""
+    """Yields prompts that the user types on the terminal."""
     print("write the beginning of a text; Ctrl-D ends", file=sys.stderr)
     while True:
         try:
-            if not sys.stdout.isatty():  # the prompt is no part of the output
+            if not sys.stdout.isatty():  # keep the prompt out of the output
                 print("> ", end="", file=sys.stderr, flush=True)
             yield input("> " if sys.stdout.isatty() else "")
         except EOFError:
@@ -61,7 +61,7 @@ def typed_prompts() -> Iterator[str]:
 
 
 def main() -> None:
-    """Writes on from every prompt."""
+    """Continues every prompt."""
     import adaptive_jax  # after the flags: --help and their errors should not wait for jax
     from adaptive_jax.generation.generate import Writer
     from adaptive_jax.scores.unseen import warn_of_unseen
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def show(writer, prompt: str, samples: int, form: str) -> None:
-    """Prints what is written after a prompt; a single text word by word."""
+    """Prints the texts after a prompt; a single text appears word by word."""
     if form == "jsonl":
         for continuation in writer.continuations():
             columns = {
@@ -96,7 +96,7 @@ def show(writer, prompt: str, samples: int, form: str) -> None:
                 "log_prob": continuation.log_prob,
                 "tokens": len(continuation.tokens),
             }
-            print(json.dumps(columns, ensure_ascii=False), flush=True)
+            print(escaped(json.dumps(columns, ensure_ascii=False), sys.stdout), flush=True)
     elif samples == 1:
         print(escaped(prompt, sys.stdout), end="", flush=True)
         piece = ""

@@ -1,4 +1,4 @@
-"""A trained model as an object: what README calls `adaptive_jax.load("runs/quickstart")`."""
+"""A trained model as an object: `adaptive_jax.load("runs/quickstart")`."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ class LoadedModel:
 
     Attributes:
         run: the model, its parameters on the devices, its vocabulary, its config and its step.
-        lines: how text becomes tokens of this model.
+        lines: converts text to tokens of this model, and back.
     """
 
     def __init__(self, run: Run):
@@ -47,22 +47,21 @@ class LoadedModel:
         each line feed.
 
         Raises:
-            InputError: bytes that are not UTF-8 text; a word that the run does not know, where it
-                has no `<unk>`.
+            InputError: text that is not UTF-8, or an unknown word in a run without `<unk>`.
         """
         return self.lines.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens, with a line feed for each `<eos>`; detokenised where the corpus
-        says how.
+        """The text of tokens, with a line feed for each `<eos>`; detokenised if the corpus has a
+        detokeniser.
         """
         return self.lines.decode(ids)
 
     def score(
         self, texts: Iterable[str], context_from: str = "none", **options: object
     ) -> Iterator[ScoredLine]:
-        """The scores of lines of text, in order. Lines are read as results are taken, so texts may
-        be longer than memory.
+        """Yields the scores of lines of text, in order. Lines are read as results are consumed, so
+        texts may be larger than memory.
 
             for line in model.score(open("text.txt")):
                 print(line.log_prob, line.words, line.log_probs)
@@ -74,8 +73,8 @@ class LoadedModel:
             options: see `adaptive_jax.scores.line_options.ScoreConfig`.
 
         Raises:
-            InputError: settings that do not fit the run; a word that it does not know, where it has
-                no `<unk>`.
+            InputError: settings that do not fit the run, or an unknown word in a run without
+                `<unk>`.
         """
         config = by_name(ScoreConfig, options | {"context_from": context_from})
         return LineScorer(self.run, self.tables, self.lines, config)(texts)
@@ -83,25 +82,24 @@ class LoadedModel:
     def perplexity(
         self, lines: Iterable[str], context_from: str = "previous", **options: object
     ) -> float:
-        """Perplexity per word of lines of text, `<eos>` included; of a tokenizer's ids, per token.
-        With context_from="previous" and the `window` and `context` of an evaluation, it equals that
-        of evaluate.py.
+        """Perplexity per word of lines of text, `<eos>` included, or per token of a tokenizer. With
+        context_from="previous" and the `window` and `context` of an evaluation, it equals that of
+        evaluate.py.
 
-        Arguments, and raises InputError: as `score`; no word to score.
+        Arguments are those of `score`. Raises InputError as `score`, and if there are no words.
         """
         total, words = 0.0, 0
         for line in self.score(lines, context_from, **options):
             total, words = total + line.log_prob, words + len(line.words)
         if not words:
-            raise InputError("there are no lines to take the perplexity of: use text")
+            raise InputError("lines must have at least one word to score, got none")
         return perplexity(-total / words)
 
     def embeddings(self, words: Sequence[str]) -> np.ndarray:
         """The input vectors of words, as the body reads them: float32 `[words, features]`.
 
         Raises:
-            InputError: a word that the run does not know, or one that is several units of
-                sub-words.
+            InputError: an unknown word, or one that consists of several sub-words.
         """
         if isinstance(words, str):
             raise InputError(f"words must be a list of strings, got {words!r:.40}: use [word]")
@@ -116,19 +114,19 @@ class LoadedModel:
         return np.asarray(vectors[:, 0], np.float32)
 
     def generate(self, prompt: str = "", **options: object) -> str:
-        """Text that the model writes after a prompt, with the space between them; of several
-        samples the first.
+        """Text that the model writes after a prompt, with the space between them; the first one of
+        several samples.
 
             model.generate("In the beginning", words=20, temperature=0.8, top_p=0.9, seed=1)
             model.generate("In the beginning", lines=1, beams=5)
 
         Args:
             prompt: begins at the start of a line. Empty: the model begins a line. In runs of
-                sub-words its last word goes on, unless white space ends it.
+                sub-words, the text may continue its last word, unless it ends in white space.
             options: see `adaptive_jax.generation.options.Options`.
 
         Raises:
-            InputError: an option that does not exist or is out of range, and as `encode`.
+            InputError: an unknown option, a value out of range, and as `encode`.
         """
         return self.continuations(prompt, **options)[0].text
 
@@ -139,31 +137,29 @@ class LoadedModel:
         return Writer(self.decoder, self.lines, prompt, by_name(Options, options)).continuations()
 
     def stream(self, prompt: str = "", **options: object) -> Iterator[str]:
-        """The text of `generate` word by word: `for piece in model.stream("And"): print(piece,
-        end="", flush=True)`.
+        """Yields the text of `generate` word by word: `for piece in model.stream("And"):
+        print(piece, end="", flush=True)`.
         """
         return Writer(self.decoder, self.lines, prompt, by_name(Options, options)).stream()
 
     def next_words(self, text: str = "", k: int = 10) -> list[tuple[str, float]]:
         """The k most probable words after a text and their probabilities, the most probable first.
 
-        They are exact, though tails of the softmax that cannot hold them are not computed. A run of
-        sub-word units searches for words with 2 k beams, which may miss some; after a text that
-        does not end in white space, for the rests of its last word, "" where it ends. The words of
-        a tokenizer's run are tokens, and keep their space. Raises InputError as `encode`.
+        The result is exact, although tails of the softmax that cannot hold these words are not
+        computed. A run of sub-words searches for words with 2 k beams, which may miss some; if the
+        text does not end in white space, it finds continuations of the last word, "" for its end.
+        For a tokenizer's run, words are tokens and keep their space. Raises InputError as `encode`.
         """
         return next_words(self.decoder, self.lines, text, k)
 
     @functools.cached_property
     def tables(self) -> dict:
-        """Vectors of all words that are composed from other parameters, computed once; {} for a
-        model that composes none.
-        """
+        """Composed vectors of all words, computed once; {} for a model that composes none."""
         return composed(self.run, np.arange(self.run.model.input.vocabulary_size))[0]
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """Reads and predicts token by token; made once."""
+        """The decoder, which reads and predicts token by token; made once."""
         return Decoder(self.run, self.tables)
 
     def __repr__(self) -> str:

@@ -31,12 +31,12 @@ POSITIONAL = ["[FILE...]"]
 
 PLACES = "start", "end", "text", "file"
 NAMES = "surprisal", "rank", "entropy", "frequency", "unseen", *PLACES
-WITHOUT_WORDS = "surprisal", *PLACES  # of a run of sub-word units
-WITHOUT_COUNTS = tuple(name for name in NAMES if name != "frequency")  # of a list of words
-BY_WORD = "surprisal", "unseen", *PLACES  # of sums over several words of the model
+WITHOUT_WORDS = "surprisal", *PLACES  # columns of a run of sub-words
+WITHOUT_COUNTS = tuple(name for name in NAMES if name != "frequency")  # if words have no counts
+BY_WORD = "surprisal", "unseen", *PLACES  # columns of sums over several words of the model
 IN_UNITS = "surprisal", "entropy"
 BIT = math.log(2)  # in nats
-OFTEN = 64  # lines after which the bar moves
+OFTEN = 64  # lines between updates of the progress bar
 
 
 class Score(NamedTuple):
@@ -45,21 +45,22 @@ class Score(NamedTuple):
     Attributes:
         checkpoint: best (by validation), latest, or a step.
         words: Print a line for each word instead of each line of text, as --by=token.
-        by: What to print a line for: line; token, a word as the model has it; or word, which white
-            space separates, punctuation included.
-        columns: Of each word: surprisal, rank, entropy, frequency, unseen, start, end, text, file;
-            default: all. Implies --words.
-        bits: Log-probabilities, surprisal and entropy in bits instead of nats.
-        format: Columns separated by tabs, or a JSON object a line.
-        text_column: Files are tables, .csv or .tsv, with the texts in this column; the others are
-            passed on.
-        context_from: none: lines stand alone; previous: each follows the last of its file; or a
-            FILE.
-        documents: blank: a blank line ends a document, and is not scored; what follows sees nothing
-            before it. none: a blank line is a line.
+        by: Unit of an output line: line; token, a word as the model has it; or word, separated by
+            white space, punctuation included.
+        columns: Columns for each word: surprisal, rank, entropy, frequency, unseen, start, end,
+            text, file; default: all. Implies --words.
+        bits: Print log-probabilities, surprisal and entropy in bits instead of nats.
+        format: Columns separated by tabs, or a JSON object per line.
+        text_column: Files are tables, .csv or .tsv, with the texts in this column; the output
+            repeats the other columns.
+        context_from: none: lines stand alone; previous: each follows the line before it in its
+            file; or a FILE that each line follows.
+        documents: blank: a blank line ends a document and is not scored; the lines after it see
+            nothing before it. none: a blank line is a line like any other.
         window: Tokens the model reads at once; 0: the sequence length it was trained with.
-        context: Tokens read again where text is longer than a window; default: half.
-        line_buffered: Score each line as it comes; so it is with text that is typed.
+        context: Tokens that a window repeats from the one before, if text is longer than a window;
+            default: half a window, or 0 if examples of training saw nothing before them.
+        line_buffered: Score each line when it arrives, as with typed text, instead of in batches.
     """
 
     checkpoint: str = "best"
@@ -85,8 +86,8 @@ def main(*files: str) -> None:
     """Scores these files, or standard input.
 
     Raises:
-        InputError: no run there, text that cannot be read, no text, settings that do not fit; and
-            after everything has been printed, a score that is not finite.
+        InputError: no run, no text or text that cannot be read, or settings that do not fit; after
+            everything has been printed, if a score is not finite.
     """
     workdir, flags = commands.workdir(), options(Score)
     source, before = TextFiles(files), flags.context_from
@@ -121,8 +122,8 @@ def main(*files: str) -> None:
 
 
 def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
-    """The columns to print of each word: those of --columns, or all that there are; none where a
-    line of text is a line.
+    """The columns to print for each word: those of --columns, or all available ones; none if the
+    output has a line for each line of text.
     """
     if not flags.words and flags.columns is None and flags.by == "line":
         return ()
@@ -137,8 +138,8 @@ def columns_of(vocabulary, flags: Score) -> tuple[str, ...]:
 
 
 def with_progress(scored: Iterable, source: TextFiles) -> Iterator:
-    """The scored lines, with a bar of the bytes read where these are known and the lines that are
-    printed do not go to the same terminal.
+    """Yields the scored lines and shows a bar of the bytes read, if their total is known and the
+    output does not go to a terminal.
     """
     from adaptive_jax.parallel.progress import Bar
 
@@ -154,8 +155,8 @@ def with_progress(scored: Iterable, source: TextFiles) -> Iterator:
 
 
 def with_final_checks(scored: Iterable) -> Iterator:
-    """The scored lines; at their end warns of many unseen words. Raises InputError there for no
-    lines, and for scores that are not finite.
+    """Yields the scored lines. After the last one, warns if many words were unseen, and raises
+    InputError if there were no lines or a score was not finite.
     """
     from adaptive_jax.scores.unseen import warn_of_unseen
 
@@ -177,8 +178,8 @@ def with_final_checks(scored: Iterable) -> Iterator:
 
 
 def text_lines(scored: Iterable, flags: Score) -> Iterator[str]:
-    """A line for each line of text: its log-probability and the line itself; as JSON also its
-    words, perplexity and unseen words.
+    """Yields a line for each line of text: its log-probability and the text; in JSON also the
+    number of words, the perplexity and the number of unseen words.
     """
     unit, name = (BIT, "log_prob_bits") if flags.bits else (1.0, "log_prob_nats")
     for number, line in enumerate(scored):
@@ -202,8 +203,9 @@ def text_lines(scored: Iterable, flags: Score) -> Iterator[str]:
 
 
 def word_lines(scored: Iterable, columns: tuple[str, ...], flags: Score) -> Iterator[str]:
-    """A line for each word, after a header if they are columns: the other columns of its table,
-    the number of the line, the position of the word in it, the word, … A header names the unit.
+    """Yields a line for each word: the other columns of its table, the number of the line, the
+    position of the word in it, the word, and `columns`. TSV begins with a header, which names the
+    unit.
     """
     unit, suffix = (BIT, "_bits") if flags.bits else (1.0, "_nats")
     titles = columns
@@ -247,19 +249,19 @@ def _check_distinct(names):
 
 
 def _cell(value):
-    """A value as text on one line; a truth value is 1 or 0."""
+    """Formats a value for a cell; a bool is 1 or 0."""
     if isinstance(value, str):
         return _one_line(value)
     return f"{value:.4f}" if isinstance(value, float) else str(int(value))
 
 
 def _one_line(text):
-    """Text without tabs and ends of lines, which separate cells."""
+    """Replaces tabs and line ends, which separate cells, by spaces."""
     return re.sub(r"[\t\r\n]", " ", text or "")
 
 
 def _json(values):
-    """A JSON object of values; null in place of infinity, which JSON does not have."""
+    """Formats values as a JSON object, with null for infinity, which JSON lacks."""
     for name, value in values.items():
         if isinstance(value, float):
             values[name] = round(value, 6) if math.isfinite(value) else None

@@ -106,8 +106,13 @@ def test_text_to_ids_and_back(kind, directory, config, tmp_path, own_cache, monk
     words = len(text.split()) + len(LINES)
     of_words = {"text_words": words, "perplexity_per_text_word": pytest.approx(np.exp(2))}
     assert text_words_of(ids, 2.0 * words, again) == of_words
+    # Special tokens were no part of a word, and white space beyond ASCII separated none.
+    line = f"the\u3000wörld {USER} beginning"
+    assert text_words_of(again.encode_lines([line]), 0.0, again)["text_words"] == 5
     if kind == "bytes":
         assert lengths_of(ids, again) == (len(text), len(text.encode()))
+        found = lengths_of(again.encode_lines([line]), again)
+        assert found == (len(line) + 1, len(line.encode()) + 1)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])

@@ -459,8 +459,8 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"temperature": 0, "samples": 2}, "samples=2 has no effect with temperature=0"),
         ({"wrods": 3}, 'Did you mean "words"'),
         ({"avoid": ("nonsense",)}, "nonsense"),
-        ({"avoid": model.run.vocabulary.words}, "no number"),
-        ({"avoid": model.run.vocabulary.words, "beams": 2}, "no number"),
+        ({"avoid": model.run.vocabulary.words}, "finite"),
+        ({"avoid": model.run.vocabulary.words, "beams": 2}, "finite"),
         ({"seed": -1}, "seed must be in"),
         ({"seed": 1 << 32}, "seed must be in"),
     ]:

@@ -212,7 +212,8 @@ def test_a_disk_that_cannot_be_written(trained, small_disk, quick_command):
         r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n(  .*\n)+",
         done.stdout,
     )
-    line = f"warning: {small_disk / 'run' / 'eval'} may only be read: the result is printed alone\n"
+    folder = small_disk / "run" / "eval"
+    line = f"warning: {folder} is read-only: the result is printed, not written\n"
     assert done.stderr == line
 
 
@@ -297,7 +298,7 @@ def test_an_interrupted_evaluation(trained, start, tmp_path):
     process = start("evaluate.py", f"--workdir={workdir}", "--window=20")
     maps = Path(f"/proc/{process.pid}/maps")
     done = interrupted(process, lambda: "test.npy" in maps.read_text())  # its ids are in use
-    says = "stopped: results that were printed are kept; the same command evaluates anew\n"
+    says = "stopped: printed results are kept; the same command evaluates again\n"
     assert done == (130, says)
     assert not (workdir / "eval").exists()
 

@@ -57,6 +57,11 @@ def test_edges_of_ones_own_and_words_that_do_not_count():
         ("51-500", 1, 3.0),
     ]
     assert label(by_frequency(np.array([2.0]), np.array([9]), (5,))[0]) == "6+"
+    # Of words without probability, the intervals were NaN, and NumPy warned.
+    values = np.where(np.arange(200) % 2, np.inf, 1.0)
+    new, old = by_frequency(values, 1 - np.arange(200) % 2)
+    assert (new.mean, new.mean_interval, new.median_interval) == (np.inf, None, None)
+    assert old.mean_interval == old.median_interval == (1.0, 1.0)
     edges = 1_001, 1_003  # which three digits do not tell apart
     labels = [*map(label, by_frequency(np.zeros(3), np.array([9, 1_002, 1_004]), edges))]
     assert labels == ["1-1,001", "1,001-1,003", "1,003+"] and short(999_700) == "1M"

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import re
+import sys
 import zipfile
 from types import SimpleNamespace
 
@@ -20,8 +21,8 @@ from adaptive_jax.data.corpora.line_files import TextFiles
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.files import escaped
+from adaptive_jax.text import generate_command, score_command
 from adaptive_jax.text import load as load_module
-from adaptive_jax.text import score_command
 from tests import refuses
 
 
@@ -30,6 +31,15 @@ def test_control_characters_do_not_reach_a_terminal():
     terminal = SimpleNamespace(isatty=lambda: True)
     assert escaped("a\x1b[2Jb\tc\r\n", terminal) == "a\\x1b[2Jb\tc\\r\n"
     assert escaped("a\x1b[2Jb", SimpleNamespace(isatty=lambda: False)) == "a\x1b[2Jb"
+
+
+def test_control_characters_of_generated_json(monkeypatch):
+    """JSON escapes those below a space, and left the others, such as the 8-bit CSI."""
+    monkeypatch.setattr(sys, "stdout", terminal := io.StringIO())
+    terminal.isatty = lambda: True
+    text = SimpleNamespace(text="a\x9b2J", log_prob=0.0, tokens=[1])
+    generate_command.show(SimpleNamespace(continuations=lambda: [text]), "", 1, "jsonl")
+    assert "\x9b" not in terminal.getvalue() and r"a\x9b2J" in terminal.getvalue()
 
 
 def zipped(content):

@@ -1,1 +1,1 @@
-"""A page about trained runs: figures, tables and a text coloured by surprisal."""
+"""Reports on trained runs: figures, tables and a passage coloured by surprisal."""

@@ -17,7 +17,7 @@ SECTIONS = {
         " over parts of the text. Losses are in nats a {unit} of the text, whatever the units of a"
         " model."
     ),
-    DIFFERENCE: "What each {unit} costs in a run less what it costs in the first run.",
+    DIFFERENCE: "The loss of each {unit} in a run minus its loss in the first run.",
     TRAINING: "",
 }
 
@@ -25,7 +25,7 @@ NATS = "loss, nats a {}"
 
 
 class Line(NamedTuple):
-    """The points of a run. thin: drawn without markers."""
+    """The points of a run. thin: draw a thin line without markers."""
 
     run: str
     points: Sequence[tuple]
@@ -33,15 +33,15 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A figure: its numbers, and how they are drawn.
+    """A figure: its numbers and their presentation.
 
     Attributes:
-        name: of its files.
-        columns: what a point holds: x, y, the interval of y as "low" and "high" if there is one,
-            and anything else that the CSV file is to have.
-        ticks: for x that is text: the values in order, and what stands at the axis.
-        limits: of the axis of y; None: those of the points.
-        log: whether the axis of y is logarithmic.
+        name: stem of its files.
+        columns: names of a point's values: x, y, the interval of y as "low" and "high" if there is
+            one, and any further columns of the CSV file.
+        ticks: if x is text, its values in order and their labels on the axis.
+        limits: of the y axis; None: those of the points.
+        log: whether the y axis is logarithmic.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Chart(NamedTuple):
     log: bool = False
 
     def rows(self) -> list[dict]:
-        """The numbers, a line of the CSV file each."""
+        """The rows of the CSV file, one per point."""
         return [
             {"run": line.run} | dict(zip(self.columns, point, strict=True))
             for line in self.lines
@@ -78,8 +78,8 @@ class FigureData:
 
     @functools.cached_property
     def bins(self) -> dict[str, dict[str, list[Bin]]]:
-        """Losses by frequency of the word and of the word before, and differences from the first
-        run by its frequencies; of each run that knows frequencies.
+        """Losses binned by the frequency of the word and of the word before, for each run with
+        frequencies, and differences from the first run binned by the first run's frequencies.
         """
         values = {"by_word": {}, "by_previous": {}, "difference": {}}
         losses = [run.words.nll(run.nll) for run in self.runs]
@@ -97,7 +97,7 @@ class FigureData:
 
 
 OUTLIERS = "Outliers count less than in the mean."
-BINNED = {  # titles, and notes by statistic
+BINNED = {  # titles, and notes for each statistic
     "by_word": (
         "by frequency of the {unit}",
         {
@@ -118,8 +118,8 @@ BINNED = {  # titles, and notes by statistic
 
 
 def by_bins(statistic: str, figure: str, data: FigureData) -> Chart:
-    """A statistic, "mean", "median" or "perplexity", of a figure of `BINNED`. Below each bin stand
-    the words of the first run.
+    """A figure of `BINNED` with one statistic: "mean", "median" or "perplexity". The label of a bin
+    includes the number of the first run's words in it.
     """
     (title, notes), unit = BINNED[figure], data.unit
     name, ylabel, field, scaled = statistic.capitalize(), NATS.format(unit), statistic, float
@@ -164,7 +164,7 @@ def curves(data: FigureData) -> Chart:
             lines += [Line(run.name, points, thin=split == "train")] if points else []
             late += [loss for step, loss in curve if step >= last / 10]
     limits = None
-    if late:  # the first losses would press all others together
+    if late:  # leave out the first losses, which would dwarf all others
         room = 0.05 * (max(late) - min(late)) + 0.01
         limits = min(late) - room, max(late) + room
     return Chart(
@@ -181,12 +181,12 @@ def curves(data: FigureData) -> Chart:
 
 
 def contexts(data: FigureData) -> Chart:
-    """Perplexity by context, of runs that evaluate.py has scored with several."""
+    """Perplexity by context, for runs with results of several contexts."""
     several = [run for run in data.runs if len({point[0] for point in run.contexts}) > 1]
     return Chart(
         "contexts",
         "Perplexity by context",
-        "As Table 5 of Baevski & Auli (2019): tokens that are read before those that are scored.",
+        "As Table 5 of Baevski & Auli (2019): number of tokens read before the scored ones.",
         TRAINING,
         ("context", "perplexity", "window"),
         [Line(run.name, run.contexts) for run in several],

@@ -6,9 +6,8 @@ passage coloured by surprisal.
     python -m adaptive_jax report runs/adp_t/eval/test-512-*-286000.json --names=0,480
 
 Writes the page, which needs no network, and beside it a directory with the figures as PNG and PDF,
-their numbers as CSV and the table of runs as Markdown and LaTeX. Of a run it reads the newest
-result of evaluate.py that all runs have of one text.
-docs/evaluation.md says more.
+their numbers as CSV and the table of runs as Markdown and LaTeX. For a run it reads the newest
+result of evaluate.py on a text that all runs have scored. docs/evaluation.md says more.
 """
 
 from adaptive_jax.config.flags import define_options, options
@@ -24,7 +23,7 @@ def define_flags() -> None:
 
 
 def main(*places):
-    """Makes the report that the flags ask for."""
+    """Makes the report of these runs with the settings of the flags."""
     report_options = options(ReportOptions)
     report([path_of(place) for place in places], report_options)
     print(report_options.output)

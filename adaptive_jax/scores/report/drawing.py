@@ -1,4 +1,4 @@
-"""Draws charts by matplotlib: as PNG, as PDF, and as SVG in the colours of the page."""
+"""Draws charts with matplotlib: as PNG, as PDF, and as SVG in the colours of the page."""
 
 import io
 import re
@@ -12,14 +12,14 @@ from adaptive_jax.files import replacing
 from adaptive_jax.scores.frequency import short
 from adaptive_jax.scores.report.charts import Chart
 
-SIZE = 4.6, 3.3  # inches; text stays readable where a telephone shows it 370 pixels wide
-LEGEND = 0.24  # inches more for a line of the legend
+SIZE = 4.6, 3.3  # inches; text stays readable on a telephone, 370 pixels wide
+LEGEND = 0.24  # additional inches for a line of the legend
 MARKERS = "osD^vPX*<>"
-# Of runs; further runs take them again, with other markers and dashes
+# Colours of the runs, which repeat with other markers and dashes
 COLOURS = ("#0072b2", "#d55e00", "#00875f", "#b8478a", "#a06c00", "#0f8b96", "#6b4fbb", "#8b5a2b")
 DASHES = "-", "--", ":", "-."
 INK, GRID = "#1b1b1b", "#dddddd"
-# The style sheet says what these colours of the SVG are in the dark and in the light.
+# The style sheet defines these variables for light and dark mode.
 VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
 VARIABLES |= {colour: f"var(--run-{number})" for number, colour in enumerate(COLOURS)}
 STYLE = {
@@ -27,8 +27,8 @@ STYLE = {
     "axes.titlesize": 10,
     "legend.fontsize": 9,
     "pdf.fonttype": 42,  # TrueType, which publishers ask for
-    "svg.fonttype": "none",  # text stays text: it can be read out, searched and copied
-    "text.parse_math": False,  # a dollar in a run's name is a dollar
+    "svg.fonttype": "none",  # keep text as text, to be searched, copied and read by screen readers
+    "text.parse_math": False,  # a dollar in a run's name is literal
     "axes.spines.top": False,
     "axes.spines.right": False,
     "savefig.dpi": 200,
@@ -40,9 +40,9 @@ STYLE = {
 
 
 def line_style(number: int) -> dict[str, str]:
-    """Style of the line of a run: no two of the first eighty have the same marker and colour.
+    """Style of the line of a run: the first eighty differ in marker or colour.
 
-    number: of the run in the report.
+    number: index of the run in the report.
     """
     turn = number // len(COLOURS)
     return {
@@ -56,14 +56,14 @@ def draw(chart: Chart, numbers: Mapping[str, int], png: Path) -> str:
     """Writes a figure as PNG and, beside it, as PDF, and returns it as an element `<svg>` in the
     page's colours.
 
-    numbers: of the runs in the report, which choose how they look.
+    numbers: index of each run in the report, which determines its style.
     """
     with of_extra("figures"):
         import matplotlib
         from matplotlib.figure import Figure
     text = io.StringIO()
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's own settings
+        matplotlib.rcdefaults()  # independent of the user's settings
         matplotlib.rcParams.update(STYLE | {"svg.hashsalt": chart.name})
         runs = {line.run for line in chart.lines}
         rows = -(-len(runs) // 2) if len(numbers) > 1 else 0
@@ -75,7 +75,7 @@ def draw(chart: Chart, numbers: Mapping[str, int], png: Path) -> str:
         _draw_axes(axes, chart)
         if rows:
             handles, labels = axes.get_legend_handles_labels()
-            handles = dict(zip(labels, handles, strict=True))  # one of each run
+            handles = dict(zip(labels, handles, strict=True))  # one per run
             place = {"loc": "outside lower center", "ncols": 2, "frameon": False}
             figure.legend(handles.values(), handles, **place)
         for form, dates in ("png", {}), ("pdf", {"CreationDate": None}):
@@ -88,7 +88,7 @@ def draw(chart: Chart, numbers: Mapping[str, int], png: Path) -> str:
 
 def _for_page(text, chart):
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    # Identifiers are unique in a figure, and must be so in the page.
+    # Identifiers that are unique in a figure must be unique in the page.
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{chart.name}-", text)
     for size in "height", "width":
         text = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", text, count=1)
@@ -109,14 +109,14 @@ def _draw_line(axes, chart, line, style, shift):
     if "low" not in columns:
         axes.plot(x, y, **style)
         return
-    # None where there is no interval.
+    # None, where there is no interval, becomes NaN.
     low, high = np.array([columns["low"], columns["high"]], float)
     errors = np.nan_to_num(np.maximum(0.0, [y - low, high - y]))
     axes.errorbar(x, y, yerr=errors, elinewidth=1, capsize=0, **style)
 
 
 def _label(run):
-    """The name of a run; matplotlib's legends leave out what begins with an underscore."""
+    """The name of a run; matplotlib's legends omit labels that begin with an underscore."""
     return f" {run}" if run.startswith("_") else run
 
 

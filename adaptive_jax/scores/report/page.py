@@ -1,5 +1,5 @@
-"""The page of a report: one HTML file that needs no network and no script. All text from runs
-is escaped.
+"""The page of a report: one HTML file without scripts or external resources. All text from runs is
+escaped.
 """
 
 import html
@@ -15,12 +15,12 @@ from adaptive_jax.scores.report.passage import Token
 from adaptive_jax.scores.scores import perplexity_text
 
 STYLE = Path(__file__).with_name("style.css")
-# No script and nothing from elsewhere, whatever text a page shows.
+# Allows no script and no external resource, whatever text a page shows
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-MOST_BITS, MOST_HEAT = 16, 0.6  # a token of so many bits or more is coloured so much
+MOST_BITS, MOST_HEAT = 16, 0.6  # surprisal of the strongest colour, and its opacity
 PERPLEXITIES = "validation_perplexity", "perplexity"
-# Columns of the table of runs, those first that a narrow page should show: of words by `str`, all
-# others are of numbers. {split} and {unit} are those of the report.
+# Heads and formats of the columns of the table of runs, the most important first. Those that `str`
+# formats hold words, the others numbers. {split} and {unit} are those of the report.
 COLUMNS = {
     "run": ("Run", str),
     "validation_perplexity": ("Valid", perplexity_text),
@@ -38,7 +38,7 @@ COLUMNS = {
 
 
 class Section(NamedTuple):
-    """A part of the page: a title, a sentence or two, and what follows them, as HTML."""
+    """A part of the page: a title, a short text, and the content as HTML."""
 
     title: str
     text: str
@@ -46,7 +46,7 @@ class Section(NamedTuple):
 
 
 def page(title: str, subtitle: str, sections: Sequence[Section], footer: str) -> str:
-    """The whole file. title, subtitle and footer are texts."""
+    """The HTML file. title, subtitle and footer are plain text."""
     parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="muted">{html.escape(subtitle)}</p>']
     for section in sections:
         parts += [
@@ -87,8 +87,13 @@ def figures(drawn: Sequence[tuple[Chart, str]]) -> str:
 
 
 class Table(NamedTuple):
-    """A table of texts: heads, kinds (" words" or "" for numbers) and rows. best: the cells that
-    stand out, as (row, column).
+    """A table of formatted cells.
+
+    Attributes:
+        heads: of the columns.
+        kinds: of the columns: " words", or "" for numbers.
+        rows: the cells of each row.
+        best: (row, column) of the cells to highlight.
     """
 
     heads: list[str]
@@ -98,8 +103,8 @@ class Table(NamedTuple):
 
 
 def table_of_runs(lines: Sequence[Mapping], split: str, unit: str) -> Table:
-    """Columns of Table 3 of Baevski & Auli (2019), a row for each run; the best perplexities
-    stand out.
+    """The table of runs, with the columns of Table 3 of Baevski & Auli (2019); the best
+    perplexities are highlighted.
 
     lines: `RunReport.about` of each run. unit: what perplexity is per, "word" or "token".
     """
@@ -124,7 +129,7 @@ def table_of_runs(lines: Sequence[Mapping], split: str, unit: str) -> Table:
 
 
 def runs_table(table: Table, unit: str) -> str:
-    """The table of runs as HTML, which scrolls sideways where the page is too narrow."""
+    """The table of runs as HTML, which scrolls sideways if the page is too narrow."""
     rows = [[_cell("th", *pair) for pair in zip(table.heads, table.kinds, strict=True)]]
     for i, row in enumerate(table.rows):
         kinds = [kind + " best" * ((i, j) in table.best) for j, kind in enumerate(table.kinds)]
@@ -168,7 +173,7 @@ def _cell(tag, text, kind):
 
 
 def passages(tokens: Mapping[str, Sequence[Token]]) -> str:
-    """A passage for each run, which a reader can open and close; that of the first run is open."""
+    """A passage for each run, which a reader can open and close; the first one is open."""
     scale = f'<p class="muted">0 bits <span class="scale"></span> {MOST_BITS} bits or more</p>'
     parts = [
         f"<details><summary>{html.escape(name)}</summary>\n{sample(passage)}\n</details>"
@@ -178,8 +183,8 @@ def passages(tokens: Mapping[str, Sequence[Token]]) -> str:
 
 
 def sample(tokens: Sequence[Token]) -> str:
-    """A passage whose tokens are coloured by surprisal; pointing at one, or tapping it, shows
-    what the model expected.
+    """A passage whose tokens are coloured by surprisal; hovering over a token, or tapping it, shows
+    the model's alternatives.
     """
     return f'<div class="sample">{"".join(map(_token, tokens))}</div>'
 

@@ -1,10 +1,9 @@
-"""A passage of the text with the surprisal of each token, and what the model expected instead."""
+"""A passage of the text with the surprisal of each token and the model's alternatives."""
 
 import math
 import unicodedata
 from typing import NamedTuple
 
-from adaptive_jax.data.vocabulary.tokenizer import Tokenizer
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.runs.settings import read_words
 from adaptive_jax.scores.report.runs import RunReport
@@ -15,12 +14,12 @@ class Token(NamedTuple):
 
     Attributes:
         text: its letters; control characters are replaced.
-        joined: whether no space follows, because the word goes on.
+        joined: whether no space follows, because the word continues.
         line_end: whether it is `<eos>`.
-        bits: its surprisal; NaN for one that is not scored.
-        count: how often it occurs in training; None if that is unknown.
-        rank: 1 for the most probable token; None where the evaluation kept no distribution.
-        entropy: of the model's distribution there, in bits.
+        bits: surprisal; NaN if the token is not scored.
+        count: occurrences in training; None if unknown.
+        rank: 1 for the most probable token; None if the evaluation stored no distribution.
+        entropy: of the distribution that predicts the token, in bits.
         expected: the most probable tokens and their probabilities.
     """
 
@@ -40,7 +39,7 @@ def read_passage(run: RunReport, first: int, words: int) -> list[Token]:
     first, words: of the passage, in words of the text, `<eos>` included.
 
     Raises:
-        InputError: the text has no such part.
+        InputError: the passage begins after the end of the text.
     """
     vocabulary, new = read_words(run.workdir), run.arrays["new_words"].tolist()
     vocabulary = vocabulary.with_words(new) if new else vocabulary
@@ -59,7 +58,7 @@ def read_passage(run: RunReport, first: int, words: int) -> list[Token]:
 
 
 def _distribution(arrays, number, vocabulary):
-    """Fields of a token whose distribution the evaluation kept."""
+    """Fields of a token whose distribution the evaluation stored."""
     likely = zip(arrays["sample_words"][number], arrays["sample_log_probs"][number], strict=True)
     return {
         "rank": int(arrays["sample_rank"][number]),
@@ -69,8 +68,8 @@ def _distribution(arrays, number, vocabulary):
 
 
 def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
-    """The letters of a token as they can be shown, and whether its word goes on after it."""
-    special = vocabulary.special if isinstance(vocabulary, Tokenizer) else {}
+    """The printable letters of a token, and whether its word continues after it."""
+    special = getattr(vocabulary, "special", {})  # of a tokenizer
     text = special.get(word) or vocabulary.utf8[word].decode(errors="replace")
     ends = bool(vocabulary.ends_word[word])
     if ends:

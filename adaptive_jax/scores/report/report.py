@@ -26,13 +26,13 @@ SAMPLE = (
 
 
 class ReportOptions(NamedTuple):
-    """Options of the command; its fields are flags.
+    """Options of the command; the fields are flags.
 
     Attributes:
         output: The page to write; its files go to NAME_files beside it, report_files.
-        names: What to call the runs; default: the names of their directories.
+        names: Names of the runs; default: those of their directories.
         bins: Largest frequency in training of each bin of words but the last.
-        sample_from: First word of the passage to show.
+        sample_from: Number of the passage's first word, from 0.
         sample_words: Words of the passage; 0: none.
     """
 
@@ -49,10 +49,10 @@ def report(
     """Reports trained runs on one page, with their figures as PNG and PDF, their table as Markdown
     and LaTeX and their numbers as CSV beside it.
 
-    places: of runs, or results of evaluate.py as JSON, see `read_runs`.
+    places: workdirs of runs, or JSON results of evaluate.py, see `read_runs`.
 
     Returns:
-        What was read of the runs, and their passages by name.
+        The runs, and their passages by name.
 
     Raises:
         InputError: matplotlib is missing, no result, or results of texts that differ.
@@ -95,8 +95,8 @@ def report(
 
 
 def names_of(places: Sequence[Path], names: Sequence[str]) -> list[str]:
-    """Names of the runs: `names`, or those of their directories, or, where two have one
-    name, the paths of the runs or of their results.
+    """Names of the runs: `names`, else those of their directories or, if two of these are equal,
+    the paths of the runs or of their results.
     """
     paths = [Path(os.path.abspath(path)) for path in places]
     runs = [(path.parent.parent if path.suffix == ".json" else path).name for path in paths]
@@ -110,7 +110,7 @@ def names_of(places: Sequence[Path], names: Sequence[str]) -> list[str]:
 
 
 def _changes(lines):
-    """Changes of the runs in rows whose published numbers stand beside theirs."""
+    """A sentence for each run whose config differs from the row of its published numbers."""
     return " ".join(
         f"{line['run']} differs from the paper's row in {line['changed_keys']}."
         for line in lines

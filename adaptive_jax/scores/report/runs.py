@@ -1,4 +1,4 @@
-"""Runs as a report reads them: results that evaluate.py wrote, and the logs of training."""
+"""Runs in a report: results written by evaluate.py, and logs of training."""
 
 import contextlib
 import dataclasses
@@ -21,18 +21,18 @@ from adaptive_jax.scores import card
 from adaptive_jax.scores.frequency import Words
 from adaptive_jax.scores.scores import perplexity
 
-# Settings in which results of one curve over contexts may differ
+# Settings that may differ between results of one curve over contexts
 VARYING = "context", "checkpoint", "data_path", "config"
 
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """A run with one of its results, whose files are read when they are needed.
+    """A run with one of its results, whose files are read on first use.
 
     Attributes:
-        name: as the report calls it.
-        path: of the result's JSON.
-        result: what the JSON says.
+        name: name in the report.
+        path: path of the result's JSON.
+        result: content of the JSON.
     """
 
     name: str
@@ -51,13 +51,13 @@ class RunReport:
 
     @functools.cached_property
     def nll(self) -> np.ndarray:
-        """Losses `[tokens]` in nats, NaN for tokens that are not scored; of the .npy file."""
+        """The .npy file: losses `[tokens]` in nats, NaN for tokens that are not scored."""
         return self._load(".npy")
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The .npz file: the fields of `Words`, the vocabulary's `new_words`, and, if it was asked
-        for, what `passage_stats` returned as `sample_*`.
+        """The .npz file: the fields of `Words`, the vocabulary's `new_words` and, with
+        --sample_words, the results of `passage_stats` as `sample_*`.
         """
         return self._load(".npz")
 
@@ -68,7 +68,7 @@ class RunReport:
 
     @functools.cached_property
     def log(self) -> list[dict]:
-        """The lines of metrics.jsonl; one that is still being written is left out."""
+        """The lines of metrics.jsonl, without one that is still being written."""
         path, records = self.workdir / "metrics.jsonl", []
         for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError):
@@ -92,7 +92,7 @@ class RunReport:
     def curve(self, split: str) -> list[tuple[int, float]]:
         """`(updates, loss)` in nats a word, as logged for "train" or "validation".
 
-        Of an update that was logged twice, because the run was resumed, the later line counts.
+        If an update was logged twice, because the run was resumed, the later line counts.
         """
         key = f"{split}/nll"
         losses = {
@@ -102,7 +102,7 @@ class RunReport:
 
     @functools.cached_property
     def contexts(self) -> list[tuple[int, float, int]]:
-        """`(context, perplexity, window)` of the run's results that differ in the context alone."""
+        """`(context, perplexity, window)` of the run's results that differ only in the context."""
 
         def curve(result):
             settings = result["settings"].items()
@@ -115,7 +115,7 @@ class RunReport:
         )
 
     def about(self) -> dict:
-        """A line of the table of runs: layers, perplexities, size and speed; None if unknown."""
+        """A row of the table of runs: layers, perplexities, size and speed; None if unknown."""
         config, result = self.config, self.result
         table, settings = config["output"]["table"]["name"], result["settings"]
         streams = config["batches"]["layout"] == "streams"
@@ -125,7 +125,7 @@ class RunReport:
         saved = self.workdir / "checkpoints" / str(result["step"])
         split = result["split"]
         published = {name: card.published(self.workdir, name) for name in ("validation", split)}
-        if published[split] and not result["published"]:  # the scores are of another text
+        if published[split] and not result["published"]:  # another text was scored
             published = dict.fromkeys(published)
         changed = next((record["changed"] for record in published.values() if record), ())
         paper_perplexity = {
@@ -156,11 +156,11 @@ class RunReport:
 
 
 def read_runs(places: Sequence[Path], names: Sequence[str]) -> list[RunReport]:
-    """Reads a result of each place, all of one text: a JSON file that evaluate.py wrote, or a
-    run's newest result of the model alone.
+    """Reads one result per place, all of the same text: a JSON file of evaluate.py, or the newest
+    result of a run's model alone.
 
     Raises:
-        InputError: no result, or none of one text, where `<unk>` stands for any word.
+        InputError: no result, or no text that all have scored; `<unk>` equals any word.
     """
     runs = list(map(_results_of, places, names))
     for first in runs[0]:
@@ -180,7 +180,7 @@ def read_runs(places: Sequence[Path], names: Sequence[str]) -> list[RunReport]:
 
 
 def difference(words: Words, other_words: Words) -> str:
-    """Says in what two texts differ; "" of one text. `<unk>` stands for any word."""
+    """Describes the first difference of two texts; "" if there is none. `<unk>` equals any word."""
     first, other = words.hashes, other_words.hashes
     if len(first) != len(other):
         return f"of {len(first):,} and {len(other):,} words"
@@ -189,7 +189,7 @@ def difference(words: Words, other_words: Words) -> str:
 
 
 def _results_of(place, name):
-    """The result of a JSON file; or those of a run that the model alone gave, newest first."""
+    """The result in a JSON file, or a run's results of the model alone, newest first."""
     if place.suffix == ".json":
         try:
             result = json.loads(place.read_text())
@@ -210,7 +210,7 @@ def _results_of(place, name):
 
 
 def _results(folder):
-    """The results in a folder by path, but those of versions that kept no words beside them.
+    """The results in a folder with their paths, without those of versions that stored no words.
 
     Raises InputError: one is damaged.
     """
@@ -224,7 +224,7 @@ def _results(folder):
 
 
 def _command(workdir, settings):
-    """The command that scores with these settings."""
+    """The command that evaluates a run with these settings."""
     keys = "split", "window", "context", "data_path"
     flags = [f"--{key}={settings[key]}" for key in keys if settings.get(key)]
     place = f"--workdir={workdir}{allow_flag(settings.get('config', {}))}"
@@ -232,7 +232,7 @@ def _command(workdir, settings):
 
 
 def _parameters(workdir):
-    """The number of parameters by plan.json; None if there is none."""
+    """The number of parameters in plan.json; None if unknown."""
     try:
         return json.loads((workdir / "plan.json").read_text())["parameters"]["total"]
     except (OSError, ValueError, KeyError, TypeError):
