@@ -1,4 +1,4 @@
-"""When a run is evaluated and saved, and when it ends."""
+"""Times to evaluate, to save and to end a run."""
 
 import time
 from collections.abc import Mapping, Sequence
