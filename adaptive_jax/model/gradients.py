@@ -85,8 +85,9 @@ def make_gradients(
             sums = Sums(loss, nll, jnp.sum(microbatch.weights))
             return jax.tree.map(jnp.add, total, (gradients, sums)), carry
 
+        zero = jnp.zeros((), jnp.float32)
         zeros = pvary(
-            (jax.tree.map(jnp.zeros_like, (params, tables)), Sums(*[jnp.zeros(())] * 3)), axes
+            (jax.tree.map(jnp.zeros_like, (params, tables)), Sums(zero, zero, zero)), axes
         )
         ((gradients, d_tables), sums), carry = jax.lax.scan(
             add, zeros, (batch._replace(inputs=inputs), carry)

@@ -52,6 +52,15 @@ def descent(rate):
     return scheduled(optax.sgd, optax.constant_schedule(rate))
 
 
+def test_an_update_keeps_the_types_of_the_state(config):
+    """With JAX_ENABLE_X64=1 the momentum became float64, and the second update failed."""
+    with jax.enable_x64(True):
+        _, state, update = start_update(config())
+        new, _ = jax.eval_shape(update, state, random_batch(2, 2, 16))
+    types = lambda tree: jax.tree.map(lambda a: a.dtype, tree)
+    assert types(new) == types(state)
+
+
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_an_update_weighs_every_token_alike(config, microbatches):
     """The gradient is that of the sum over all tokens divided by the sum of weights, in one batch
