@@ -157,17 +157,17 @@ def test_tuples_have_the_items_of_their_default_or_annotation(tmp_path, monkeypa
         changes = {"name": f"toy_steps:{name}", "learning_rate": 0.1} | changes
         return complete({f"optimizer.{key}": value for key, value in changes.items()})["optimizer"]
 
-    taken = settings("steps", sizes="3,4")
-    assert (taken["sizes"], taken["betas"], taken["scale"]) == ((3, 4), (0.9, 0.999), 1.0)
-    taken = settings("steps", sizes=[3], betas=(1, 0.5), scale=0.5)
-    assert (taken["sizes"], taken["betas"], taken["scale"]) == ((3,), (1.0, 0.5), 0.5)
-    taken = settings("names", names=["a"])
-    assert (taken["names"], taken["grid"]) == (("a",), ((0.5, 1.0), (2.0, 3.0)))
-    taken = settings("several", axis="auto", size=[3, 3], scale=0.5, pairs="(1,2),(3,4)")
-    assert (taken["axis"], taken["size"], taken["scale"]) == ("auto", (3, 3), 0.5)
-    assert taken["pairs"] == ((1, 2), (3, 4))
-    taken = settings("several", axis="5", size="5")
-    assert (taken["axis"], taken["size"]) == (5, 5)
+    values = settings("steps", sizes="3,4")
+    assert (values["sizes"], values["betas"], values["scale"]) == ((3, 4), (0.9, 0.999), 1.0)
+    values = settings("steps", sizes=[3], betas=(1, 0.5), scale=0.5)
+    assert (values["sizes"], values["betas"], values["scale"]) == ((3,), (1.0, 0.5), 0.5)
+    values = settings("names", names=["a"])
+    assert (values["names"], values["grid"]) == (("a",), ((0.5, 1.0), (2.0, 3.0)))
+    values = settings("several", axis="auto", size=[3, 3], scale=0.5, pairs="(1,2),(3,4)")
+    assert (values["axis"], values["size"], values["scale"]) == ("auto", (3, 3), 0.5)
+    assert values["pairs"] == ((1, 2), (3, 4))
+    values = settings("several", axis="5", size="5")
+    assert (values["axis"], values["size"]) == (5, 5)
     defaults = (("a", 0.5), float("inf"), 2**40, (None, 1), ())
     assert tuple(settings("Outer.odd").values())[2:7] == defaults
     for name, changes, parts in (

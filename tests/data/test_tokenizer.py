@@ -111,8 +111,8 @@ def test_text_to_ids_and_back(kind, directory, config, tmp_path, own_cache, monk
     assert text_words_of(again.encode_lines([line]), 0.0, again)["text_words"] == 5
     if kind == "bytes":
         assert lengths_of(ids, again) == (len(text), len(text.encode()))
-        found = lengths_of(again.encode_lines([line]), again)
-        assert found == (len(line) + 1, len(line.encode()) + 1)
+        lengths = lengths_of(again.encode_lines([line]), again)
+        assert lengths == (len(line) + 1, len(line.encode()) + 1)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])
