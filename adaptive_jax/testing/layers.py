@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from adaptive_jax.numerics.batch import Batch
 
@@ -171,8 +170,8 @@ def check_output(
         # A run initialises its output without a call.
         variables = module.init(jax.random.key(0), method=lambda module: part(module).bands())
         called = module.init(jax.random.key(0), hidden, method="log_probs")
-        of_call = flatten_dict(called["params"]).keys() - flatten_dict(variables["params"]).keys()
-        assert not of_call, f"`setup` must make all parameters, with self.param: {sorted(of_call)}"
+        of_call = sorted(_names(called["params"]) - _names(variables["params"]))
+        assert not of_call, f"`setup` must make all parameters, with self.param: {of_call}"
     words = jax.eval_shape(functools.partial(call, "log_probs"), variables, hidden).shape[-1]
     hidden = jax.random.normal(jax.random.key(2), (words, features))
     targets, weights = jnp.arange(words), jnp.linspace(0, 2, words)
@@ -213,6 +212,10 @@ def _row_norms(apply, variables, gradient, method):
 
 def _variables(layer, variables, *arrays):
     return layer.init(jax.random.key(0), *arrays) if variables is None else variables
+
+
+def _names(params):
+    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def _equal(value, expected, name):

@@ -163,7 +163,7 @@ def test_a_wrong_dictionary(tmp_path, text, says):
         ),
         ({"quant_noise_pq": 0.1}, ["quant_noise_pq=0.1"]),
         ({"decoder_layers": "two"}, ["body.layers='two'"]),
-        ({"dropout": [0.1]}, ["body.dropout=[0.1]"]),
+        ({"dropout": [0.1]}, ["body.dropout=(0.1,)"]),
         ({"adaptive_input_cutoff": "200,400"}, ["adaptive_input_cutoff='200,400'"]),
         ({"adaptive_input": False}, ["adaptive_input=False"]),
         ({"decoder_output_dim": 32}, ["decoder_output_dim=32"]),
