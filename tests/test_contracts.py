@@ -19,6 +19,7 @@ from adaptive_jax.bodies.lstm import LSTM
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import (
@@ -380,6 +381,12 @@ class Forgetful(LSTM):
         return hidden, self.initial_carry(len(vectors)) if self.always or len(carry) else ()
 
 
+def test_an_input_passes_with_x64():
+    """Where arrays are float64 by default, the check failed for layers of float32."""
+    with jax.enable_x64(True):
+        check_input(AdaptiveInput(7, 4, cutoffs=(3,), factor=2))
+
+
 def test_check_body_and_check_input_find_faults():
     """A body that reads later tokens, forgets its carry or makes one up, and an input whose vectors
     are not those of its table.
@@ -394,7 +401,7 @@ def test_check_body_and_check_input_find_faults():
         check_body(Recurrent(FEATURES))  # which knows resets only
 
     class Shifted(Lookup):
-        """Vectors of other words than those asked for."""
+        """Vectors of the next words."""
 
         def __call__(self, tokens, batch=None, *, train=False):
             """Vectors `[..., features]` of the next words."""

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from adaptive_jax import AdaptiveInput, linear_cross_entropy
-from adaptive_jax.testing import CASES, check_cross_entropy, check_input, cross_entropy
+from adaptive_jax import linear_cross_entropy
+from adaptive_jax.testing import CASES, check_cross_entropy, cross_entropy
 
 DEVICES = [name for name, case in CASES.items() if case.specs]
 FAULTS = {
@@ -105,12 +105,6 @@ def test_our_loss_passes():
     """Every case on one device, with every argument."""
     results = check_cross_entropy(linear_cross_entropy)
     assert [result.case for result in results if not result.passed] == DEVICES
-
-
-def test_an_input_passes_with_x64():
-    """Where arrays are float64 by default, the check failed for layers of float32."""
-    with jax.enable_x64(True):
-        check_input(AdaptiveInput(7, 4, cutoffs=(3,), factor=2))
 
 
 ON_DEVICES = """
