@@ -336,7 +336,7 @@ class Mapped(Plain):
         self.map = nn.Dense(FEATURES)
 
     def log_probs(self, hidden):
-        """Of all words, `[..., vocabulary]`."""
+        """Log-probabilities of all words, `[..., vocabulary]`."""
         return super().log_probs(self.map(hidden))
 
 
@@ -382,7 +382,7 @@ class Forgetful(LSTM):
 
 
 def test_an_input_passes_with_x64():
-    """Where arrays are float64 by default, the check failed for layers of float32."""
+    """Layers of float32 failed the check where arrays are float64 by default."""
     with jax.enable_x64(True):
         check_input(AdaptiveInput(7, 4, cutoffs=(3,), factor=2))
 

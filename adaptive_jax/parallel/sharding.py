@@ -151,6 +151,8 @@ def parameter_specs(tree: Any, mesh: Mesh | AbstractMesh, model: Any) -> Any:
     wikitext103:awd_sm_small, whose tables have an odd number of words), and the others less than 20
     MB.
     """
+    if fsdp_of(mesh) == 1:
+        return jax.tree.map(lambda _: PartitionSpec(), tree)
 
     def spec(path, a):
         stacked = is_stacked(path, model)
@@ -237,6 +239,8 @@ def gathered_bytes(params: Any, mesh: Mesh | AbstractMesh, model: Any) -> int:
 
     params: the model's unsharded parameters or their shapes.
     """
+    if fsdp_of(mesh) == 1:
+        return 0
     body, word_tables = params.get("body", {}), model.word_tables() if model.shard_words else {}
     dtypes = _table_dtypes(model)
     specs = jax.tree_util.tree_map_with_path(

@@ -169,9 +169,11 @@ def check_output(
     if variables is None:
         # A run initialises its output without a call.
         variables = module.init(jax.random.key(0), method=lambda module: part(module).bands())
-        called = module.init(jax.random.key(0), hidden, method="log_probs")
-        of_call = sorted(_names(called["params"]) - _names(variables["params"]))
-        assert not of_call, f"`setup` must make all parameters, with self.param: {of_call}"
+        after_call = module.init(jax.random.key(0), hidden, method="log_probs")
+        missing = sorted(_names(after_call["params"]) - _names(variables["params"]))
+        assert not missing, (
+            f"`setup` must make all parameters, with self.param, got none for {missing}"
+        )
     words = jax.eval_shape(functools.partial(call, "log_probs"), variables, hidden).shape[-1]
     hidden = jax.random.normal(jax.random.key(2), (words, features))
     targets, weights = jnp.arange(words), jnp.linspace(0, 2, words)

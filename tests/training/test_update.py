@@ -53,7 +53,7 @@ def descent(rate):
 
 
 def test_an_update_keeps_the_types_of_the_state(config):
-    """With JAX_ENABLE_X64=1 the momentum became float64, and the second update failed."""
+    """Momentum became float64 with JAX_ENABLE_X64=1, and the second update failed."""
     with jax.enable_x64(True):
         _, state, update = start_update(config())
         new, _ = jax.eval_shape(update, state, random_batch(2, 2, 16))
